@@ -1,0 +1,168 @@
+"""The data contracts: every row that enters or leaves Abstain, typed and versioned.
+
+Three decisions:
+
+* One pydantic model a row, frozen, `extra="forbid"`: an unknown field is refused with its name rather
+  than dropped, because a silently dropped field is feedback that is lost.
+* Rows travel as JSON Lines with one canonical form (`canonical`): the same row is the same bytes, so a
+  duplicate is told from a conflict by comparing digests, and DVC sees no change where there is none.
+* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews
+  inside it; `split` takes it apart, so nothing after ingest knows that it exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+CONTRACT_VERSION = 1
+
+
+def _utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("timestamp without a time zone: write it in UTC, as in 2026-01-31T12:00:00Z")
+    return value.astimezone(UTC)
+
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Timestamp = Annotated[datetime, AfterValidator(_utc)]
+
+
+class Row(BaseModel):
+    """Base of all contracts: immutable, strict about unknown fields and about types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def canonical(self) -> str:
+        """The row as one line of JSON with sorted keys and UTC timestamps, without a line break."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+
+    def digest(self) -> str:
+        """sha256 of the canonical form (hex): equal content, equal digest."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+
+class Context(Row):
+    """One retrieved chunk as the base model saw it."""
+
+    chunk_id: Text
+    text: Text
+
+
+class Interaction(Row):
+    """One answered question. The same id with the same content is a duplicate, with other content a conflict."""
+
+    interaction_id: Text
+    asked_at: Timestamp
+    question: Text
+    answer: Text
+    contexts: tuple[Context, ...] = Field(description="ranked, best first; may be empty")
+    model: Text = Field(description="the base model that wrote the answer, id@revision")
+    product: Text | None = None
+    line_of_business: Text | None = None
+    group: Text | None = Field(None, description="what may not straddle train and test")
+
+    @property
+    def split_group(self) -> str:
+        """`group`, else the first chunk's document, else the interaction itself."""
+        if self.group:
+            return self.group
+        return document_of(self.contexts[0].chunk_id) if self.contexts else self.interaction_id
+
+
+class Feedback(Row):
+    """A user's thumb: usefulness, a noisy stand-in for correctness."""
+
+    interaction_id: Text
+    given_at: Timestamp
+    thumb: Literal["up", "down"]
+    user: Text | None = Field(None, description="pseudonymous")
+    comment: Text | None = None
+
+
+class Review(Row):
+    """A subject-matter expert's verdict; outranks every thumb."""
+
+    interaction_id: Text
+    reviewed_at: Timestamp
+    reviewer: Text
+    complete: bool
+    correct: bool
+    truthful: bool
+    ideal_answer: Text | None = None
+    inclusion_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Document(Row):
+    """One handbook document: Markdown with front matter; headings give the section path."""
+
+    doc_id: Text
+    title: Text
+    product: Text | None = None
+    entitlements: tuple[Text, ...] = ()
+    updated_at: Timestamp
+    body: Text
+
+
+class Chunk(Row):
+    """A retrievable piece of one subsection. `chunk_id` is `doc_id#n`."""
+
+    chunk_id: Text
+    doc_id: Text
+    section_path: tuple[Text, ...]
+    kind: Literal["text", "table", "list"]
+    text: Text
+    entitlements: tuple[Text, ...] = ()
+    updated_at: Timestamp
+    content_hash: Text
+
+
+class ImportedFeedback(Row):
+    """A thumb inside an import row; its interaction is the row that holds it."""
+
+    given_at: Timestamp
+    thumb: Literal["up", "down"]
+    user: Text | None = None
+    comment: Text | None = None
+
+
+class ImportedReview(Row):
+    """A review inside an import row; its interaction is the row that holds it."""
+
+    reviewed_at: Timestamp
+    reviewer: Text
+    complete: bool
+    correct: bool
+    truthful: bool
+    ideal_answer: Text | None = None
+    inclusion_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class ImportedInteraction(Interaction):
+    """The import format: an interaction with its thumb and its review, where there are any."""
+
+    thumb: ImportedFeedback | None = None
+    review: ImportedReview | None = None
+
+    def split(self) -> tuple[Interaction, Feedback | None, Review | None]:
+        """Take the row apart into the three contracts it joins."""
+        own = {name: getattr(self, name) for name in Interaction.model_fields}
+        interaction = Interaction(**own)
+        key = {"interaction_id": self.interaction_id}
+        feedback = Feedback(**key, **self.thumb.model_dump()) if self.thumb else None
+        review = Review(**key, **self.review.model_dump()) if self.review else None
+        return interaction, feedback, review
+
+
+def document_of(chunk_id: str) -> str:
+    """The document that a chunk belongs to: everything before the last `#`."""
+    return chunk_id.rpartition("#")[0] or chunk_id
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of the import format, for people who write exporters."""
+    return ImportedInteraction.model_json_schema()

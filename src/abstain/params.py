@@ -1,0 +1,134 @@
+"""`params.yaml`, parsed once into one frozen model; an unknown or misspelt key names the nearest valid one."""
+
+from __future__ import annotations
+
+import difflib
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from abstain.contracts import Timestamp
+from abstain.errors import AbstainError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LLMParams(Section):
+    """Which base model is read, through which prompt layout, and where the probe listens."""
+
+    model: str
+    layout: str
+    layer: Count
+    site: Literal["residual", "mlp"]
+
+
+class ValidationParams(Section):
+    max_failed_fraction: Fraction
+    max_feedback_delay_days: Positive
+    max_text_chars: Count
+
+
+class LabelParams(Section):
+    require: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
+    review_weight: Positive
+    thumb_weight: Annotated[float, Field(ge=0)]
+
+
+class SplitParams(Section):
+    seed: int
+    validation: OpenFraction
+    holdout: OpenFraction
+    holdout_frozen_at: Timestamp
+
+    @model_validator(mode="after")
+    def _leave_something_to_train_on(self) -> SplitParams:
+        if self.validation + self.holdout >= 1:
+            raise ValueError(
+                "validation + holdout leave nothing to train on: together they must stay below 1"
+            )
+        return self
+
+    @property
+    def frozen_at(self) -> datetime:
+        return self.holdout_frozen_at
+
+
+class ProbeParams(Section):
+    seed: int
+    hidden: Count
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    learning_rate: Positive
+    weight_decay: Annotated[float, Field(ge=0)]
+    batch_size: Count
+    max_epochs: Count
+    patience: Count
+    huber_lambda: Annotated[float, Field(ge=0)]
+    huber_delta: Positive
+
+
+class ThresholdParams(Section):
+    target_precision: OpenFraction
+    min_shown: Count
+
+
+class GateParams(Section):
+    bootstrap: Annotated[int, Field(ge=100)]
+    seed: int
+    max_auroc_drop: Fraction
+    max_ece: Fraction
+    max_slice_drop: Fraction
+    min_slice: Count
+    max_latency_ms: Positive
+
+
+class Params(Section):
+    """The whole of `params.yaml`."""
+
+    llm: LLMParams
+    validation: ValidationParams
+    labels: LabelParams
+    split: SplitParams
+    probe: ProbeParams
+    threshold: ThresholdParams
+    gate: GateParams
+
+
+def load_params(path: Path = Path("params.yaml")) -> Params:
+    """Read and check `path`. Raises `AbstainError` naming the first wrong key and what it may be."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AbstainError(f"{path} is missing: run this in the root of the project") from None
+    except yaml.YAMLError as error:
+        raise AbstainError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        return Params.model_validate(raw)
+    except ValidationError as error:
+        raise AbstainError(f"{path}: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"{where}: {problem['msg']}"
+    *section, key = problem["loc"]
+    model: type[BaseModel] = Params
+    for part in section:
+        annotation = model.model_fields[str(part)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        model = annotation
+    valid = list(model.model_fields)
+    nearest = difflib.get_close_matches(str(key), valid, n=1)
+    hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid keys: {', '.join(valid)}"
+    return f"unknown parameter '{where}': {hint}"

@@ -1,0 +1,53 @@
+"""Where things run: read from `ABSTAIN_*` environment variables, never from `params.yaml`.
+
+A DVC stage's command and parameters are hashed; a machine's device or cache folder must not be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from abstain.errors import AbstainError
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ABSTAIN_", frozen=True)
+
+    home: Path = Field(
+        Path(".abstain"), description="caches, workspaces, the local remote and the Prefect database"
+    )
+    origin: str | None = Field(
+        None,
+        description="git URL that runs clone from and push to; default: a local bare repository in `home`",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: bfloat16 where the hardware computes in it, else float32"
+    )
+    batch_tokens: Annotated[int, Field(ge=1)] = Field(
+        2048, description="most tokens, padding included, in one forward pass"
+    )
+
+    @property
+    def models(self) -> Path:
+        """Safetensors copies of the embedded models."""
+        return self.home.resolve() / "models"
+
+    @property
+    def features(self) -> Path:
+        """The content-addressed feature cache."""
+        return self.home.resolve() / "features"
+
+
+def load_settings() -> Settings:
+    """The settings of this process. Raises `AbstainError` naming the variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = "ABSTAIN_" + "_".join(str(part) for part in problem["loc"]).upper()
+        raise AbstainError(f"environment variable {name}: {problem['msg']}") from None
