@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -53,14 +52,8 @@ class SplitParams(Section):
     @model_validator(mode="after")
     def _leave_something_to_train_on(self) -> SplitParams:
         if self.validation + self.holdout >= 1:
-            raise ValueError(
-                "validation + holdout leave nothing to train on: together they must stay below 1"
-            )
+            raise ValueError("validation + holdout leave nothing to train on: together they must stay below 1")
         return self
-
-    @property
-    def frozen_at(self) -> datetime:
-        return self.holdout_frozen_at
 
 
 class ProbeParams(Section):
@@ -84,10 +77,12 @@ class ThresholdParams(Section):
 class GateParams(Section):
     bootstrap: Annotated[int, Field(ge=100)]
     seed: int
-    max_auroc_drop: Fraction
-    max_ece: Fraction
+    confidence: OpenFraction
+    max_newest_drop: Fraction
     max_slice_drop: Fraction
     min_slice: Count
+    max_ece: Fraction
+    max_parity: Positive
     max_latency_ms: Positive
 
 

