@@ -1,0 +1,158 @@
+"""The promotion gate: may this challenger replace the champion? It fails closed, and says why.
+
+Every check is a `Check` with the figure, the limit and one sentence; a figure that is nan fails. The first
+version has no champion and no free pass: it must beat the base rate and the length-only baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from abstain.evaluate import metrics
+from abstain.params import GateParams
+
+
+@dataclass(frozen=True)
+class Window:
+    """Answers that no version was trained on, scored by everyone. All arrays are (rows,).
+
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'.
+    """
+
+    correct: np.ndarray
+    groups: np.ndarray
+    products: np.ndarray
+    confidences: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question the gate asked. `passed=None`: shown, not judged, for want of rows."""
+
+    name: str
+    passed: bool | None
+    value: float
+    limit: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The gate's answer. Approved when every judged check passed and at least one was judged."""
+
+    checks: tuple[Check, ...] = field(default=())
+
+    @property
+    def approved(self) -> bool:
+        judged = [check for check in self.checks if check.passed is not None]
+        return bool(judged) and all(check.passed for check in judged)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{check.name}: {check.says}" for check in self.checks if check.passed is False]
+
+    def to_dict(self) -> dict[str, object]:
+        checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
+        return {"approved": self.approved, "reasons": self.reasons, "checks": checks}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured of the challenger itself: its tuned threshold and target, parity and latency."""
+
+    threshold: float
+    target_precision: float
+    parity: float
+    latency_p99_ms: float
+
+
+def decide(
+    holdout: Window, newest: Window, measured: Measured, params: GateParams, champion: str | None, same_holdout: bool
+) -> Decision:
+    """Judge the challenger on the frozen hold-out and on the newest window.
+
+    `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
+    hold-out is the one the champion was promoted on, or a decision to change it is on record.
+    """
+    checks = [_calibration(holdout, params), *_slices(holdout, measured, params)]
+    if champion is None:
+        checks += [_better(holdout, "length_only", params), _better_than_base_rate(holdout, measured, params)]
+    else:
+        checks += [
+            _check("same hold-out", same_holdout, float(same_holdout), 1, "the champion was promoted on this hold-out"),
+            _better(holdout, champion, params),
+            _newest(newest, champion, params),
+        ]
+    checks += [
+        _at_most("ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
+        _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
+    ]
+    return Decision(tuple(checks))
+
+
+def _better(window: Window, rival: str, params: GateParams) -> Check:
+    pair = {name: window.confidences[name] for name in ("probe", rival)}
+    drawn = metrics.bootstrap(metrics.auroc, window.correct, pair, window.groups, params.bootstrap, params.seed)
+    chance = _chance(drawn["probe"] - drawn[rival])
+    own, other = (metrics.auroc(window.correct, pair[name]) for name in ("probe", rival))
+    says = f"hold-out AUROC {own:.3f} against {other:.3f}; better with chance {chance:.3f}"
+    return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _better_than_base_rate(window: Window, measured: Measured, params: GateParams) -> Check:
+    def lift(correct: np.ndarray, confidence: np.ndarray) -> float:
+        shown = confidence >= measured.threshold
+        return float(correct[shown].mean() - correct.mean()) if shown.any() else float("nan")
+
+    own = {"probe": window.confidences["probe"]}
+    drawn = metrics.bootstrap(lift, window.correct, own, window.groups, params.bootstrap, params.seed)
+    chance = _chance(drawn["probe"])
+    says = (
+        f"shown answers are right {lift(window.correct, own['probe']):+.3f} more often than all "
+        f"({window.correct.mean():.3f}); so with chance {chance:.3f}"
+    )
+    return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _newest(window: Window, champion: str, params: GateParams) -> Check:
+    own, other = (metrics.auroc(window.correct, window.confidences[name]) for name in ("probe", champion))
+    name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
+    if rows < params.min_slice:
+        return Check(name, None, own - other, limit, f"{rows} reviewed answers, too few to judge")
+    return _check(
+        name, own - other >= limit, own - other, limit, f"AUROC {own:.3f} against {other:.3f}, {rows} answers"
+    )
+
+
+def _slices(window: Window, measured: Measured, params: GateParams) -> list[Check]:
+    checks = []
+    shown = window.confidences["probe"] >= measured.threshold
+    floor = measured.target_precision - params.max_slice_drop
+    for product in sorted(set(window.products)):
+        rows = shown & (window.products == product)
+        count = int(rows.sum())
+        precision = float(window.correct[rows].mean()) if count else float("nan")
+        says = f"precision {precision:.3f} of {count} shown answers"
+        passed = bool(precision >= floor) if count >= params.min_slice else None
+        checks.append(Check(f"slice {product}", passed, precision, floor, says))
+    return checks
+
+
+def _calibration(window: Window, params: GateParams) -> Check:
+    value = metrics.ece(window.correct, window.confidences["probe"])
+    return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
+
+
+def _at_most(name: str, value: float, limit: float, what: str) -> Check:
+    return _check(name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
+
+
+def _check(name: str, passed: bool, value: float, limit: float, says: str) -> Check:
+    return Check(name, bool(passed), float(value), float(limit), says)
+
+
+def _chance(differences: np.ndarray) -> float:
+    known = differences[~np.isnan(differences)]
+    return float((known > 0).mean()) if len(known) else float("nan")

@@ -1,0 +1,110 @@
+"""The report of one candidate: Markdown for people and for the Prefect UI, and one HTML page without a network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from markdown_it import MarkdownIt
+
+from abstain.params import Params
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+table { border-collapse: collapse; margin: 1rem 0 } td, th { border-bottom: 1px solid #ddd; padding: .3rem .8rem }
+th { text-align: left } td { font-variant-numeric: tabular-nums } img { max-width: 48%; } code { background: #f3f3f3 }
+@media (prefers-color-scheme: dark) { body { background: #16181c; color: #e6e6e6 } img { filter: invert(.9) }
+code { background: #2a2d33 } td, th { border-color: #333 } }
+"""
+
+
+def leaderboard_table(scorers: Mapping[str, Mapping[str, float]]) -> str:
+    """The leaderboard as a Markdown table, best AUROC first."""
+    ranked = sorted(scorers.items(), key=lambda item: -(item[1]["auroc"] or 0))
+    rows = [
+        {
+            "scorer": name,
+            "AUROC [95 %]": f"{s['auroc']:.3f} [{s['auroc_low']:.3f}, {s['auroc_high']:.3f}]",
+            **{key.upper(): f"{s[key]:.3f}" for key in ("auprc", "brier", "ece", "aurc")},
+        }
+        for name, s in ranked
+    ]
+    return markdown_table(pd.DataFrame(rows))
+
+
+def threshold_markdown(table: pd.DataFrame) -> str:
+    """The threshold table as Markdown, the tuned row in bold."""
+    shown = pd.DataFrame(
+        {
+            "threshold": table["threshold"].map("{:.3f}".format),
+            "precision": table["precision"].map("{:.3f}".format),
+            "recall": table["recall"].map("{:.3f}".format),
+            "masked": table["mask_rate"].map("{:.1%}".format),
+        }
+    )
+    return markdown_table(shown.where(~table["tuned"], "**" + shown + "**"))
+
+
+def markdown_table(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table."""
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def render_markdown(
+    params: Params, metrics: dict[str, Any], dataset: dict[str, Any], table: pd.DataFrame, plots: list[str]
+) -> str:
+    """The whole report. `plots` are image addresses, relative or inlined."""
+    holdout, newest = metrics["holdout"], metrics["newest"]
+    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
+    images = "\n".join(f"![{name}]({name})" for name in plots)
+    newest_auroc = "not defined" if newest["auroc"] is None else f"{newest['auroc']:.3f}"
+    return f"""# Confidence probe: evaluation
+
+On {holdout["rows"]} answers of the frozen hold-out (judged by: {holdout["label_source"]}), of which
+{holdout["base_rate"]:.1%} are right, the probe reaches **AUROC {probe["auroc"]:.3f}** (95 % interval
+{probe["auroc_low"]:.3f} to {probe["auroc_high"]:.3f}, groups resampled).
+
+At the threshold {at["threshold"]:.3f}, tuned on the validation split for a precision of
+{params.threshold.target_precision:g}, it shows **{at["display_rate"]:.1%}** of the answers, of which
+**{at["precision"]:.1%}** are right. On the newest window ({newest["rows"]} answers) its AUROC is {newest_auroc}.
+
+## Model card
+
+| what | value |
+| --- | --- |
+| base model | {params.llm.model} |
+| listens to | layer {params.llm.layer}, {params.llm.site}, answer and EOS tokens, layout {params.llm.layout} |
+| probe | LSTM({params.probe.hidden}), cross-entropy + {params.probe.huber_lambda:g} x Huber, seed {params.probe.seed} |
+| use | show an answer when its confidence is at or above the threshold, withhold it otherwise |
+| not for | answers of another base model, another prompt layout, or another language than it was trained on |
+
+## Data card
+
+{markdown_table(pd.DataFrame(dataset["splits"]))}
+Labels: {", ".join(f"{count} {name}" for name, count in dataset["labels"].items())}. A label is the expert's where there
+is one, else the thumb's; only experts' labels are tested on where there are any. No group stands in two splits.
+
+## Leaderboard, on the hold-out
+
+{leaderboard_table(holdout["scorers"])}
+AUROC and AUPRC: higher is better; Brier, ECE and AURC (area under risk-coverage): lower. `length_only` sees the
+number of answer tokens alone.
+
+## Thresholds, on the hold-out
+
+{threshold_markdown(table)}
+{images}
+"""
+
+
+def render_html(markdown: str, images: Mapping[str, bytes]) -> str:
+    """`markdown` as one page: style and `images` (address -> PNG) inlined, nothing fetched."""
+    body = MarkdownIt("commonmark").enable("table").render(markdown)
+    for address, png in images.items():
+        body = body.replace(f'src="{address}"', f'src="data:image/png;base64,{base64.b64encode(png).decode()}"')
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
+    title = "<title>Abstain: evaluation</title>"
+    return f'<!doctype html><html lang="en"><head>{title}{head}</head><body>{body}</body></html>'
