@@ -1,0 +1,27 @@
+"""Where things lie in a workspace, relative to its root: the one place that stages and tasks agree on."""
+
+from pathlib import Path
+
+DATA = Path("data")
+PARAMS = Path("params.yaml")
+REGISTRY = Path("registry.json")
+APPROVALS = Path("approvals")
+
+ARTIFACTS = Path("artifacts")
+VALIDATION = ARTIFACTS / "validation.json"
+DATASET = ARTIFACTS / "dataset.parquet"
+DATASET_SUMMARY = ARTIFACTS / "dataset.json"
+FEATURES = ARTIFACTS / "features.safetensors"
+PROBE = ARTIFACTS / "probe.safetensors"
+TRAINING = ARTIFACTS / "training.csv"
+THRESHOLD = ARTIFACTS / "threshold.json"
+ONNX = ARTIFACTS / "probe.onnx"
+PARITY = ARTIFACTS / "parity.json"
+METRICS = ARTIFACTS / "metrics.json"
+SCORES = ARTIFACTS / "scores.parquet"
+PLOTS = ARTIFACTS / "plots"
+REPORT = ARTIFACTS / "report"
+
+RELEASE = Path("release")
+"""The promoted bundle, one immutable DVC-tracked folder a version."""
+RELEASED_ONNX = RELEASE / "probe.onnx"

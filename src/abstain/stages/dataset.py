@@ -1,0 +1,20 @@
+"""DVC stage `dataset`: one label an answer, and the split it belongs to."""
+
+from abstain import paths
+from abstain.feedback.dataset import training_table
+from abstain.feedback.store import read_dataset, require_interactions
+from abstain.params import Params
+from abstain.stages import common
+
+
+def stage(params: Params) -> None:
+    data = require_interactions(read_dataset(paths.DATA))
+    frame, summary = training_table(data, params.labels, params.split)
+    scratch = paths.DATASET.with_name(f".{paths.DATASET.name}")
+    frame.to_parquet(scratch, index=False)
+    scratch.replace(paths.DATASET)
+    common.write_json(paths.DATASET_SUMMARY, summary)
+
+
+if __name__ == "__main__":
+    common.run(stage)

@@ -1,0 +1,75 @@
+"""DVC stage `evaluate`: every scorer on the frozen hold-out and on the newest window, as metrics, plots and scores."""
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import roc_curve
+
+from abstain import paths
+from abstain.evaluate import metrics
+from abstain.evaluate.leaderboard import fit_baselines, leaderboard, reviewed, threshold_table
+from abstain.feedback.splits import holdout_digest
+from abstain.models.onnx_probe import OnnxProbe
+from abstain.params import Params
+from abstain.stages import common
+
+
+def stage(params: Params) -> None:
+    frame, states = common.read_dataset_frame(), common.read_features()
+    frame["answer_tokens"] = [len(row) - 1 for row in states]
+    train = frame[frame["split"] == "train"]
+    baselines = fit_baselines(*(train[name].to_numpy() for name in ("answer_tokens", "correct", "weight")))
+    judged = pd.concat([reviewed(frame[frame["split"] == split]) for split in ("holdout", "newest")])
+    scores = {"probe": OnnxProbe(paths.ONNX).confidence([states[i] for i in judged.index]).astype(float)}
+    scores |= baselines.scores(judged["answer_tokens"].to_numpy())
+    judged = judged.assign(**scores)
+    holdout = judged[judged["split"] == "holdout"]
+    correct = holdout["correct"].to_numpy(int)
+    threshold = float(common.read_json(paths.THRESHOLD)["threshold"])
+
+    board = leaderboard(
+        correct,
+        {name: holdout[name].to_numpy() for name in scores},
+        holdout["group"].to_numpy(),
+        params.gate.bootstrap,
+        params.gate.seed,
+    )
+    table = threshold_table(correct, holdout["probe"].to_numpy(), threshold)
+    at_tuned = table[table["tuned"]].iloc[0]
+    newest = judged[judged["split"] == "newest"]
+    common.write_json(
+        paths.METRICS,
+        {
+            "holdout": {
+                "rows": len(holdout),
+                "base_rate": float(correct.mean()),
+                "label_source": "/".join(sorted(holdout["source"].unique())),
+                "digest": holdout_digest(list(holdout["interaction_id"]), correct.tolist()),
+                "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
+                "at_threshold": {key: float(at_tuned[key]) for key in at_tuned.index if key != "tuned"},
+            },
+            "newest": {
+                "rows": len(newest),
+                "auroc": metrics.auroc(newest["correct"].to_numpy(int), newest["probe"].to_numpy()),
+            },
+        },
+    )
+    _write_plots(correct, holdout["probe"].to_numpy(), table)
+    columns = ["interaction_id", "split", "group", "product", "correct", "source", *scores]
+    judged[columns].to_parquet(paths.SCORES, index=False)
+
+
+def _write_plots(correct: np.ndarray, confidence: np.ndarray, table: pd.DataFrame) -> None:
+    false_positive, true_positive, _ = roc_curve(correct, confidence)
+    coverage, risk = metrics.risk_coverage(correct, confidence)
+    curves = {
+        "roc": pd.DataFrame({"false_positive_rate": false_positive, "true_positive_rate": true_positive}),
+        "threshold": table,
+        "reliability": pd.DataFrame(metrics.reliability(correct, confidence)),
+        "risk_coverage": pd.DataFrame({"coverage": coverage, "risk": risk}),
+    }
+    for name, curve in curves.items():
+        common.write_text(paths.PLOTS / f"{name}.csv", curve.to_csv(index=False))
+
+
+if __name__ == "__main__":
+    common.run(stage)

@@ -1,0 +1,39 @@
+"""DVC stage `export_onnx`: the probe as one ONNX file that says what it listens to, checked against torch."""
+
+from abstain import paths
+from abstain.contracts import CONTRACT_VERSION
+from abstain.errors import AbstainError
+from abstain.llm.layout import load_layout
+from abstain.llm.loading import resolve
+from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.params import Params
+from abstain.settings import load_settings
+from abstain.stages import common
+
+
+def stage(params: Params) -> None:
+    probe = common.read_probe(params)
+    metadata = {
+        "version": "unreleased",  # promotion stamps the version; the graph stays as it is
+        "contract": str(CONTRACT_VERSION),
+        "model": params.llm.model,
+        "model_revision": resolve(params.llm.model, load_settings()).revision,
+        "layout": params.llm.layout,
+        "layout_digest": load_layout(params.llm.layout).digest,
+        "layer": str(params.llm.layer),
+        "site": params.llm.site,
+        "threshold": repr(common.read_json(paths.THRESHOLD)["threshold"]),
+    }
+    export_probe(probe, paths.ONNX, metadata)
+    difference = parity(probe, OnnxProbe(paths.ONNX))
+    print(f"largest difference between torch and ONNX: {difference:.2g}")
+    if not difference <= params.gate.max_parity:
+        raise AbstainError(
+            f"ONNX and torch differ by {difference:.2g}, more than gate.max_parity = {params.gate.max_parity:g}: "
+            "this export cannot be trusted"
+        )
+    common.write_json(paths.PARITY, {"max_abs_difference": difference})
+
+
+if __name__ == "__main__":
+    common.run(stage)
