@@ -1,0 +1,239 @@
+"""`abstain`: the command line. Every command is one flow or one read; errors are one line.
+
+Prefect and torch are imported by the commands that need them, after the environment is set: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from abstain.errors import AbstainError
+
+app = typer.Typer(
+    help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+console = Console()
+
+
+@app.command()
+def demo() -> None:
+    """Run the whole loop on the shipped sample: ingest, retrain, promote, score."""
+    from flows.demo import run_demo, show
+
+    with _progress():
+        result = run_demo()
+    show(result, console)
+
+
+@app.command()
+def ingest(
+    files: Annotated[
+        list[Path], typer.Argument(help="JSON Lines in the import format, Markdown documents, or folders")
+    ],
+) -> None:
+    """Validate files of feedback or documents and add what is accepted, as one commit."""
+    from flows.ingest import ingest as flow
+
+    with _progress():
+        report = flow([str(file) for file in files])
+    console.print(report.to_markdown() if report else "nothing to ingest: the folder is empty")
+
+
+@app.command()
+def retrain(
+    promote: Annotated[bool, typer.Option(help="judge the candidate and promote it if it is better")] = True,
+    new_holdout: Annotated[str | None, typer.Option(help="why the hold-out was changed on purpose")] = None,
+) -> None:
+    """Run what is stale; promote the result if the gate approves."""
+    from flows.retrain import retrain as flow
+
+    with _progress():
+        result = flow(promote=promote, new_holdout=new_holdout)
+    for stage in result.stages:
+        console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
+    if result.outcome:
+        console.print(_outcome(result.outcome.status, result.outcome.version, result.outcome.reasons))
+
+
+@app.command()
+def plan() -> None:
+    """Say what a retrain would do, and do nothing: stages stale or cached, forward passes missing."""
+    from tasks.pipeline import make_plan
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        result = make_plan(workspace)
+    table = Table("stage", "would", "because")
+    for stage, reasons in result.stale.items():
+        table.add_row(stage, "run" if reasons else "be cached", ", ".join(reasons) or "nothing it depends on changed")
+    console.print(table)
+    console.print(f"{result.missing} of {result.answers} answers need a forward pass of the base model")
+
+
+@app.command()
+def status() -> None:
+    """Say what is in production, since when, and how it did."""
+    from abstain.registry.registry import parse_registry
+    from tasks.shell import git
+    from tasks.workspace import origin_snapshot
+
+    repository, revision = origin_snapshot()
+    registry = parse_registry(git(repository, "show", f"{revision}:registry.json"))
+    if registry.prod is None:
+        console.print("nothing is in production yet: run `abstain retrain`")
+        return
+    record = json.loads(git(repository, "show", f"{revision}:approvals/{registry.prod.version}.json"))
+    holdout = record["metrics"]["holdout"]
+    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
+    console.print(
+        f"in production: probe {registry.prod.version}, by {registry.prod.action} at "
+        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\nAUROC {probe['auroc']:.3f} "
+        f"[{probe['auroc_low']:.3f}, {probe['auroc_high']:.3f}] on {holdout['rows']} answers; "
+        f"at threshold {at['threshold']:.3f} precision {at['precision']:.3f}, shows {at['display_rate']:.1%}"
+    )
+    for event in reversed(registry.history):
+        console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")
+    for version, reason in registry.blocked.items():
+        console.print(f"  blocked: {version} ({reason})")
+
+
+@app.command()
+def score(
+    file: Annotated[Path | None, typer.Argument(help="JSON Lines of interactions; `-` reads standard input")] = None,
+    question: Annotated[str | None, typer.Option("--question", "-q")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", "-a")] = None,
+    context: Annotated[list[str] | None, typer.Option("--context", "-c", help="a retrieved chunk; repeatable")] = None,
+) -> None:
+    """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
+    from dataclasses import asdict
+
+    from abstain.serve.requests import from_flags, read_requests
+    from abstain.serve.scorer import Scorer
+    from abstain.settings import load_settings
+    from tasks.promotion import production
+
+    if (file is None) == (question is None or answer is None):
+        raise AbstainError("give either a FILE, or --question and --answer (and --context, once a chunk)")
+    requests = read_requests(file) if file else [from_flags(question or "", answer or "", context or [])]
+    bundle, _ = production()
+    for verdict in Scorer.open(bundle / "probe.onnx", load_settings()).score(requests):
+        print(json.dumps(asdict(verdict)))
+
+
+@app.command()
+def promote(
+    new_holdout: Annotated[str | None, typer.Option(help="why the hold-out was changed on purpose")] = None,
+) -> None:
+    """Judge the last candidate again, for instance after `retrain --no-promote`, and promote it if it passes."""
+    from flows.promote import promote as flow
+
+    with _progress():
+        outcome = flow(new_holdout)
+    console.print(_outcome(outcome.status, outcome.version, outcome.reasons))
+
+
+@app.command()
+def rollback(
+    version: Annotated[str | None, typer.Argument(help="the version to go back to; default: the one before")] = None,
+    reason: Annotated[str, typer.Option(help="why; goes on record")] = "rolled back by hand",
+) -> None:
+    """Put an earlier version back into production and block the present one."""
+    from tasks.promotion import roll_back
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        event = roll_back(workspace, version, reason)
+    console.print(f"in production: probe {event.version}")
+
+
+def main() -> None:
+    """Entry point: set the environment, run, and turn an `AbstainError` into one line and exit status 1."""
+    try:
+        _prepare()
+        app(standalone_mode=True)
+    except AbstainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on where it was", file=sys.stderr)
+        sys.exit(130)
+
+
+def _prepare() -> None:
+    """Caches beside the checkout, Prefect's log kept out of the terminal, the running server used if there is one."""
+    from abstain.settings import load_settings
+    from tasks.shell import QUIET
+    from tasks.workspace import ensure_origin, project_root
+
+    os.environ.update(QUIET)
+    if set(sys.argv[1:]) & {"--help"} or len(sys.argv) == 1:
+        return
+    home = Path(os.environ.setdefault("ABSTAIN_HOME", str(project_root() / ".abstain"))).resolve()
+    os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    if set(sys.argv[1:]) & {"demo", "ingest", "retrain", "promote", "rollback", "plan"}:
+        ensure_origin(
+            project_root(), load_settings()
+        )  # before a server is started: no git or a dirty tree is said at once
+    from tasks.server import use_running_server
+
+    use_running_server()
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """A line a step, with a bar for those that say how far they are; on no terminal, the steps' own lines."""
+    from tasks.pipeline import PROGRESS
+    from tasks.progress import observed_by
+
+    if not console.is_terminal:
+        with observed_by(lambda step, says: print(f"{step}: {says}", flush=True)):
+            yield
+        return
+    columns = (
+        TextColumn("{task.description:18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}"),
+    )
+    with Progress(*columns, console=console) as bars:
+        steps: dict[str, TaskID] = {}
+
+        def observer(step: str, says: str) -> None:
+            if step not in steps:
+                steps[step] = bars.add_task(step, total=1, status="")
+            if match := PROGRESS.fullmatch(says):
+                bars.update(steps[step], completed=int(match["done"]), total=int(match["total"]))
+            elif says in ("ran", "cached"):
+                bars.update(steps[step], completed=1, total=1, status="" if says == "ran" else "cached")
+                bars.stop_task(steps[step])
+
+        with observed_by(observer):
+            yield
+
+
+def _outcome(status: str, version: str | None, reasons: list[str]) -> str:
+    if status == "promoted":
+        return f"promoted: probe {version} is in production"
+    kept = f"probe {version} stays in production" if version else "nothing is in production"
+    return "\n  ".join([f"{status}: {kept}", *reasons])
+
+
+if __name__ == "__main__":
+    main()

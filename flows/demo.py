@@ -1,0 +1,88 @@
+"""The main job on the shipped sample: a week of feedback comes in, the probe is retrained, judged, promoted, used."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from abstain.contracts import ImportedInteraction
+from abstain.feedback.report import IngestReport
+from abstain.sample.write import write_sample
+from abstain.serve.scorer import Scorer, Verdict
+from abstain.settings import load_settings
+from flows.ingest import ingest
+from flows.retrain import Retrained, retrain
+from tasks.promotion import production
+from tasks.server import UI, is_running
+
+EXAMPLES = 40
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo did, and one answer of the new week that is shown and one that is withheld, where there are."""
+
+    report: IngestReport | None
+    retrained: Retrained
+    bundle: Path
+    metrics: dict[str, Any]
+    examples: list[tuple[ImportedInteraction, Verdict]]
+
+
+def run_demo() -> Demo:
+    """Ingest the sample's newest week, retrain, promote, and score with what is in production then."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_sample(Path(folder))
+        incoming = Path(folder) / "incoming.jsonl"
+        report = ingest([str(incoming)])
+        rows = _readable_rows(incoming)
+    retrained = retrain()
+    bundle, _ = production()
+    verdicts = Scorer.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
+    by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
+    metrics = json.loads((bundle / "metrics.json").read_text())
+    return Demo(report, retrained, bundle, metrics, [by_decision[d] for d in ("show", "abstain") if d in by_decision])
+
+
+def show(demo: Demo, console: Console) -> None:
+    """The result as a small table."""
+    ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
+    holdout = demo.metrics["holdout"]
+    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
+    outcome = demo.retrained.outcome
+    assert outcome is not None
+    table = Table(show_header=False, title="Abstain, on the sample")
+    if demo.report:
+        counts = (demo.report.read, demo.report.accepted, demo.report.duplicate, demo.report.quarantined)
+        table.add_row("ingested", "{} read = {} accepted + {} duplicate + {} quarantined".format(*counts))
+    table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")
+    table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
+    for reason in outcome.reasons:
+        table.add_row("", reason)
+    table.add_row("AUROC", f"{probe['auroc']:.3f}, 95 % interval {probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}")
+    table.add_row(
+        f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['display_rate']:.1%}"
+    )
+    table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are right")
+    for row, verdict in demo.examples:
+        table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")
+    table.add_row("report", str(demo.bundle / "report.html"))
+    table.add_row("Prefect UI", UI if is_running() else f"run `make up`, then {UI}")
+    console.print(table)
+
+
+def _readable_rows(file: Path) -> list[ImportedInteraction]:
+    """The first rows that are whole: a few of the sample's are broken on purpose."""
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(ImportedInteraction.model_validate_json(line))
+        except ValueError:
+            continue
+    return rows[:EXAMPLES]

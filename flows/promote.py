@@ -1,0 +1,24 @@
+"""The flow that judges the last candidate again, without running the DAG: `abstain promote`."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from abstain import paths
+from abstain.errors import AbstainError
+from tasks.promotion import Outcome, promote_candidate
+from tasks.workspace import open_workspace
+
+
+@flow(validate_parameters=False)
+def promote(new_holdout: str | None = None) -> Outcome:
+    """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date."""
+    with open_workspace() as workspace:
+        if not (workspace.path / "dvc.lock").is_file():
+            raise AbstainError("there is no candidate yet: run `abstain retrain` first")
+        workspace.dvc("checkout", "--force", "--quiet")
+        if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
+            raise AbstainError(
+                "data, parameters or code have changed since the candidate was trained: run `abstain retrain`"
+            )
+        return promote_candidate(workspace, new_holdout)

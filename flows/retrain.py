@@ -1,0 +1,52 @@
+"""The flow that keeps the probe fresh: run what is stale, show what was measured, promote what is better.
+
+abstain retrain            or, from the Prefect UI: deployment retrain/nightly
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect import flow
+from prefect.futures import PrefectFuture, wait
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from tasks.pipeline import StageResult, read_graph, run_stage
+from tasks.promotion import Outcome, promote_candidate
+from tasks.publish import publish_artifacts
+from tasks.record import commit
+from tasks.workspace import Workspace, open_workspace
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What a retrain did: every stage in order, and how its promotion ended (None where none was wanted)."""
+
+    stages: list[StageResult]
+    outcome: Outcome | None
+
+
+@flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]
+def retrain(promote: bool = True, new_holdout: str | None = None) -> Retrained:
+    """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
+
+    `promote=False` stops before the gate. `new_holdout` is the reason, put on record, why the hold-out may differ
+    from the one the champion was promoted on.
+    """
+    with open_workspace() as workspace:
+        stages = run_dag(workspace)
+        publish_artifacts(workspace)
+        commit(workspace, f"Retrain: {', '.join(s.stage for s in stages if s.status == 'ran') or 'nothing was stale'}")
+        return Retrained(stages, promote_candidate(workspace, new_holdout) if promote else None)
+
+
+def run_dag(workspace: Workspace) -> list[StageResult]:
+    """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised."""
+    futures: dict[str, PrefectFuture[StageResult]] = {}
+    for stage, waits_for in read_graph(workspace).items():
+        upstream = [futures[up] for up in waits_for]
+        futures[stage] = run_stage.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
+    wait(list(futures.values()))
+    for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running
+        future.state.result()
+    return [future.result() for future in futures.values()]

@@ -1,0 +1,254 @@
+"""Promotion and roll-back: the gate's evidence gathered, its decision carried out and put on record.
+
+What is promoted is the bundle `release/`: the ONNX file stamped with its version, the report, the metrics, the
+approval record and a smoke test. It is one DVC-tracked folder, immutable under its tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from safetensors.torch import load_file, save_file
+
+from abstain import paths
+from abstain.decide.gate import Decision, Measured, Window, decide
+from abstain.errors import AbstainError
+from abstain.evaluate.report import markdown_table
+from abstain.features.extract import pack, unpack
+from abstain.feedback.store import read_dataset
+from abstain.models.onnx_probe import OnnxProbe, stamp
+from abstain.params import load_params
+from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
+from abstain.serve.scorer import Scorer
+from abstain.settings import load_settings
+from tasks.progress import observe
+from tasks.record import commit, push
+from tasks.shell import git, run
+from tasks.workspace import Workspace, origin_snapshot
+
+SMOKE_ROWS = 8
+SMOKE_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a promotion ended. `version` is what is in production now, None where nothing is."""
+
+    status: Literal["promoted", "rejected", "unchanged"]
+    version: str | None
+    reasons: list[str]
+
+
+@task(cache_policy=NO_CACHE)
+def promote_candidate(workspace: Workspace, new_holdout: str | None) -> Outcome:
+    """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
+
+    `new_holdout`: the reason why the hold-out was changed on purpose, which the record then carries.
+    """
+    registry = load_registry(workspace.path / paths.REGISTRY)
+    candidate = _sha256(workspace.path / paths.ONNX)
+    if registry.prod and registry.prod.candidate == candidate:
+        push(workspace)
+        observe("promote", "cached")
+        return Outcome("unchanged", registry.prod.version, ["this candidate is what is in production"])
+    for event in registry.history:
+        if event.candidate == candidate and event.version in registry.blocked:
+            push(workspace)
+            why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
+            return Outcome("rejected", registry.version, [why])
+    metrics = json.loads((workspace.path / paths.METRICS).read_text())
+    rejection = workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}.json"
+    limits = load_params(workspace.path / paths.PARAMS).gate.model_dump(mode="json")
+    if new_holdout is None and (reasons := _rejected_before(rejection, registry, metrics, limits)):
+        push(workspace)
+        observe("promote", "cached")
+        return Outcome("rejected", registry.version, reasons)
+    decision = _gate(workspace, registry, metrics, new_holdout)
+    create_markdown_artifact(_decision_table(decision), key="gate", description="may it be promoted?")
+    version = next_version(workspace.git("tag", "--list").split())
+    record = {
+        **decision.to_dict(),
+        "version": version if decision.approved else None,
+        "champion": registry.version,
+        "candidate_sha256": candidate,
+        "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": workspace.git("rev-parse", "HEAD").strip(),
+        "new_holdout": new_holdout,
+        "metrics": metrics,
+        "gate": limits,
+    }
+    if decision.approved:
+        _release(workspace, registry, record, candidate, metrics["holdout"]["digest"])
+        observe("promote", "ran")
+        return Outcome("promoted", version, [])
+    _write_json(rejection, record)
+    commit(workspace, "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons))
+    push(workspace)
+    observe("promote", "ran")
+    return Outcome("rejected", registry.version, decision.reasons)
+
+
+def roll_back(workspace: Workspace, version: str | None, reason: str) -> Event:
+    """Move production to an earlier version, fetched, checksummed and smoke-tested first; block the one left."""
+    registry = load_registry(workspace.path / paths.REGISTRY)
+    target = registry.rollback_target(version)
+    smoke_test(fetch_release(workspace.path, target), target)
+    now = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
+    moved = registry.rolled_back(now)
+    workspace.git("checkout", "-q", f"refs/tags/{tag_of(target.version)}", "--", "release.dvc")
+    (workspace.path / paths.REGISTRY).write_text(moved.to_json())
+    assert registry.prod is not None
+    commit(workspace, f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}")
+    push(workspace)
+    return now
+
+
+def production() -> tuple[Path, Event]:
+    """The promoted bundle, as the origin says it now, fetched and checksummed, and the event that promoted it."""
+    repository, revision = origin_snapshot()
+    registry = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}"))
+    if registry.prod is None:
+        raise AbstainError("nothing is in production yet: run `abstain retrain` first")
+    return fetch_release(repository, registry.prod), registry.prod
+
+
+def fetch_release(repository: Path, event: Event) -> Path:
+    """The bundle of one version, in the local store of releases; fetched with DVC where it is not there yet.
+
+    Raises `AbstainError` when what came is not what was promoted.
+    """
+    target = load_settings().home.resolve() / "releases" / event.version
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".fetching-"))
+        bundle = scratch / "release"
+        command = ["dvc", "get", str(repository), str(paths.RELEASE), "--rev", tag_of(event.version), "-o", str(bundle)]
+        try:
+            run(command, repository)
+            bundle.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if _sha256(target / paths.RELEASED_ONNX.name) != event.sha256:
+        raise AbstainError(f"{target} is not what was promoted as {event.version}: delete that folder and try again")
+    return target
+
+
+def smoke_test(bundle: Path, event: Event) -> None:
+    """Score the answers that the bundle brings along; raises `AbstainError` unless they score as when promoted."""
+    probe = OnnxProbe(bundle / paths.RELEASED_ONNX.name)
+    packed = load_file(bundle / "smoke.safetensors")
+    difference = float(np.abs(probe.confidence(unpack(packed)) - packed["confidence"].numpy()).max())
+    if probe.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
+        raise AbstainError(f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used")
+
+
+def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None) -> Decision:
+    params = load_params(workspace.path / paths.PARAMS)
+    scores = pd.read_parquet(workspace.path / paths.SCORES)
+    names = ["probe", "length_only", "base_rate"]
+    champion = registry.version
+    if registry.prod and champion:
+        names.append(champion)
+        scores[champion] = _champion_scores(workspace, registry.prod, list(scores["interaction_id"]))
+    candidate = OnnxProbe(workspace.path / paths.ONNX)
+    measured = Measured(
+        threshold=float(candidate.metadata["threshold"]),
+        target_precision=params.threshold.target_precision,
+        parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
+        latency_p99_ms=float(run(["python", "-m", "abstain.serve.latency", str(paths.ONNX)], workspace.path)),
+    )
+    same = registry.prod is None or registry.prod.holdout == metrics["holdout"]["digest"] or new_holdout is not None
+    holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
+    return decide(holdout, newest, measured, params.gate, champion, same)
+
+
+def _rejected_before(
+    record_file: Path, registry: Registry, metrics: dict[str, Any], limits: dict[str, Any]
+) -> list[str]:
+    """Why this candidate was rejected before against the same champion, figures and limits; else empty."""
+    if not record_file.is_file():
+        return []
+    record = json.loads(record_file.read_text())
+    now = {"champion": registry.version, "metrics": metrics, "gate": limits}
+    return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
+
+
+def _champion_scores(workspace: Workspace, event: Event, ids: list[str]) -> np.ndarray:
+    """The champion's confidences of the same answers, read through its own layer, layout and base model."""
+    bundle = fetch_release(workspace.path, event)
+    scorer = Scorer.open(bundle / paths.RELEASED_ONNX.name, load_settings())
+    rows = {row.interaction_id: row for row in read_dataset(workspace.path / paths.DATA).interactions}
+    return np.array([verdict.confidence for verdict in scorer.score([rows[name] for name in ids])])
+
+
+def _window(scores: pd.DataFrame, names: list[str]) -> Window:
+    return Window(
+        correct=scores["correct"].to_numpy(int),
+        groups=scores["group"].to_numpy(),
+        products=scores["product"].fillna("(none)").to_numpy(),
+        confidences={name: scores[name].to_numpy(float) for name in names},
+    )
+
+
+def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], candidate: str, holdout: str) -> None:
+    """Build the bundle, commit it with the moved pointer, tag, push."""
+    root, version = workspace.path, record["version"]
+    bundle = root / paths.RELEASE
+    shutil.rmtree(bundle, ignore_errors=True)
+    bundle.mkdir()
+    onnx = root / paths.RELEASED_ONNX
+    stamp(root / paths.ONNX, onnx, {"version": version})
+    for file in (paths.METRICS, paths.REPORT / "report.html", paths.REPORT / "report.md", paths.PARAMS):
+        shutil.copy(root / file, bundle / file.name)
+    _write_json(bundle / "approval.json", record)
+    _write_smoke_test(root, bundle)
+    event = Event(
+        action="promote",
+        version=version,
+        sha256=_sha256(onnx),
+        candidate=candidate,
+        at=datetime.fromisoformat(record["decided_at"]),
+        holdout=holdout,
+        reason=record["new_holdout"] or "approved by the gate",
+    )
+    smoke_test(bundle, event)
+    workspace.dvc("add", "--quiet", str(paths.RELEASE))
+    _write_json(root / paths.APPROVALS / f"{version}.json", record)
+    (root / paths.REGISTRY).write_text(registry.promoted(event).to_json())
+    commit(workspace, f"Promote probe {version}")
+    workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
+    push(workspace, tag_of(version))
+
+
+def _write_smoke_test(root: Path, bundle: Path) -> None:
+    rows = unpack(load_file(root / paths.FEATURES))[:SMOKE_ROWS]
+    expected = OnnxProbe(root / paths.ONNX).confidence(rows)
+    save_file({**pack(rows), "confidence": torch.from_numpy(expected)}, bundle / "smoke.safetensors")
+
+
+def _decision_table(decision: Decision) -> str:
+    marks = {True: "passed", False: "**failed**", None: "not judged"}
+    rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
+    return f"## {'Approved' if decision.approved else 'Rejected'}\n\n{markdown_table(pd.DataFrame(rows))}"
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")

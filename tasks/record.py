@@ -1,0 +1,37 @@
+"""Commits and pushes: how what a run did becomes part of the origin's history."""
+
+from __future__ import annotations
+
+from abstain.errors import AbstainError
+from tasks.workspace import BRANCH, Workspace
+
+
+def commit(workspace: Workspace, message: str) -> bool:
+    """Commit everything that changed in the workspace; False where nothing did."""
+    workspace.git("add", "--all")
+    if not workspace.git("status", "--porcelain").strip():
+        return False
+    workspace.git("commit", "-q", "-m", message)
+    return True
+
+
+def push(workspace: Workspace, *tags: str) -> None:
+    """Push data, then history: all of it or nothing, and only where the origin has not moved meanwhile.
+
+    The fast-forward is the compare-and-swap of every pointer in the tree. Raises `AbstainError` when another
+    run was faster; nothing of this run is then visible to anybody.
+    """
+    workspace.dvc("push", "--quiet")
+    try:
+        workspace.git(
+            "push", "-q", "--atomic", "origin", f"HEAD:refs/heads/{BRANCH}", *(f"refs/tags/{t}" for t in tags)
+        )
+    except AbstainError as error:
+        for tag in tags:
+            workspace.git("tag", "-d", tag)
+        if not any(word in str(error) for word in ("rejected", "fetch first", "failed to push")):
+            raise
+        raise AbstainError(
+            "the origin has moved while this run was at work (another run or a person pushed); nothing was changed "
+            "there: run the command again"
+        ) from None

@@ -1,0 +1,104 @@
+"""Commands as subprocesses: one environment, output streamed line by line, errors in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from abstain.errors import AbstainError
+from abstain.settings import load_settings
+
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "DVC_NO_ANALYTICS": "1",
+    "GX_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+}
+"""No telemetry from anything that we start."""
+
+IDENTITY = {"NAME": "Abstain", "EMAIL": "abstain@localhost"}
+"""Who commits where git knows nobody, as on a fresh machine or in a worker."""
+
+
+def environment(cwd: Path) -> dict[str, str]:
+    """The environment of a command in `cwd`: its own source first, this interpreter's tools, no telemetry."""
+    env = os.environ | QUIET
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
+    env["PYTHONPATH"] = os.pathsep.join([str(cwd / "src"), str(cwd)])
+    env["PYTHONUNBUFFERED"] = "1"
+    env["ABSTAIN_HOME"] = str(load_settings().home.resolve())
+    known = subprocess.run(["git", "config", "user.email"], cwd=cwd, capture_output=True, check=False)
+    if known.returncode != 0:
+        for role in ("AUTHOR", "COMMITTER"):
+            env |= {f"GIT_{role}_{part}": value for part, value in IDENTITY.items()}
+    return env
+
+
+def run(
+    command: Sequence[str],
+    cwd: Path,
+    on_line: Callable[[str], None] | None = None,
+    inherit: Sequence[int] = (),
+) -> str:
+    """Run `command` in `cwd` and return its output, stdout and stderr together.
+
+    `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
+    `AbstainError` with the command and the line that says why, when it fails or is not installed.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment(cwd),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            pass_fds=inherit,
+        )
+    except FileNotFoundError:
+        raise AbstainError(f"`{command[0]}` is not installed, or not on PATH: install it and try again") from None
+    lines: list[str] = []
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if on_line:
+                on_line(lines[-1])
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.wait()
+    if process.returncode != 0:
+        raise AbstainError(f"`{' '.join(command)}` failed: {_reason(lines)}")
+    return "\n".join(lines)
+
+
+def git(cwd: Path, *arguments: str) -> str:
+    """`git ARGUMENTS` in `cwd`."""
+    return run(["git", *arguments], cwd)
+
+
+def succeeds(cwd: Path, *command: str) -> bool:
+    """Whether `command` exits with status 0; its output is not wanted."""
+    return (
+        subprocess.run(
+            command, cwd=cwd, env=environment(cwd), capture_output=True, check=False, stdin=subprocess.DEVNULL
+        )
+    ).returncode == 0
+
+
+def _reason(lines: list[str]) -> str:
+    """The line a person would look for: our own error first, then anybody's, then the last one."""
+    for start in ("error: ", "ERROR: ", "fatal: "):
+        for line in lines:
+            if line.startswith(start):
+                return line.removeprefix(start)
+    return lines[-1] if lines else "it printed nothing"
