@@ -32,7 +32,10 @@ console = Console()
 @app.command()
 def demo() -> None:
     """Run the whole loop on the shipped sample: ingest, retrain, promote, score."""
-    from flows.demo import run_demo, show
+    from tasks.server import server_for_run
+
+    with server_for_run():
+        from flows.demo import run_demo, show
 
     with _progress():
         result = run_demo()
@@ -46,7 +49,10 @@ def ingest(
     ],
 ) -> None:
     """Validate files of feedback or documents and add what is accepted, as one commit."""
-    from flows.ingest import ingest as flow
+    from tasks.server import server_for_run
+
+    with server_for_run():
+        from flows.ingest import ingest as flow
 
     with _progress():
         report = flow([str(file) for file in files])
@@ -59,7 +65,10 @@ def retrain(
     new_holdout: Annotated[str | None, typer.Option(help="why the hold-out was changed on purpose")] = None,
 ) -> None:
     """Run what is stale; promote the result if the gate approves."""
-    from flows.retrain import retrain as flow
+    from tasks.server import server_for_run
+
+    with server_for_run():
+        from flows.retrain import retrain as flow
 
     with _progress():
         result = flow(promote=promote, new_holdout=new_holdout)
@@ -139,7 +148,10 @@ def promote(
     new_holdout: Annotated[str | None, typer.Option(help="why the hold-out was changed on purpose")] = None,
 ) -> None:
     """Judge the last candidate again, for instance after `retrain --no-promote`, and promote it if it passes."""
-    from flows.promote import promote as flow
+    from tasks.server import server_for_run
+
+    with server_for_run():
+        from flows.promote import promote as flow
 
     with _progress():
         outcome = flow(new_holdout)
@@ -174,25 +186,17 @@ def main() -> None:
 
 
 def _prepare() -> None:
-    """Caches beside the checkout, Prefect's log kept out of the terminal, the running server used if there is one."""
+    """Caches beside the checkout, Prefect's log kept out of the terminal."""
     from abstain.settings import load_settings
-    from tasks.shell import QUIET
+    from tasks.server import prepare_environment
     from tasks.workspace import ensure_origin, project_root
 
-    os.environ.update(QUIET)
     if set(sys.argv[1:]) & {"--help"} or len(sys.argv) == 1:
         return
-    home = Path(os.environ.setdefault("ABSTAIN_HOME", str(project_root() / ".abstain"))).resolve()
-    os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
+    prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if set(sys.argv[1:]) & {"demo", "ingest", "retrain", "promote", "rollback", "plan"}:
-        ensure_origin(
-            project_root(), load_settings()
-        )  # before a server is started: no git or a dirty tree is said at once
-    from tasks.server import use_running_server
-
-    use_running_server()
+        ensure_origin(project_root(), load_settings())  # no git, or a dirty tree, is said before a server is started
 
 
 @contextmanager

@@ -32,7 +32,11 @@ def publish_artifacts(workspace: Workspace) -> None:
         leaderboard_table(metrics["holdout"]["scorers"]), key="leaderboard", description="on the frozen hold-out"
     )
     table = pd.read_csv(root / paths.PLOTS / "threshold.csv").round(4)
-    create_table_artifact(table.to_dict("records"), key="thresholds", description="on the frozen hold-out")
+    create_table_artifact(
+        [{str(k): v for k, v in row.items()} for row in table.to_dict("records")],
+        key="thresholds",
+        description="on the frozen hold-out",
+    )
     for name in PLOTS:
         png = base64.b64encode((root / paths.REPORT / f"{name}.png").read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{png}", key=name.replace("_", "-"), description=name)

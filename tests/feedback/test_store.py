@@ -14,10 +14,10 @@ from abstain.feedback.store import (
     read_quarantine,
     require_interactions,
     row_key,
-    write_atomically,
     write_dataset,
     write_quarantine,
 )
+from abstain.files import write_atomically
 from abstain.knowledge.markdown import chunk_document, parse_document
 
 from .builders import bytes_of, feedback, interaction, later, markdown, review

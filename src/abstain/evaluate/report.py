@@ -20,14 +20,14 @@ code { background: #2a2d33 } td, th { border-color: #333 } }
 """
 
 
-def leaderboard_table(scorers: Mapping[str, Mapping[str, float]]) -> str:
+def leaderboard_table(scorers: Mapping[str, Mapping[str, float | None]]) -> str:
     """The leaderboard as a Markdown table, best AUROC first."""
     ranked = sorted(scorers.items(), key=lambda item: -(item[1]["auroc"] or 0))
     rows = [
         {
             "scorer": name,
-            "AUROC [95 %]": f"{s['auroc']:.3f} [{s['auroc_low']:.3f}, {s['auroc_high']:.3f}]",
-            **{key.upper(): f"{s[key]:.3f}" for key in ("auprc", "brier", "ece", "aurc")},
+            "AUROC [95 %]": f"{figure(s['auroc'])} [{figure(s['auroc_low'])}, {figure(s['auroc_high'])}]",
+            **{key.upper(): figure(s[key]) for key in ("auprc", "brier", "ece", "aurc")},
         }
         for name, s in ranked
     ]
@@ -47,6 +47,11 @@ def threshold_markdown(table: pd.DataFrame) -> str:
     return markdown_table(shown.where(~table["tuned"], "**" + shown + "**"))
 
 
+def figure(value: float | None, form: str = ".3f") -> str:
+    """A figure as text; JSON's null is one that is not defined for the rows at hand."""
+    return "not defined" if value is None else format(value, form)
+
+
 def markdown_table(frame: pd.DataFrame) -> str:
     """A frame as a Markdown table."""
     lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
@@ -60,16 +65,16 @@ def render_markdown(
     holdout, newest = metrics["holdout"], metrics["newest"]
     probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
     images = "\n".join(f"![{name}]({name})" for name in plots)
-    newest_auroc = "not defined" if newest["auroc"] is None else f"{newest['auroc']:.3f}"
     return f"""# Confidence probe: evaluation
 
 On {holdout["rows"]} answers of the frozen hold-out (judged by: {holdout["label_source"]}), of which
-{holdout["base_rate"]:.1%} are right, the probe reaches **AUROC {probe["auroc"]:.3f}** (95 % interval
-{probe["auroc_low"]:.3f} to {probe["auroc_high"]:.3f}, groups resampled).
+{holdout["base_rate"]:.1%} are right, the probe reaches **AUROC {figure(probe["auroc"])}** (95 % interval
+{figure(probe["auroc_low"])} to {figure(probe["auroc_high"])}, groups resampled).
 
 At the threshold {at["threshold"]:.3f}, tuned on the validation split for a precision of
 {params.threshold.target_precision:g}, it shows **{at["display_rate"]:.1%}** of the answers, of which
-**{at["precision"]:.1%}** are right. On the newest window ({newest["rows"]} answers) its AUROC is {newest_auroc}.
+**{figure(at["precision"], ".1%")}** are right. On the newest window ({newest["rows"]} answers) its AUROC is
+{figure(newest["auroc"])}.
 
 ## Model card
 

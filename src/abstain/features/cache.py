@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from abstain.files import write_atomically
 from abstain.llm.layout import Pass
 
 
@@ -67,13 +67,7 @@ class FeatureCache:
             at += len(states)
         name = hashlib.sha256(json.dumps(index).encode()).hexdigest()[:32]
         shard = self.folder / f"{name}.safetensors"
-        scratch = self.folder / f".{name}.{os.getpid()}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            scratch.write_bytes(save({"states": torch.cat(list(rows.values()))}, {"index": json.dumps(index)}))
-            scratch.replace(shard)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_atomically(shard, save({"states": torch.cat(list(rows.values()))}, {"index": json.dumps(index)}))
         self._index(shard)
 
     def get(self, keys: Iterable[str]) -> list[Tensor]:
@@ -89,8 +83,8 @@ class FeatureCache:
         try:
             with safe_open(shard, framework="pt") as opened:
                 index = json.loads(opened.metadata()["index"])
-        except (SafetensorError, KeyError, TypeError, ValueError):
-            shard.unlink(missing_ok=True)  # damaged: its rows are missing again, and will be recomputed
+                places = {key: (shard, first, last) for key, first, last in index}
+        except (SafetensorError, KeyError, TypeError, ValueError, FileNotFoundError):
+            shard.unlink(missing_ok=True)  # damaged, or gone: its rows are missing again, and will be recomputed
             return
-        for key, first, last in index:
-            self._places[key] = (shard, first, last)
+        self._places |= places

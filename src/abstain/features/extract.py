@@ -79,11 +79,14 @@ class FeatureSource:
     def _compute(self, cache: FeatureCache, todo: dict[str, tuple[str, tuple]], progress: Progress) -> None:
         engine = Engine(self.load_model(), self.settings.batch_tokens)
         ask = States(layers=(self.params.layer,), site=self.params.site)
-        key_of = {name: key for key, (name, _) in todo.items()}
+        names: dict[str, str] = {}  # an error names an interaction by its id; a text that shares its id, by its key too
+        for key, (name, _) in todo.items():
+            names[f"{name} ({key[:8]})" if name in names else name] = key
+        passes = {name: todo[key][1] for name, key in names.items()}
         shard: dict[str, Tensor] = {}
         progress(0, len(todo))
-        for done, (name, states) in enumerate(engine.states(dict(todo.values()), ask), start=1):
-            shard[key_of[name]] = states[0]
+        for done, (name, states) in enumerate(engine.states(passes, ask), start=1):
+            shard[names[name]] = states[0]
             if len(shard) == SHARD_ROWS or done == len(todo):
                 cache.put(shard)
                 shard = {}

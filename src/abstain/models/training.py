@@ -59,8 +59,10 @@ def train_probe(
 ) -> tuple[Probe, History]:
     """Train on `train`, stop early on `validation`; the weights of the best epoch are returned.
 
-    Deterministic under `params.seed` on one kind of hardware. Raises `AbstainError` when a split has one class.
+    Rows of weight 0 are left out. Deterministic under `params.seed` on one kind of hardware. Raises `AbstainError`
+    when a split has one class.
     """
+    train, validation = (rows.take(rows.weight.nonzero().flatten()) for rows in (train, validation))
     for name, split in (("train", train), ("validation", validation)):
         if split.correct.unique().numel() < 2:
             raise AbstainError(

@@ -18,7 +18,7 @@ def read_requests(file: Path) -> list[Interaction]:
     Raises `AbstainError` naming file, line and field of the first row that is not one.
     """
     try:
-        lines = (sys.stdin if str(file) == "-" else file.open(encoding="utf-8")).read().splitlines()
+        lines = (sys.stdin if str(file) == "-" else file.open(encoding="utf-8")).read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise AbstainError(f"{file} cannot be read ({error}): give a JSON Lines file of interactions") from None
     rows = []
@@ -32,7 +32,7 @@ def read_requests(file: Path) -> list[Interaction]:
             where = ".".join(map(str, problem["loc"])) or "row"
             raise AbstainError(f"{file}, line {number}: {where}: {problem['msg']}") from None
     if not rows:
-        raise AbstainError(f"{file} holds no interactions: one JSON object a line, as in docs/contracts.md")
+        raise AbstainError(f"{file} holds no interactions: one JSON object a line, as in docs/data.md")
     return rows
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from abstain import paths
 from abstain.errors import AbstainError
 from abstain.features.extract import unpack
+from abstain.files import write_atomically
 from abstain.models.probe import Probe
 from abstain.params import Params, load_params
 
@@ -34,11 +35,8 @@ def progress(done: int, total: int) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a whole file or none: under a temporary name, then renamed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_name(f".{file.name}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(file)
+    """Write a whole text file or none."""
+    write_atomically(file, text.encode())
 
 
 def write_json(file: Path, value: Any) -> None:

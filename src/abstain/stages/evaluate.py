@@ -8,6 +8,7 @@ from abstain import paths
 from abstain.evaluate import metrics
 from abstain.evaluate.leaderboard import fit_baselines, leaderboard, reviewed, threshold_table
 from abstain.feedback.splits import holdout_digest
+from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.params import Params
 from abstain.stages import common
@@ -55,7 +56,7 @@ def stage(params: Params) -> None:
     )
     _write_plots(correct, holdout["probe"].to_numpy(), table)
     columns = ["interaction_id", "split", "group", "product", "correct", "source", *scores]
-    judged[columns].to_parquet(paths.SCORES, index=False)
+    write_atomically(paths.SCORES, judged[columns].to_parquet(index=False))
 
 
 def _write_plots(correct: np.ndarray, confidence: np.ndarray, table: pd.DataFrame) -> None:

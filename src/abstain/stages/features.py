@@ -1,10 +1,11 @@
 """DVC stage `features`: the base model's states of every labelled answer, from the cache or from a forward pass."""
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from abstain import paths
 from abstain.features.extract import FeatureSource, pack
 from abstain.feedback.store import read_dataset
+from abstain.files import write_atomically
 from abstain.params import Params
 from abstain.settings import load_settings
 from abstain.stages import common
@@ -16,9 +17,7 @@ def stage(params: Params) -> None:
     source = FeatureSource(params.llm, load_settings())
     print(f"{source.missing(rows)} of {len(rows)} answers need a forward pass; the rest is cached", flush=True)
     states = source.states(rows, common.progress)
-    scratch = paths.FEATURES.with_name(f".{paths.FEATURES.name}")
-    save_file(pack(states), scratch)
-    scratch.replace(paths.FEATURES)
+    write_atomically(paths.FEATURES, save(pack(states)))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 import pandas as pd
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from abstain import paths
+from abstain.files import write_atomically
 from abstain.models.training import Rows, train_probe
 from abstain.params import Params
 from abstain.stages import common
@@ -19,9 +20,7 @@ def stage(params: Params) -> None:
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.validation_loss}).to_csv(index=False)
     )
     print(f"kept epoch {history.best_epoch + 1} of {len(history.train_loss)}")
-    scratch = paths.PROBE.with_name(f".{paths.PROBE.name}")
-    save_file(probe.state_dict(), scratch)
-    scratch.replace(paths.PROBE)
+    write_atomically(paths.PROBE, save(probe.state_dict()))
 
 
 def _rows(frame: pd.DataFrame, states: list[torch.Tensor], split: str) -> Rows:

@@ -1,0 +1,65 @@
+# `make` lists the targets. CI runs the same ones.
+PYTHON ?= python3
+UV := 0.13.9
+BIN := .venv/bin
+READY := .venv/ready
+
+# Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+else
+export UV_TORCH_BACKEND ?= cpu
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint types contracts up down lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## make .venv, with exactly what requirements.lock says
+
+demo: setup ## ingest, retrain, promote and score, on the shipped sample
+	@$(BIN)/abstain demo
+
+test: setup ## every test
+	@$(BIN)/pytest
+
+test-fast: setup ## the tests that need no model, server, DVC or browser
+	@$(BIN)/pytest -m "not slow"
+
+lint: setup ## ruff and hadolint
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/hadolint Dockerfile
+
+types: setup ## mypy, strict
+	@$(BIN)/mypy
+
+contracts: setup ## who may import whom (.importlinter)
+	@$(BIN)/lint-imports
+
+up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_PORT, default 4200)
+	@$(BIN)/python -m tasks.server up
+
+down: setup ## stop them
+	@$(BIN)/python -m tasks.server down
+
+lock: setup ## write requirements.lock anew from requirements.in
+	@$(BIN)/uv pip compile -q --python-version 3.11 --excludes requirements.excludes.txt --no-header --no-annotate \
+	  -o requirements.lock.new requirements.in
+	@sed 's/+cpu$$//' requirements.lock.new > requirements.lock
+	@rm requirements.lock.new
+
+clean: ## remove .venv and what tools cache; .abstain/, which holds runs and releases, stays
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is not: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@echo "installing into .venv ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install -q --disable-pip-version-check uv==$(UV)
+	@$(BIN)/uv pip install -q --no-deps -r requirements.lock
+	@$(BIN)/uv pip install -q --no-deps -e .
+	@touch $@

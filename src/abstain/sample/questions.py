@@ -1,0 +1,69 @@
+"""What customers ask of the handbook: seeded questions, each about one known fact of one product.
+
+A question's group is the document that it asks about, so a product's page never straddles train and test.
+Some askers lack the entitlement that the page needs, and some facts stand on no page: both have no answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from abstain.sample.handbook import SEED, Fact, Page
+
+QUESTIONS = 1200
+FIRST_DAY = datetime(2026, 8, 1, tzinfo=UTC)
+DAYS = 106  # the last question is asked on 2026-11-14
+ENTITLED_SHARE = 0.7  # of those who ask about a page that needs an entitlement
+
+
+@dataclass(frozen=True)
+class Question:
+    """`fact` is what it asks for; `entitlements` are what the asker may read."""
+
+    question_id: str
+    text: str
+    fact: Fact
+    asked_at: datetime
+    entitlements: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        return self.fact.doc_id
+
+
+def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = SEED) -> list[Question]:
+    """`count` different questions over all pages, ordered by the time that they were asked."""
+    rng = random.Random(f"{seed}/questions")
+    chosen = [
+        pair for number, page in enumerate(pages) for pair in _of_page(page, _share(count, len(pages), number), rng)
+    ]
+    minutes = sorted(rng.sample(range(7 * 60, DAYS * 24 * 60 - 7 * 60), len(chosen)))
+    rng.shuffle(chosen)
+    return [
+        Question(f"q-{number:05d}", ask, fact, FIRST_DAY + timedelta(minutes=minute), _entitlements(fact, rng))
+        for number, ((fact, ask), minute) in enumerate(zip(chosen, minutes, strict=True), 1)
+    ]
+
+
+def _share(count: int, pages: int, number: int) -> int:
+    return count * (number + 1) // pages - count * number // pages
+
+
+def _of_page(page: Page, count: int, rng: random.Random) -> list[tuple[Fact, str]]:
+    """Each fact is asked for once before any is asked for in other words."""
+    rounds: dict[int, list[tuple[Fact, str]]] = {}
+    for fact in page.facts:
+        for turn, ask in enumerate(rng.sample(fact.asks, len(fact.asks))):
+            rounds.setdefault(turn, []).append((fact, ask))
+    pool = [pair for turn in sorted(rounds) for pair in rng.sample(rounds[turn], len(rounds[turn]))]
+    return pool[:count]
+
+
+def _entitlements(fact: Fact, rng: random.Random) -> tuple[str, ...]:
+    needed = fact.line.closed.get(fact.product.removesuffix(f" {fact.line.noun}"))
+    if needed is None:
+        return rng.choices([(), ("premium",), ("business",)], weights=[8, 1, 1])[0]
+    return (needed,) if rng.random() < ENTITLED_SHARE else ()

@@ -1,0 +1,171 @@
+"""What many tests share: projects of their own to run commands in, never the checkout that holds the tests.
+
+`trained_*` is the shipped sample after `abstain demo`, with the real embedded model, DVC and Prefect.
+`small_project` makes a project whose data are the sample's first rows, for tests that must run it cold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
+"""The safetensors copy of the embedded model is made once and shared by the tests."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A checkout in a temporary folder, with a home of its own."""
+
+    root: Path
+    home: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.home / "workspace"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A bare environment: an empty HOME, no git identity, this interpreter's tools, the project's own code."""
+        kept = {key: value for key, value in os.environ.items() if key in ("LANG", "CI", "SSL_CERT_FILE")}
+        return kept | {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+            "HOME": str(self.home.parent / "empty"),
+            "PYTHONPATH": os.pathsep.join([str(self.root / "src"), str(self.root)]),
+            "ABSTAIN_HOME": str(self.home),
+            "HF_HUB_OFFLINE": "1",
+            "DVC_NO_ANALYTICS": "1",
+            "COLUMNS": "160",
+        }
+
+    def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """`abstain ARGUMENTS`, ended by itself, output captured."""
+        return self.command([sys.executable, "-m", "flows.cli", *arguments], cwd)
+
+    def command(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=cwd or self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+
+    def git(self, *arguments: str, cwd: Path | None = None) -> str:
+        done = self.command(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments], cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def edit_params(self, old: str, new: str) -> None:
+        """Change `params.yaml` and commit it, as a person would."""
+        file = self.root / "params.yaml"
+        text = file.read_text()
+        assert old in text, f"{old!r} is not in params.yaml"
+        file.write_text(text.replace(old, new))
+        self.git("commit", "-qam", f"{old} -> {new}")
+
+
+def needs_sample() -> None:
+    """Skip, visibly, while the sample's answers have not been generated."""
+    if not (ROOT / "src" / "abstain" / "sample" / "answers.jsonl").is_file():
+        pytest.skip("the sample's answers are not there: python -m abstain.sample.generate")
+
+
+def new_project(folder: Path) -> Project:
+    """A git repository with this checkout's files as they are now, and an empty home but for the model copy."""
+    project = Project(folder / "checkout", folder / "home")
+    (folder / "empty").mkdir(parents=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            target = project.root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+    project.home.mkdir()
+    MODELS.mkdir(parents=True, exist_ok=True)
+    (project.home / "models").symlink_to(MODELS)
+    project.git("init", "-q", "--initial-branch=main")
+    project.git("add", "--all")
+    project.git("commit", "-qm", "The project as it is")
+    return project
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
+    """The project after `abstain demo`, and what the demo printed."""
+    needs_sample()
+    project = new_project(tmp_path_factory.mktemp("trained"))
+    done = project.abstain("demo")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return project, done.stdout
+
+
+@pytest.fixture(scope="session")
+def trained_home(trained: tuple[Project, str]) -> Path:
+    return trained[0].home
+
+
+@pytest.fixture(scope="session")
+def trained_root(trained: tuple[Project, str]) -> Path:
+    return trained[0].root
+
+
+@pytest.fixture
+def small_project(tmp_path: Path) -> Callable[[], Project]:
+    """A function that makes a project of its own with a few hundred of the sample's answers as its data."""
+    needs_sample()
+
+    def make() -> Project:
+        project = new_project(tmp_path / "small")
+        make_data = (
+            "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
+            "from abstain.feedback.ingest import ingest; from abstain.params import load_params\n"
+            "from abstain.sample.write import write_sample\n"
+            "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
+            "history.write_text(''.join(history.open().readlines()[::4]))\n"
+            "ingest([folder / 'handbook', history], Path('data'), load_params().validation, datetime.now(UTC))\n"
+        )
+        for command in (
+            [sys.executable, "-c", make_data, str(tmp_path / "sample")],
+            ["dvc", "add", "--quiet", "data"],
+            ["dvc", "push", "--quiet", "--remote", "tests", "data.dvc"],
+        ):
+            if command[1] == "push":  # as a team would: the data lie in a remote that every run can reach
+                remote = ["dvc", "remote", "add", "--default", "tests", str(tmp_path / "remote")]
+                assert project.command(remote).returncode == 0
+            done = project.command(command)
+            assert done.returncode == 0, done.stdout + done.stderr
+        # Lenient where a few hundred answers can promise nothing: these tests are about the machinery.
+        project.git("add", "--all")
+        project.git("commit", "-qm", "Our own data")
+        project.edit_params("target_precision: 0.85", "target_precision: 0.5")
+        return project
+
+    return make
+
+
+def read_lock(root: Path) -> dict:
+    """`dvc.lock`, parsed."""
+    import yaml
+
+    return yaml.safe_load((root / "dvc.lock").read_text())
+
+
+def read_json(file: Path) -> dict:
+    return json.loads(file.read_text())

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abstain.decide.gate import Check, Decision, Measured, Window, decide
+from abstain.params import GateParams
+
+PARAMS = GateParams(
+    bootstrap=200,
+    seed=3,
+    confidence=0.95,
+    max_newest_drop=0.02,
+    max_slice_drop=0.15,
+    min_slice=20,
+    max_ece=0.15,
+    max_parity=1e-4,
+    max_latency_ms=20,
+)
+MEASURED = Measured(threshold=0.5, target_precision=0.8, parity=1e-7, latency_p99_ms=2.0)
+
+
+def calibrated(correct: np.ndarray, sharpness: float, seed: int) -> np.ndarray:
+    """Confidences that are right as often as they say: the posterior of a noisy observation of `correct`."""
+    observed = (2 * correct - 1) * sharpness + np.random.default_rng(seed).normal(size=len(correct))
+    odds = np.exp(2 * sharpness * observed) * correct.mean() / (1 - correct.mean())
+    return odds / (1 + odds)
+
+
+def window(rows: int = 400, probe: float = 1.6, champion: float = 0.8, length: float = 0.3, seed: int = 0) -> Window:
+    generator = np.random.default_rng(seed)
+    correct = (generator.random(rows) < 0.6).astype(int)
+    return Window(
+        correct=correct,
+        groups=np.array([f"doc-{n % 50}" for n in range(rows)]),
+        products=np.array(["gold", "blue"])[generator.integers(2, size=rows)],
+        confidences={
+            "probe": calibrated(correct, probe, seed + 1),
+            "v1.0.0": calibrated(correct, champion, seed + 2),
+            "length_only": calibrated(correct, length, seed + 3),
+            "base_rate": np.full(rows, 0.6),
+        },
+    )
+
+
+def judged(
+    holdout: Window | None = None,
+    newest: Window | None = None,
+    measured: Measured = MEASURED,
+    champion: str | None = "v1.0.0",
+    same_holdout: bool = True,
+    **params: Any,
+) -> Decision:
+    return decide(
+        holdout or window(),
+        newest or window(seed=10),
+        measured,
+        PARAMS.model_copy(update=params),
+        champion,
+        same_holdout,
+    )
+
+
+def failed(decision: Decision) -> set[str]:
+    return {check.name for check in decision.checks if check.passed is False}
+
+
+def check(decision: Decision, name: str) -> Check:
+    (found,) = [check for check in decision.checks if check.name == name]
+    return found
+
+
+def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
+    decision = judged()
+    assert decision.approved
+    assert decision.reasons == []
+    assert [c.name for c in decision.checks] == [
+        "calibration",
+        "slice blue",
+        "slice gold",
+        "same hold-out",
+        "better than v1.0.0",
+        "newest window",
+        "ONNX parity",
+        "latency",
+    ]
+    assert all(c.passed for c in decision.checks)
+
+
+def test_an_equal_challenger_is_refused() -> None:
+    twin = window()
+    twin.confidences["v1.0.0"] = twin.confidences["probe"].copy()
+    decision = judged(twin)
+    assert failed(decision) == {"better than v1.0.0"}
+    assert check(decision, "better than v1.0.0").value == 0
+    assert not decision.approved
+
+
+def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> None:
+    decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
+    assert "better than v1.0.0" in failed(decision)
+    assert decision.reasons[0].startswith("better than v1.0.0: hold-out AUROC 0.")
+
+
+def test_a_worse_challenger_is_refused() -> None:
+    assert "better than v1.0.0" in failed(judged(window(probe=0.8, champion=1.6)))
+
+
+def test_the_chance_asked_for_decides() -> None:
+    close = window(probe=1.1, champion=0.95)
+    chance = check(judged(close), "better than v1.0.0").value
+    assert 0 < chance < 1
+    assert check(judged(close, confidence=chance - 0.001), "better than v1.0.0").passed
+    assert not check(judged(close, confidence=min(chance + 0.001, 0.999)), "better than v1.0.0").passed
+
+
+@pytest.mark.parametrize("name", ["probe", "v1.0.0"])
+def test_one_class_on_the_holdout_fails_closed(name: str) -> None:
+    one_class = replace(window(), correct=np.ones(400, int))
+    decision = judged(one_class)
+    assert "better than v1.0.0" in failed(decision)
+    assert np.isnan(check(decision, "better than v1.0.0").value)
+
+
+@pytest.mark.parametrize(
+    ("measured", "name"),
+    [({"parity": float("nan")}, "ONNX parity"), ({"latency_p99_ms": float("nan")}, "latency")],
+)
+def test_a_figure_that_is_nan_fails(measured: dict[str, float], name: str) -> None:
+    decision = judged(measured=replace(MEASURED, **measured))
+    assert failed(decision) == {name}
+    written = json.loads(json.dumps(decision.to_dict(), allow_nan=False))
+    assert next(c for c in written["checks"] if c["name"] == name)["value"] is None
+    assert written["approved"] is False
+
+
+@pytest.mark.parametrize(
+    ("measured", "name"), [({"parity": 2e-4}, "ONNX parity"), ({"latency_p99_ms": 20.1}, "latency")]
+)
+def test_limits_on_parity_and_latency(measured: dict[str, float], name: str) -> None:
+    assert failed(judged(measured=replace(MEASURED, **measured))) == {name}
+    assert judged(measured=replace(MEASURED, parity=1e-4, latency_p99_ms=20.0)).approved
+
+
+def test_a_threshold_that_is_nan_shows_nothing_and_is_refused() -> None:
+    assert not judged(measured=replace(MEASURED, threshold=float("nan")), champion=None).approved
+
+
+def test_confidences_that_do_not_mean_what_they_say_fail() -> None:
+    boastful = window()
+    boastful.confidences["probe"] = 0.9 + 0.1 * boastful.confidences["probe"]  # the same order, another scale
+    decision = judged(boastful)
+    assert "calibration" in failed(decision)
+    assert check(decision, "better than v1.0.0").passed
+
+
+def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
+    worse = {"probe": 0.2, "champion": 2.0, "seed": 10}
+    assert "newest window" in failed(judged(newest=window(rows=60, **worse)))
+    few = judged(newest=window(rows=19, **worse))
+    shown = check(few, "newest window")
+    assert shown.passed is None
+    assert (shown.says, shown.value < -0.02) == ("19 reviewed answers, too few to judge", True)
+    assert few.approved
+
+
+def test_an_empty_newest_window_is_not_judged() -> None:
+    nothing = np.array([])
+    empty = Window(nothing.astype(int), nothing, nothing, {"probe": nothing, "v1.0.0": nothing})
+    assert judged(newest=empty).approved
+
+
+def test_the_newest_window_may_lose_a_little() -> None:
+    newest = window(rows=300, probe=1.2, champion=1.25, seed=20)
+    lost = -check(judged(newest=newest), "newest window").value
+    assert lost > 0
+    assert check(judged(newest=newest, max_newest_drop=lost + 1e-9), "newest window").passed
+    assert not check(judged(newest=newest, max_newest_drop=lost - 1e-9), "newest window").passed
+
+
+def test_a_large_newest_window_of_one_class_fails_closed() -> None:
+    assert failed(judged(newest=replace(window(seed=10), correct=np.ones(400, int)))) == {"newest window"}
+
+
+def test_a_product_below_its_floor_is_named() -> None:
+    holdout = window()
+    gold = holdout.products == "gold"
+    correct = holdout.correct.copy()
+    shown = np.flatnonzero(gold & (holdout.confidences["probe"] >= 0.5))
+    correct[shown[: int(0.4 * len(shown))]] = 0
+    decision = judged(replace(holdout, correct=correct), max_ece=1.0)
+    assert failed(decision) == {"slice gold"}
+    assert check(decision, "slice gold").limit == pytest.approx(0.65)
+    assert check(decision, "slice blue").passed
+
+
+def test_a_small_product_is_shown_and_not_judged() -> None:
+    holdout = window()
+    products = holdout.products.astype(object)
+    products[:30] = "rare"
+    correct = holdout.correct.copy()
+    correct[:30] = 0
+    decision = judged(replace(holdout, products=products, correct=correct), max_ece=1.0)
+    rare = check(decision, "slice rare")
+    assert (rare.passed, rare.value) == (None, 0.0)
+    assert decision.approved
+
+
+def test_a_changed_holdout_is_refused() -> None:
+    assert failed(judged(same_holdout=False)) == {"same hold-out"}
+
+
+def test_a_first_version_must_beat_both_baselines() -> None:
+    decision = judged(champion=None)
+    assert decision.approved
+    assert {"better than length_only", "better than base rate"} < {c.name for c in decision.checks}
+    assert "same hold-out" not in {c.name for c in decision.checks}
+
+
+def test_a_first_version_that_knows_no_more_than_length_is_refused() -> None:
+    holdout = window()
+    holdout.confidences["length_only"] = holdout.confidences["probe"].copy()
+    assert failed(judged(holdout, champion=None)) == {"better than length_only"}
+
+
+def test_a_first_version_whose_threshold_shows_everything_is_refused() -> None:
+    lenient = replace(MEASURED, threshold=0.0, target_precision=0.5)
+    assert failed(judged(measured=lenient, champion=None)) == {"better than base rate"}
+
+
+def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
+    decision = judged(measured=replace(MEASURED, threshold=1.1), champion=None)
+    assert failed(decision) == {"better than base rate"}
+    assert np.isnan(check(decision, "better than base rate").value)
+
+
+def test_a_decision_without_a_judged_check_is_no_approval() -> None:
+    assert not Decision().approved
+    assert not Decision((Check("shown only", None, 1.0, 0.0, ""),)).approved
+
+
+def test_the_same_figures_are_the_same_decision() -> None:
+    assert judged().to_dict() == judged().to_dict()

@@ -1,0 +1,86 @@
+"""Bad input to the command line: one clear line that names the thing and the remedy, and nothing changed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Project, new_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return new_project(tmp_path)
+
+
+def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+def test_help_reads_well_and_is_instant(project: Project) -> None:
+    done = project.abstain("--help")
+    assert done.returncode == 0
+    for command in ("demo", "ingest", "retrain", "plan", "status", "score", "promote", "rollback"):
+        assert command in done.stdout
+        assert project.abstain(command, "--help").returncode == 0
+
+
+def test_no_git_at_all(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = subprocess.run(
+        [str(Path(project.environment["PATH"].split(":")[0]) / "python"), "-m", "flows.cli", "retrain"],
+        cwd=project.root,
+        env=project.environment | {"PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    fails(done, "git is not installed")
+
+
+def test_outside_a_repository(project: Project, tmp_path: Path) -> None:
+    fails(project.abstain("status", cwd=tmp_path), "is in no git repository", "clone of the project")
+
+
+def test_a_dirty_tree_is_refused_at_once(project: Project) -> None:
+    (project.root / "params.yaml").open("a").write("# mine\n")
+    fails(project.abstain("retrain"), "uncommitted changes", "params.yaml", "commit or stash")
+    assert not (project.home / "origin.git").exists()
+
+
+def test_before_the_first_run(project: Project) -> None:
+    for command in (["status"], ["score", "-q", "a", "-a", "b"]):
+        fails(project.abstain(*command), "no run has been made", "abstain retrain")
+
+
+def test_score_wants_one_kind_of_input(project: Project) -> None:
+    fails(project.abstain("score"), "either a FILE, or --question and --answer")
+
+
+@pytest.mark.slow
+def test_files_that_are_not_there_and_empty_ones(project: Project, tmp_path: Path) -> None:
+    fails(project.abstain("ingest", str(tmp_path / "nowhere.jsonl")), "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    fails(project.abstain("ingest", str(tmp_path / "empty.jsonl")), "empty.jsonl")
+
+
+@pytest.mark.slow
+def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promoted(project: Project) -> None:
+    project.edit_params("  hidden: 64", "  hiden: 64")
+    fails(project.abstain("retrain"), "unknown parameter 'probe.hiden'", "did you mean 'hidden'?")
+    project.edit_params("  hiden: 64", "  hidden: 64")
+    project.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
+    fails(project.abstain("retrain"), "nobody/no-such-model", "llm.model in params.yaml")
+    assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
+
+
+@pytest.mark.slow
+def test_an_unreachable_target_says_what_is_within_reach(project: Project) -> None:
+    project.edit_params("layer: 16", "layer: 99")
+    fails(project.abstain("retrain"), "layer 99", "layers 1 to 30")

@@ -1,0 +1,152 @@
+"""The main job on the sample, as a user has it: `abstain demo` and what can be done after it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.conftest import ROOT, Project, read_json
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def project(trained: tuple[Project, str]) -> Project:
+    return trained[0]
+
+
+def in_production(project: Project) -> dict:
+    return json.loads(project.git("show", "origin/main:registry.json", cwd=project.workspace))["history"][-1]
+
+
+def test_ends_with_a_promoted_version_and_its_figures(trained: tuple[Project, str]) -> None:
+    printed = trained[1]
+    assert "probe v1.0.0 (promoted)" in printed
+    assert re.search(r"AUROC +│ 0\.\d{3}, 95 % interval 0\.\d{3} to 0\.\d{3}", printed)
+    assert re.search(r"at threshold 0\.\d{3} +│ precision \d+\.\d%, shows \d+\.\d%", printed)
+    assert "report.html" in printed and "http://127.0.0.1:4200" in printed
+    counts = re.search(r"(\d+) read = (\d+) accepted \+ (\d+) duplicate \+ (\d+) quarantined", printed)
+    assert counts is not None
+    read, accepted, duplicate, quarantined = map(int, counts.groups())
+    assert read == accepted + duplicate + quarantined and quarantined > 0 and duplicate > 0
+
+
+def test_leaves_the_checkout_untouched(project: Project) -> None:
+    assert project.git("status", "--porcelain") == ""
+    assert not (project.root / "data").exists() and not (project.root / "artifacts").exists()
+
+
+def test_beats_base_rate_and_length_on_the_hold_out(project: Project) -> None:
+    approval = read_json(project.workspace / "approvals" / "v1.0.0.json")
+    scorers = approval["metrics"]["holdout"]["scorers"]
+    assert approval["approved"] and all(check["passed"] is not False for check in approval["checks"])
+    assert scorers["probe"]["auroc"] > scorers["length_only"]["auroc"]
+    assert scorers["probe"]["brier"] < scorers["base_rate"]["brier"]
+    assert approval["metrics"]["holdout"]["rows"] >= 100
+
+
+def test_a_second_run_takes_seconds_and_says_why(project: Project) -> None:
+    before = project.git("rev-parse", "origin/main", cwd=project.workspace)
+    started = time.monotonic()
+    again = project.abstain("demo")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "none: all 8 are cached, nothing changed" in again.stdout
+    assert "probe v1.0.0 (unchanged)" in again.stdout
+    assert project.git("rev-parse", "origin/main", cwd=project.workspace) == before
+    assert time.monotonic() - started < 120
+
+
+def test_the_released_file_says_what_it_listens_to(project: Project) -> None:
+    file = project.home / "releases" / "v1.0.0" / "probe.onnx"
+    carried = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+    assert carried["version"] == "v1.0.0" and carried["layer"] == "16" and carried["site"] == "residual"
+    assert carried["layout"] == "rag-chatml-v1" and len(carried["model_revision"]) == 16
+    assert 0 < float(carried["threshold"]) < 1
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == in_production(project)["sha256"]
+
+
+def test_gto_and_dvc_read_the_version(project: Project, tmp_path: Path) -> None:
+    shown = project.command(["gto", "show", "-r", str(project.home / "origin.git")])
+    shown = project.command(["gto", "show", "-r", str(project.workspace)])
+    assert "v1.0.0" in shown.stdout, shown.stderr
+    got = project.command(
+        ["dvc", "artifacts", "get", str(project.workspace), "probe", "--rev", "v1.0.0", "-o", str(tmp_path / "p.onnx")]
+    )
+    assert got.returncode == 0, got.stderr
+    assert hashlib.sha256((tmp_path / "p.onnx").read_bytes()).hexdigest() == in_production(project)["sha256"]
+
+
+def test_scores_one_answer_from_flags_and_many_from_a_file(project: Project, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (project.workspace / "data" / "interactions.jsonl").open()][:30]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scored = project.abstain("score", str(file))
+    assert scored.returncode == 0, scored.stderr
+    verdicts = [json.loads(line) for line in scored.stdout.splitlines()]
+    assert [v["interaction_id"] for v in verdicts] == [row["interaction_id"] for row in rows]
+    assert all((v["confidence"] >= v["threshold"]) == (v["decision"] == "show") for v in verdicts)
+    assert len({round(v["confidence"], 3) for v in verdicts}) > 10
+    contexts = [part for context in rows[0]["contexts"] for part in ("--context", context["text"])]
+    one = project.abstain("score", "--question", rows[0]["question"], "--answer", rows[0]["answer"], *contexts)
+    # The same text is the same feature, so the same confidence to the last bit.
+    assert json.loads(one.stdout)["confidence"] == verdicts[0]["confidence"]
+
+
+def test_status_and_plan_tell_how_things_stand(project: Project) -> None:
+    status = project.abstain("status").stdout
+    assert "in production: probe v1.0.0" in status and "AUROC" in status
+    plan = project.abstain("plan")
+    assert plan.returncode == 0, plan.stderr
+    assert plan.stdout.count("be cached") == 8
+    assert re.search(r"\b0 of \d+ answers need a forward pass|\b\d+ of \d+ answers need", plan.stdout)
+
+
+def test_a_better_version_is_promoted_and_can_be_rolled_back(project: Project) -> None:
+    # Another seed is not better with certainty; the gate is told to be content with a coin's toss or less.
+    project.edit_params("  confidence: 0.95", "  confidence: 0.001")
+    project.edit_params("  seed: 7", "  seed: 8")
+    project.edit_params("  max_newest_drop: 0.02", "  max_newest_drop: 1.0")
+    plan = project.abstain("plan").stdout
+    assert re.search(r"features +│ be cached", plan) and re.search(r"train_probe +│ run", plan)
+    retrained = project.abstain("retrain")
+    assert retrained.returncode == 0, retrained.stdout + retrained.stderr
+    assert "promoted: probe v1.1.0 is in production" in retrained.stdout, retrained.stdout
+    assert re.search(r"features +cached", retrained.stdout) and re.search(r"train_probe +ran", retrained.stdout)
+    checks = read_json(project.workspace / "approvals" / "v1.1.0.json")["checks"]
+    assert {"same hold-out", "better than v1.0.0", "newest window"} <= {check["name"] for check in checks}
+
+    back = project.abstain("rollback", "--reason", "complaints")
+    assert back.returncode == 0 and "probe v1.0.0" in back.stdout, back.stderr
+    assert in_production(project)["version"] == "v1.0.0"
+    assert "blocked: v1.1.0 (complaints)" in project.abstain("status").stdout
+    again = project.abstain("promote")
+    assert again.returncode == 0 and "v1.1.0 again, which was blocked: complaints" in again.stdout, again.stderr
+    nowhere = project.abstain("rollback")
+    assert nowhere.returncode == 1 and "no version before v1.0.0" in nowhere.stderr
+
+
+def test_a_changed_hold_out_needs_a_recorded_decision(project: Project) -> None:
+    project.edit_params('holdout_frozen_at: "2026-10-15', 'holdout_frozen_at: "2026-10-20')
+    refused = project.abstain("retrain")
+    assert refused.returncode == 0 and "same hold-out" in refused.stdout, refused.stdout + refused.stderr
+    assert in_production(project)["version"] == "v1.0.0"
+    decided = project.abstain("promote", "--new-holdout", "a fortnight more of questions")
+    record = project.git("log", "-1", "--name-only", "--format=", "origin/main", cwd=project.workspace)
+    assert decided.returncode == 0 and "approvals/" in record, decided.stderr
+    approval = read_json(project.workspace / next(line for line in record.splitlines() if "approvals/" in line))
+    assert approval["new_holdout"] == "a fortnight more of questions"
+    assert next(check for check in approval["checks"] if check["name"] == "same hold-out")["passed"]
+
+
+def test_the_readme_shows_what_the_demo_measures(trained: tuple[Project, str]) -> None:
+    """The README's figures are those of a real run: another machine may differ in the last digits, not more."""
+    metrics = read_json(trained[0].home / "releases" / "v1.0.0" / "metrics.json")["holdout"]
+    written = re.search(r"\| `probe` \| \*?\*?(0\.\d{3})", (ROOT / "README.md").read_text())
+    assert written is not None, "the README's leaderboard has no row for the probe"
+    assert abs(float(written[1]) - metrics["scorers"]["probe"]["auroc"]) < 0.03

@@ -1,0 +1,116 @@
+"""Tiny base models with random weights, and a tokenizer of single bytes: real Hugging Face classes, no downloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from abstain.llm.layout import Layout, Pass
+from abstain.llm.loading import LoadedModel, ModelRef
+
+LAYERS, WIDTH, WINDOW = 4, 32, 512
+LAYOUT = Layout(
+    "tiny",
+    """
+    - {segment: instruction, literal: "<|im_start|>user\\n"}
+    - {segment: context, field: contexts, join: "\\n\\n"}
+    - {segment: question_mark, literal: "\\nQuestion: "}
+    - {segment: question, field: question}
+    - {segment: turn, literal: "<|im_end|>\\n<|im_start|>assistant\\n"}
+    - {segment: answer, field: answer}
+    - {segment: eos}
+    """,
+)
+
+_COMMON: dict[str, Any] = {"vocab_size": 300, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_MODERN = {
+    **_COMMON,
+    "hidden_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": WINDOW,
+    "initializer_range": 0.3,  # large enough for every block to change the stream visibly
+}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**_MODERN, num_key_value_heads=2),
+    "qwen2": lambda: Qwen2Config(**_MODERN, num_key_value_heads=2),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_MODERN,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "gpt2": lambda: GPT2Config(
+        **_COMMON, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=WINDOW, initializer_range=0.3
+    ),
+    "opt": lambda: OPTConfig(
+        **{**_COMMON, "pad_token_id": 1},
+        hidden_size=WIDTH,
+        ffn_dim=2 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        max_position_embeddings=WINDOW,
+        word_embed_proj_dim=WIDTH,
+        init_std=0.3,
+        dropout=0.0,
+    ),
+}
+
+
+def byte_tokenizer(*, eos: bool = True) -> PreTrainedTokenizerFast:
+    """One token a byte, and ChatML's two special tokens; `<|im_end|>` is EOS where there is one."""
+    vocab = {symbol: at for at, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    special = {"eos_token": "<|im_end|>"} if eos else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, additional_special_tokens=["<|im_start|>", "<|im_end|>"], **special
+    )
+
+
+def tiny_model(family: str = "llama", seed: int = 0) -> LoadedModel:
+    """A four-layer causal LM of `family` in float32."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=torch.float32).eval().requires_grad_(False)
+    return LoadedModel(ModelRef(f"tiny-{family}", str(seed), "nowhere"), model, byte_tokenizer())
+
+
+def save_tiny_model(folder: Path, seed: int = 0) -> Path:
+    """A tiny Llama as a local model folder."""
+    loaded = tiny_model(seed=seed)
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_pass(answer: str = "None.", context: str = "There is no fee.", question: str = "What is the fee?") -> Pass:
+    return LAYOUT.render(question, [context] if context else [], answer)
+
+
+def tiny_passes() -> dict[str, Pass]:
+    """Seven passes of different lengths, two of them equally long."""
+    return {
+        "short": tiny_pass("No.", ""),
+        "plain": tiny_pass(),
+        "twin": tiny_pass("None!"),
+        "long answer": tiny_pass("There is no fee, whatever the card, and there never was one. " * 2),
+        "long context": tiny_pass("None.", "The fee is described on another page. " * 4),
+        "unicode": tiny_pass("Es fällt keine Gebühr an — nie. 免费", "Gebühr: 0 €"),
+        "one token": tiny_pass("0", "Fee: 0"),
+    }

@@ -1,0 +1,62 @@
+import pytest
+
+from abstain.contracts import Context, Interaction
+from abstain.errors import AbstainError
+from abstain.llm.layout import Layout, Segment, load_layout
+
+SOURCE = (
+    '- {segment: turn, literal: "Q: "}\n- {segment: question, field: question}\n- {segment: answer, field: answer}\n'
+)
+
+
+def test_render_keeps_the_order_and_tells_literals_from_what_people_wrote() -> None:
+    layout = load_layout("rag-chatml-v1")
+    pass_ = layout.render("Why?", ["one", "two"], "Because.")
+    assert [s.name for s in pass_] == ["instruction", "context", "question_mark", "question", "turn", "answer", "eos"]
+    assert [s.name for s in pass_ if s.literal] == ["instruction", "question_mark", "turn"]
+    assert [s.text for s in pass_ if not s.literal] == ["one\n\ntwo", "Why?", "Because.", ""]
+    assert pass_[-1] == Segment("eos", eos=True)
+
+
+def test_without_an_answer_the_pass_ends_where_the_model_begins() -> None:
+    layout = load_layout("rag-chatml-v1")
+    prompt = layout.render("Why?", [], None)
+    assert prompt == layout.render("Why?", [], "anything")[: len(prompt)]
+    assert prompt[-1].text.endswith("<|im_start|>assistant\n")
+
+
+def test_an_interaction_is_rendered_with_its_contexts_in_rank_order() -> None:
+    contexts = (Context(chunk_id="b#1", text="first"), Context(chunk_id="a#1", text="second"))
+    interaction = Interaction(
+        interaction_id="i", asked_at="2026-01-01T00:00:00Z", question="q", answer="a", contexts=contexts, model="m@1"
+    )
+    layout = load_layout("rag-plain-v1")
+    assert layout.render_interaction(interaction) == layout.render("q", ["first", "second"], "a")
+    assert "first\n\nsecond" in [segment.text for segment in layout.render_interaction(interaction)]
+
+
+def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:
+    digest = Layout("a", SOURCE).digest
+    assert digest == Layout("b", "# another comment\n" + SOURCE.replace("\n", "  # here too\n")).digest
+    assert digest != Layout("a", SOURCE.replace("Q: ", "Q:")).digest
+    assert digest != Layout("a", SOURCE.replace("segment: turn", "segment: mark")).digest
+    assert digest != Layout("a", "".join(reversed(SOURCE.splitlines(keepends=True)))).digest
+    assert digest != Layout("a", SOURCE + "- {segment: eos}\n").digest
+    assert len(digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("rag-chatml-v1", "1755751aa8dcbcdf9c460ebfb98e62c7644e41919087ee1ab655cb6c7025c2b2"),
+        ("rag-plain-v1", "29124f30a7c049f871d5aef6240490abea4b698b3b8ba8a4ecb47696c837e0d4"),
+    ],
+)
+def test_published_layouts_never_change(name: str, digest: str) -> None:
+    assert load_layout(name).digest == digest
+
+
+@pytest.mark.parametrize("name", ["rag-chatml-v9", "", "../layout"])
+def test_an_unknown_layout_is_an_error_that_lists_the_known_ones(name: str) -> None:
+    with pytest.raises(AbstainError, match=rf"no prompt layout '{name}' in .*: there are rag-chatml-v1, rag-plain-v1$"):
+        load_layout(name)

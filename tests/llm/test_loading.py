@@ -1,0 +1,135 @@
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+
+from abstain.errors import AbstainError
+from abstain.llm import loading
+from abstain.llm.engine import Engine, States
+from abstain.llm.loading import choose_device, choose_dtype, load, resolve
+from abstain.settings import Settings
+
+from .builders import save_tiny_model, tiny_model, tiny_pass
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "nobody/no-such-model@v1", "no such folder/at all/here"])
+def test_an_unknown_model_is_one_line_with_a_remedy(
+    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(AbstainError) as caught:
+        resolve(name, settings)
+    message = str(caught.value)
+    assert message.startswith(f"model '{name}' cannot be found: it is no embedded model (smollm2-135m-instruct)")
+    assert message.endswith("; set llm.model in params.yaml")
+    assert "\n" not in message
+
+
+def test_a_local_folder_is_loaded_as_it_was_saved(folder: Path, settings: Settings) -> None:
+    ref = resolve(str(folder), settings)
+    loaded = load(ref, CPU, torch.float32)
+    assert (ref.name, str(ref)) == ("tiny-bank", f"tiny-bank@{ref.revision}")
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    ask = States((3,))
+    (_, expected), (_, states) = (
+        next(Engine(model, 4096).states({"a": tiny_pass()}, ask)) for model in (tiny_model(), loaded)
+    )
+    assert torch.equal(states, expected)
+
+
+def test_bfloat16_is_loaded_as_bfloat16(folder: Path, settings: Settings) -> None:
+    loaded = load(resolve(str(folder), settings), CPU, torch.bfloat16)
+    (_, states), *_ = Engine(loaded, 4096).states({"a": tiny_pass()}, States((3,)))
+    assert states.dtype == torch.bfloat16
+
+
+def test_a_folders_revision_is_its_content(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    revision = resolve(str(folder), settings).revision
+    copy = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
+    assert resolve(str(copy), settings).revision == revision
+    other = save_tiny_model(tmp_path / "other weights", seed=1)
+    assert resolve(str(other), settings).revision != revision
+    (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
+    assert resolve(str(copy), settings).revision != revision
+    assert resolve(str(folder), settings).revision == revision
+
+
+def test_weights_are_digested_once(folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: read.append(stream.name) or digest(stream, kind))
+    first, second = resolve(str(folder), settings), resolve(str(folder), settings)
+    assert first == second
+    assert len(read) == len({*read}) > 1
+    assert list(json.loads((settings.models / "digests.json").read_text()).values()) == [first.revision]
+
+
+@pytest.mark.parametrize("left_out", ["config.json", "model.safetensors"])
+def test_a_folder_that_is_no_model_says_what_it_needs(
+    left_out: str, folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "broken"))
+    (copy / left_out).unlink()
+    with pytest.raises(AbstainError, match=r"broken is no model folder: it needs config.json and \*.safetensors"):
+        resolve(str(copy), settings)
+
+
+def test_an_embedded_model_whose_package_is_missing_names_the_package(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loading.EMBEDDED, "ghost-1b", ("llm_ghost_1b", "ghost.gguf"))
+    with pytest.raises(AbstainError, match="'ghost-1b' is not installed: pip install llm-ghost-1b$"):
+        resolve("ghost-1b", settings)
+
+
+def test_devices(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(settings) == CPU
+    assert choose_device(settings.model_copy(update={"device": "auto"})) == CPU
+    with pytest.raises(
+        AbstainError, match="ABSTAIN_DEVICE=cuda:1, but torch sees no CUDA device: set it to cpu or auto"
+    ):
+        choose_device(settings.model_copy(update={"device": "cuda:1"}))
+    with pytest.raises(AbstainError, match="ABSTAIN_DEVICE=gpu is no torch device: use auto, cpu, cuda or cuda:N"):
+        choose_device(settings.model_copy(update={"device": "gpu"}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device(settings.model_copy(update={"device": "auto"})).type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("able", "expected"), [({"avx512_bf16": True}, torch.bfloat16), ({"avx2": True}, torch.float32)]
+)
+def test_auto_takes_bfloat16_only_where_the_processor_multiplies_in_it(
+    able: dict[str, bool], expected: torch.dtype, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert choose_dtype(settings.model_copy(update={"dtype": "auto"}), CPU) == expected
+    assert choose_dtype(settings, CPU) == torch.float32
+    assert choose_dtype(settings.model_copy(update={"dtype": "bfloat16"}), CPU) == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> None:
+    ref = resolve("smollm2-135m-instruct", real_settings)
+    gguf = loading._embedded_file(ref.name)
+    outer = hashlib.sha256(hashlib.sha256(gguf.read_bytes()).digest())
+    assert ref.revision == outer.hexdigest()[:16]
+    assert Path(ref.path).parent == real_settings.models

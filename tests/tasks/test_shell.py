@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from abstain.errors import AbstainError
+from tasks.shell import environment, run, succeeds
+
+
+def test_output_is_streamed_and_returned(tmp_path: Path) -> None:
+    seen: list[str] = []
+    assert run(["sh", "-c", "echo one; echo two >&2"], tmp_path, seen.append) == "one\ntwo"
+    assert seen == ["one", "two"]
+
+
+def test_a_failure_is_the_line_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"^`sh -c .*` failed: the disk is full$"):
+        run(["sh", "-c", "echo noise; echo 'error: the disk is full'; echo more; exit 3"], tmp_path)
+    with pytest.raises(AbstainError, match="failed: it printed nothing"):
+        run(["false"], tmp_path)
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="`no-such-command` is not installed"):
+        run(["no-such-command"], tmp_path)
+
+
+def test_file_descriptors_are_inherited_when_asked(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    try:
+        run([sys.executable, "-c", f"import os; os.write({write}, b'here\\n')"], tmp_path, inherit=[write])
+        assert os.read(read, 5) == b"here\n"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_no_telemetry_and_the_workspace_s_own_code_first(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    assert env["DO_NOT_TRACK"] == "1" and env["DVC_NO_ANALYTICS"] == "1"
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "src")
+
+
+def test_somebody_commits_where_git_knows_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    assert environment(tmp_path)["GIT_AUTHOR_EMAIL"]
+    assert succeeds(tmp_path, "git", "init", "-q", "r")
+    assert succeeds(tmp_path / "r", "git", "commit", "--allow-empty", "-qm", "first")
