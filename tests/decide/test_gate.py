@@ -11,7 +11,7 @@ from abstain.decide.gate import Check, Decision, Measured, Window, decide
 from abstain.params import GateParams
 
 PARAMS = GateParams(
-    bootstrap=200,
+    bootstrap=100,
     seed=3,
     confidence=0.95,
     max_newest_drop=0.02,
@@ -111,7 +111,7 @@ def test_a_worse_challenger_is_refused() -> None:
 
 
 def test_the_chance_asked_for_decides() -> None:
-    close = window(probe=1.1, champion=0.95)
+    close = window(probe=1.0, champion=1.1)
     chance = check(judged(close), "better than v1.0.0").value
     assert 0 < chance < 1
     assert check(judged(close, confidence=chance - 0.001), "better than v1.0.0").passed
@@ -175,7 +175,7 @@ def test_an_empty_newest_window_is_not_judged() -> None:
 
 
 def test_the_newest_window_may_lose_a_little() -> None:
-    newest = window(rows=300, probe=1.2, champion=1.25, seed=20)
+    newest = window(rows=300, probe=1.2, champion=1.5, seed=20)
     lost = -check(judged(newest=newest), "newest window").value
     assert lost > 0
     assert check(judged(newest=newest, max_newest_drop=lost + 1e-9), "newest window").passed

@@ -65,12 +65,15 @@ class Registry(BaseModel):
         if self.prod is None:
             raise AbstainError("nothing is in production yet: run `abstain retrain` first")
         usable = [e for e in self.history if e.version not in self.blocked and e.version != self.prod.version]
-        named = [e for e in usable if wanted in (None, e.version)]
+        if wanted is None:
+            named = [e for e in usable if version_key(e.version) < version_key(self.prod.version)]
+        else:
+            named = [e for e in usable if e.version == wanted]
         if not named:
             there_are = ", ".join(dict.fromkeys(e.version for e in usable)) or "none"
             raise AbstainError(
-                f"no version {wanted or 'before ' + self.prod.version} to roll back to: earlier versions that are "
-                f"not blocked: {there_are}"
+                f"no version {wanted or 'before ' + self.prod.version} to roll back to: other versions that were in "
+                f"production and are not blocked: {there_are}"
             )
         return max(named, key=lambda e: version_key(e.version)) if wanted is None else named[-1]
 
