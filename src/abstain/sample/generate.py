@@ -1,70 +1,94 @@
-"""`python -m abstain.sample.generate` makes the sample's answers anew: real retrieval, real greedy decoding.
+"""`python -m abstain.sample.generate`: let the embedded model really answer the sample's questions.
 
-Writes `answers.jsonl` (question, retrieved chunks, answer) and `answers.meta.json` (how they came about) beside
-this file. Takes about ten minutes on two cores, in float32, which gives the same answers wherever it is exact.
+Writes `answers.jsonl` (question id, ids of the retrieved chunks, answer) and `answers.meta.json` (how they
+came about) beside this module. Both are committed, so that `write_sample` needs no model. The answers belong to
+one handbook and one list of questions: whoever changes either runs this again.
 """
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-import transformers
 
 from abstain import paths
+from abstain.contracts import Chunk
 from abstain.files import write_atomically
-from abstain.knowledge.retrieval import DenseIndex, SentenceEncoder
+from abstain.knowledge.retrieval import EMBEDDED_ENCODER, DenseIndex, SentenceEncoder
 from abstain.llm.generate import generate_answers
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
+from abstain.llm.tokens import encode_pass
 from abstain.params import load_params
-from abstain.sample.handbook import SEED, build_handbook
-from abstain.sample.questions import build_questions
+from abstain.sample.handbook import SEED, Page, build_handbook
+from abstain.sample.questions import Question, build_questions, source_digest
 from abstain.settings import load_settings
 
-RETRIEVED = 3
+K = 3
+MAX_GAP = 0.05  # cosine similarity that a chunk may lie below the best one
 MAX_NEW_TOKENS = 48
+FOLDER = Path(__file__).parent
+ANSWERS = "answers.jsonl"
+META = "answers.meta.json"
+
+
+def retrieve(pages: Sequence[Page], questions: Sequence[Question]) -> list[list[Chunk]]:
+    """For each question the at most `K` chunks that its asker may read, best first."""
+    index = DenseIndex([chunk for page in pages for chunk in page.chunks()], SentenceEncoder())
+    hits = (index.search(question.text, K, question.entitlements, MAX_GAP) for question in questions)
+    return [[hit.chunk for hit in found] for found in hits]
 
 
 def main() -> None:
-    params, settings = load_params(paths.PARAMS), load_settings()
+    started = time.monotonic()
     pages = build_handbook()
     questions = build_questions(pages)
-    index = DenseIndex([chunk for page in pages for chunk in page.chunks()], SentenceEncoder())
-    found = [[hit.chunk for hit in index.search(q.text, RETRIEVED, q.entitlements)] for q in questions]
-    layout, ref = load_layout(params.llm.layout), resolve(params.llm.model, settings)
+    contexts = retrieve(pages, questions)
+    params, settings = load_params(paths.PARAMS), load_settings()
+    layout = load_layout(params.llm.layout)
+    loaded = load(resolve(params.llm.model, settings), torch.device("cpu"), torch.float32)
     prompts = [
-        layout.render(q.text, [c.text for c in chunks], None) for q, chunks in zip(questions, found, strict=True)
+        layout.render(question.text, [chunk.text for chunk in chunks], answer=None)
+        for question, chunks in zip(questions, contexts, strict=True)
     ]
+    tokens = [len(encode_pass(loaded.tokenizer, prompt).ids) for prompt in prompts]
     answers = generate_answers(
-        load(ref, torch.device("cpu"), torch.float32),
+        loaded,
         prompts,
-        MAX_NEW_TOKENS,
-        progress=lambda done: print(f"progress {done}/{len(prompts)}", flush=True),
+        max_new_tokens=MAX_NEW_TOKENS,
+        progress=lambda done: print(f"{done}/{len(prompts)} after {time.monotonic() - started:.0f} s", flush=True),
     )
-    rows = [
-        {"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": answer}
-        for q, chunks, answer in zip(questions, found, answers, strict=True)
-        if answer  # an empty answer is no interaction: there is nothing to show or to withhold
+    lines = [
+        json.dumps({"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": answer})
+        for q, chunks, answer in zip(questions, contexts, answers, strict=True)
+        if answer  # an interaction without an answer is none
     ]
-    here = Path(__file__).parent
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomically(here / "answers.jsonl", lines.encode())
+    write_atomically(FOLDER / ANSWERS, ("\n".join(lines) + "\n").encode())
     meta = {
         "command": "python -m abstain.sample.generate",
-        "model": str(ref),
+        "date": datetime.now(UTC).date().isoformat(),
+        "model": str(loaded.ref),
+        "dtype": "float32",
+        "decoding": f"greedy, at most {MAX_NEW_TOKENS} new tokens",
         "layout": layout.name,
         "layout_digest": layout.digest,
-        "decoding": f"greedy, float32, at most {MAX_NEW_TOKENS} tokens",
-        "retrieved": RETRIEVED,
+        "encoder": EMBEDDED_ENCODER,
+        "k": K,
+        "max_gap": MAX_GAP,
         "seed": SEED,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "torch": torch.__version__.split("+")[0],
-        "transformers": transformers.__version__,
+        "source_digest": source_digest(pages, questions),
+        "questions": len(questions),
+        "answers": len(lines),
+        "mean_prompt_tokens": round(sum(tokens) / len(tokens), 1),
+        "seconds": round(time.monotonic() - started),
+        "versions": {name: version(name) for name in ("torch", "transformers", "sentence-transformers")},
     }
-    write_atomically(here / "answers.meta.json", (json.dumps(meta, indent=2) + "\n").encode())
+    write_atomically(FOLDER / META, (json.dumps(meta, indent=2) + "\n").encode())
 
 
 if __name__ == "__main__":

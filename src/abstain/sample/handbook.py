@@ -21,9 +21,9 @@ from abstain.sample.topics import THEMES
 from abstain.sample.values import Value, phrase, write
 
 SEED = 2026
-THEMES_PER_PAGE = 5
+THEMES_PER_PAGE = 7
 FACTS_PER_THEME = 2
-GAPS_PER_PAGE = 4
+GAPS_PER_PAGE = 2
 FIRST_UPDATE = datetime(2025, 11, 3, 9, tzinfo=UTC)
 UPDATE_SPAN_DAYS = 265  # the last pages are updated in July 2026, before the first question
 
@@ -134,12 +134,11 @@ def _fact(
     written = attribute.form.format(*(text for text, _ in drawn))
     text = attribute.text.format(v=written, p=product)
     if section.kind == "table":
-        source, sentence = f"| {text} | {written} |", f"{section.header[0]} of the {product}: {text}, {written}."
+        source, sentence = f"| {text} | {written} |", f"{text}: {written}."
     elif section.kind == "list":
-        source, sentence = f"- {text}", f"{product}: {text}."
+        source, sentence = f"- {text}", f"{text}."
     else:
-        source = text[0].upper() + text[1:]
-        sentence = source if product in source else f"{product}: {source}"
+        source = sentence = text
     asks = tuple(ask.format(p=product) for ask in attribute.asks)
     values = tuple(value for _, value in drawn)
     return Fact(doc_id, attribute.key, product, line, section.title, values, source, sentence, asks, stated)

@@ -1,12 +1,12 @@
-"""The sample's expert: an answer against the known fact and the chunks that were retrieved. Pure.
+"""The sample's expert: an answer against the known fact and the contexts that were retrieved. Pure.
 
-Three decisions:
+* answerable: the fact's own line stands in a retrieved chunk of its product's page. Where it does not, the only
+  right answer is to say so; a lucky guess is wrong.
+* correct: the answer states a value of the asked-for fact, and no other value in its place.
+* complete: it states all of the fact's values (a fee may be "2.5%, at least 4 euros").
+* truthful: it states nothing that is not so: no sibling product's value, no invented number.
 
-* What is true is known from the fact, never from the answer. A question is answerable when the fact's own line
-  stands in a retrieved chunk; where it is not, only a refusal is right, however lucky a guess.
-* An answer may be a chatty sentence: values are compared in a normal form (`values.says`), but a second value
-  of the same kind, a sibling's for instance, makes it wrong.
-* Truthful is grounded: every value that the answer states stands in the question or in what was retrieved.
+A chatty sentence may tell more of the truth: a value in a clause that states another known fact is no error.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from abstain.sample.handbook import Fact
-from abstain.sample.values import agree, quantities, says
+from abstain.sample.values import Value, agree, quantities, says
 
 _REFUSAL = re.compile(
-    r"\b(?:not (?:stated|mentioned|specified|provided|given|included|contain\w*|available|listed|say)|"
-    r"(?:does|do|did)(?: not|n't) (?:mention|state|specify|say|provide|contain|include|list|give)|"
-    r"no (?:information|mention|answer)|cannot (?:be )?(?:answer|determin|find|say)\w*|"
-    r"unable to|(?:don't|do not) (?:know|have)|isn't (?:stated|mentioned|specified|provided))\b",
+    r"\b(?:(?:does|do|is|are|was|were|has|have) ?(?:not|n[o']t|n't) (?:been )?"
+    r"(?:state|mention|say|specif|provid|contain|includ|given|give|list|clear|available|known|indicat)"
+    r"|not (?:stated|mentioned|specified|provided|given)|no (?:information|mention|indication|answer)"
+    r"|(?:cannot|can't|can not|unable to) (?:be )?(?:answer|find|found|determin|say|tell|know)|don't know|do not know)",
     re.IGNORECASE,
 )
+_LONG_WORD = re.compile(r"[a-z]{4,}")
+_CLAUSE_END = re.compile(r"(?:[.;!?](?=\s|$)|\n|, (?:and|but|while|which|so)\b|\b(?:and|but|while) the\b)")
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """An expert's three verdicts, and whether the retrieved chunks held the answer at all."""
+    """An expert's three verdicts, and whether the retrieved contexts held the answer at all."""
 
     complete: bool
     correct: bool
@@ -38,28 +40,39 @@ class Judgement:
 
     @property
     def right(self) -> bool:
+        """Fit to be shown: all three."""
         return self.complete and self.correct and self.truthful
 
 
-def judge(question: str, fact: Fact, contexts: Sequence[str], answer: str) -> Judgement:
-    """Judge `answer` to `question`, which asks for `fact`, as written by a model that saw `contexts`."""
-    answerable = is_answerable(fact, contexts)
+def judge(question: str, fact: Fact, contexts: Sequence[str], answer: str, known: Sequence[Fact]) -> Judgement:
+    """Judge `answer` to `question`, which asks for `fact`, as written by a model that saw `contexts`.
+
+    `known`: the facts of the asked-about product and of its siblings.
+    """
+    claims = _claims(answer, question, fact, known)
     refused = is_refusal(answer)
-    if not answerable:
-        return Judgement(complete=refused, correct=refused, truthful=refused or _grounded(question, contexts, answer),
-                         answerable=False)  # fmt: skip
-    complete = all(says(answer, value) for value in fact.values)
+    if not is_answerable(fact, contexts):
+        silent = refused and not claims
+        return Judgement(complete=silent, correct=silent, truthful=silent, answerable=False)
+    stated = [value for value in fact.values if says(answer, value)]
+    if refused and not stated:
+        return Judgement(complete=False, correct=False, truthful=not claims, answerable=True)
+    wrong = [value for value in claims if not _explained(value, answer, fact, known)]
+    replaced = any(_comparable(value, part) for value in wrong for part in fact.values)
+    own = _about_own_product(answer, fact, known)
     return Judgement(
-        complete=complete,
-        correct=complete and not _contradicts(question, fact, answer),
-        truthful=_grounded(question, contexts, answer),
+        complete=len(stated) == len(fact.values),
+        correct=bool(stated) and own and not replaced,
+        truthful=bool(stated) and own and not wrong,
         answerable=True,
     )
 
 
 def is_answerable(fact: Fact, contexts: Sequence[str]) -> bool:
     """Whether a chunk of the product's own page that holds the fact's line is among `contexts`."""
-    return fact.stated and any(fact.product in text.split("\n")[0] and fact.source in text for text in contexts)
+    return fact.stated and any(
+        text.startswith(f"{fact.product} > {fact.section}\n") and fact.source in text for text in contexts
+    )
 
 
 def is_refusal(answer: str) -> bool:
@@ -67,14 +80,47 @@ def is_refusal(answer: str) -> bool:
     return not answer.strip() or _REFUSAL.search(answer) is not None
 
 
-def _contradicts(question: str, fact: Fact, answer: str) -> bool:
-    """Whether `answer` states another value of the fact's own kind, one that the question did not bring in."""
-    units = {value.unit for value in fact.values} - {"words"}
-    allowed = [*fact.values, *quantities(question)]
-    stated = [value for value in quantities(answer) if value.unit in units]
-    return any(not any(agree(known, value) for known in allowed) for value in stated)
+def _claims(answer: str, question: str, fact: Fact, known: Sequence[Fact]) -> list[Value]:
+    """What the answer states beyond the question's own numbers and the fact's values."""
+    given = quantities(question)
+    numbers = [value for value in quantities(answer) if not any(agree(old, value) for old in (*given, *fact.values))]
+    vocabulary = {v for other in known if other.key == fact.key for v in other.values if v.unit == "words"}
+    rest = answer.lower()
+    for value in fact.values:
+        rest = rest.replace(value.words, " ") if value.words else rest
+    return [*numbers, *sorted(value for value in vocabulary if value not in fact.values and says(rest, value))]
 
 
-def _grounded(question: str, contexts: Sequence[str], answer: str) -> bool:
-    known = [*quantities(question), *(value for text in contexts for value in quantities(text))]
-    return all(any(agree(source, value) or agree(value, source) for source in known) for value in quantities(answer))
+def _comparable(value: Value, part: Value) -> bool:
+    """Whether `value` could stand where `part` should: the same unit, or a bare number for a number."""
+    return value.unit == part.unit or (value.unit in ("number", "foreign") and part.unit != "words")
+
+
+def _explained(value: Value, answer: str, fact: Fact, known: Sequence[Fact]) -> bool:
+    """Whether each clause that states `value` states another fact rightly: its product, its value, its words."""
+    clauses = [clause for clause in _CLAUSE_END.split(answer) if says(clause, value)]
+    return bool(clauses) and all(any(_states(clause, value, other, fact) for other in known) for clause in clauses)
+
+
+def _states(clause: str, value: Value, other: Fact, fact: Fact) -> bool:
+    if other is fact or not any(agree(own, value) if own.unit != "words" else own == value for own in other.values):
+        return False
+    if other.product != fact.product and other.product not in clause:
+        return False
+    telling = _stems(other) - (_stems(fact) if other.key != fact.key else set())
+    return any(word[:5] in telling for word in _LONG_WORD.findall(clause.lower()))
+
+
+def _stems(fact: Fact) -> set[str]:
+    """The first five letters of the longer words of a fact's line, its product's name left out."""
+    return {word[:5] for word in _LONG_WORD.findall(fact.source.replace(fact.product, " ").lower())}
+
+
+def _about_own_product(answer: str, fact: Fact, known: Sequence[Fact]) -> bool:
+    """Whether some clause states the fact without naming a sibling product in place of its own."""
+    siblings = {other.product for other in known} - {fact.product}
+    return any(
+        fact.product in clause or not any(product in clause for product in siblings)
+        for clause in _CLAUSE_END.split(answer)
+        if any(says(clause, value) for value in fact.values)
+    )

@@ -6,6 +6,8 @@ Some askers lack the entitlement that the page needs, and some facts stand on no
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from abstain.sample.handbook import SEED, Fact, Page
 QUESTIONS = 1200
 FIRST_DAY = datetime(2026, 8, 1, tzinfo=UTC)
 DAYS = 106  # the last question is asked on 2026-11-14
-ENTITLED_SHARE = 0.7  # of those who ask about a page that needs an entitlement
+ENTITLED_SHARE = 0.9  # of those who ask about a page that needs an entitlement
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = S
         Question(f"q-{number:05d}", ask, fact, FIRST_DAY + timedelta(minutes=minute), _entitlements(fact, rng))
         for number, ((fact, ask), minute) in enumerate(zip(chosen, minutes, strict=True), 1)
     ]
+
+
+def source_digest(pages: Sequence[Page], questions: Sequence[Question]) -> str:
+    """sha256 (hex) of the handbook and the questions: what the answers depend on."""
+    total = hashlib.sha256()
+    for page in pages:
+        total.update(page.markdown.encode())
+    for question in questions:
+        total.update(json.dumps([question.question_id, question.text, question.entitlements]).encode())
+    return total.hexdigest()
 
 
 def _share(count: int, pages: int, number: int) -> int:

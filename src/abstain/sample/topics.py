@@ -15,7 +15,7 @@ _CHANNEL = Words("in the mobile app", "by phone", "at any branch", "by letter", 
 _SHOP = Words(
     "Nordmart", "Bluebird Books", "Velo Corner", "Green Basket", "Cinema Royal", "Luna Optics", "Home Depot Nine"
 )
-_COLOUR = Words("blue", "green", "silver", "orange", "black", "purple", "white", "yellow")
+_COLOUR = Words("blue", "green", "silver", "orange", "black", "purple", "white", "yellow", "red")
 _PAPER = Words(
     "a passport", "a payslip", "a rental contract", "a tax return", "a birth certificate", "a driving licence"
 )
@@ -23,6 +23,10 @@ _TEAM = Words("Falcon", "Harbour", "Meadow", "Compass", "Lantern", "Bridge", "Or
 _GIFT = Words("a backpack", "an umbrella", "a power bank", "a cookbook", "a water bottle", "a headlamp", "a blanket")
 _LANGUAGE = Words("Spanish", "Polish", "Turkish", "Italian", "Portuguese", "French", "Dutch", "Greek")
 _CAUSE = Words("forests", "schools", "animal shelters", "clean rivers", "food banks", "libraries", "sports clubs")
+_SPEAKER = Words("Ms Lindqvist", "Mr Okafor", "Ms Moreau", "Mr Tanaka", "Ms Novak", "Mr Silva")
+_TESTER = Words("Crane", "Osprey", "Pelican", "Swift", "Magpie", "Curlew")
+_PRIZE = Words("Golden Coin", "Blue Ribbon", "Fair Deal", "Clear Words", "Top Choice", "Bright Idea")
+_MAGAZINE = Words("Purse", "Cashflow", "Money Week", "Thrift", "Penny", "Ledger")
 _FIRM = Words("Polaris", "Brightwater", "Ironwood", "Kingfisher", "Northgate", "Silverline", "Tidewell", "Westbrook")
 
 
@@ -66,8 +70,9 @@ THEMES = (
              "What does the bank give money to with each {p}?"),
     ),
     _theme("Mobile app",
-        fact("symbol", "In the app, the {p} has a {v} symbol.", _COLOUR, "What colour is the {p} symbol in the app?"),
-        fact("report", "The app shows the {p} report every {v}.", _DAY, "On which day does the app show the {p} report?"),
+        fact("symbol", "In the app, the {p} symbol has the colour {v}.", _COLOUR, "What colour is the {p} symbol in the app?"),
+        fact("report", "The app shows the {p} report every {v}.", _DAY,
+             "On which day does the app show the {p} report?"),
         fact("history", "The app keeps the {p} history for {v}.", months(6, 60, 6),
              "How long does the app keep the {p} history?"),
         fact("developer", "The app page of the {p} was made by {v}.", _FIRM, "Who made the app page of the {p}?"),
@@ -80,19 +85,19 @@ THEMES = (
              "How do I report a new address for the {p}?"),
         fact("complaint", "Complaints about the {p} go to the {v} team.", _TEAM,
              "Which team handles complaints about the {p}?", "Where do complaints about the {p} go?"),
-        fact("review", "The {p} terms are reviewed every {v}.", _MONTH, "In which month are the {p} terms reviewed?"),
+        fact("review", "The {p} terms are reviewed in {v}.", _MONTH, "In which month are the {p} terms reviewed?"),
         fact("umpire", "Disputes about the {p} are settled in {v}.", _CITY,
              "In which city are disputes about the {p} settled?"),
     ),
     _theme("Partners",
         fact("insurer", "The risk of the {p} is carried by {v}.", _FIRM, "Which company carries the risk of the {p}?"),
-        fact("auditor", "The {p} is tested once a year by {v}.", Words("Crane", "Osprey", "Pelican", "Swift", "Magpie"),
+        fact("auditor", "The {p} is tested once a year by {v}.", _TESTER,
              "Who tests the {p} once a year?"),
         fact("trial", "The {p} was first sold in {v}.", _CITY, "Where was the {p} first sold?",
              "In which city was the {p} first sold?"),
-        fact("award", "The {p} won the {v} prize.", Words("Golden Coin", "Blue Ribbon", "Fair Deal", "Clear Words", "Top Choice"),
+        fact("award", "The {p} won the {v} prize.", _PRIZE,
              "Which prize did the {p} win?"),
-        fact("magazine", "The {p} was praised by the magazine {v}.", Words("Purse", "Cashflow", "Money Week", "Thrift", "Penny"),
+        fact("magazine", "The {p} was praised by the magazine {v}.", _MAGAZINE,
              "Which magazine praised the {p}?"),
     ),
     _theme("Events",
@@ -100,8 +105,7 @@ THEMES = (
         fact("month", "The {p} webinar is given in {v}.", _MONTH, "In which month is the {p} webinar?"),
         fact("ticket", "A seat at the {p} workshop costs {v}.", eur(5, 45, 5),
              "What does a seat at the {p} workshop cost?"),
-        fact("speaker", "The {p} workshop is led by {v}.",
-             Words("Ms Lindqvist", "Mr Okafor", "Ms Moreau", "Mr Tanaka", "Ms Novak", "Mr Silva"),
+        fact("speaker", "The {p} workshop is led by {v}.", _SPEAKER,
              "Who leads the {p} workshop?"),
         fact("weekday", "The {p} advice hour is on {v}.", _DAY, "On which day is the {p} advice hour?",
              "When is the {p} advice hour?"),

@@ -1,0 +1,78 @@
+"""What people say of an answer: an expert's review and a user's thumb, drawn from documented rates.
+
+Reviews are drawn by stratum (thumb, product line) with a recorded probability, as review queues do: what users
+disliked first. Reviews are without noise. Thumbs are given to `THUMB_SHARE` of the answers and are noisy:
+
+* a user dislikes a right answer with probability `FLIP_RIGHT`;
+* a user likes a wrong answer with probability `FLIP_CONFIDENT` where it sounds sure (a short, definite
+  sentence), else with `FLIP_WRONG`.
+
+Together about one thumb in six says the opposite of the truth.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+
+from abstain.contracts import ImportedFeedback, ImportedReview
+from abstain.sample.judge import Judgement
+from abstain.sample.questions import Question
+
+THUMB_SHARE = 0.7
+FLIP_RIGHT = 0.14
+FLIP_WRONG = 0.12
+FLIP_CONFIDENT = 0.24
+SURE_CHARACTERS = 80
+
+REVIEW_BY_THUMB = {"down": 0.95, None: 0.8, "up": 0.72}
+REVIEW_BY_LINE = {"transfers": 0.9, "insurance": 0.95}  # the lines whose experts have less time
+IDEAL_SHARE = 0.5  # of the reviews that find fault
+REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
+
+
+def draw_thumb(
+    question: Question, answer: str, right: bool, exported_at: datetime, rng: random.Random
+) -> ImportedFeedback | None:
+    """A thumb within the hour and before the export, or none."""
+    if rng.random() >= THUMB_SHARE:
+        return None
+    sure = len(answer) <= SURE_CHARACTERS and "\n" not in answer
+    flip = FLIP_RIGHT if right else FLIP_CONFIDENT if sure else FLIP_WRONG
+    up = right != (rng.random() < flip)
+    given = _later(question.asked_at, rng.randrange(20, 3600), exported_at)
+    return ImportedFeedback(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):03d}")
+
+
+def draw_review(
+    question: Question,
+    judgement: Judgement,
+    thumb: ImportedFeedback | None,
+    exported_at: datetime,
+    rng: random.Random,
+) -> ImportedReview | None:
+    """A review within four days, and before the export that it is part of, or none."""
+    line = question.fact.line.key
+    probability = round(REVIEW_BY_THUMB[thumb.thumb if thumb else None] * REVIEW_BY_LINE.get(line, 1.0), 4)
+    if rng.random() >= probability:
+        return None
+    reviewed = _later(question.asked_at, rng.randrange(3600, 4 * 86400), exported_at)
+    ideal = None if judgement.right or rng.random() >= IDEAL_SHARE else ideal_answer(question, judgement.answerable)
+    return ImportedReview(
+        reviewed_at=reviewed,
+        reviewer=rng.choice(REVIEWERS),
+        complete=judgement.complete,
+        correct=judgement.correct,
+        truthful=judgement.truthful,
+        ideal_answer=ideal,
+        inclusion_probability=probability,
+    )
+
+
+def ideal_answer(question: Question, answerable: bool) -> str:
+    """What the expert would have answered."""
+    return question.fact.sentence if answerable else f"The context does not state this for the {question.fact.product}."
+
+
+def _later(asked_at: datetime, seconds: int, exported_at: datetime) -> datetime:
+    return min(asked_at + timedelta(seconds=seconds), exported_at - timedelta(seconds=1))
