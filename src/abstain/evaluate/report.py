@@ -53,8 +53,9 @@ def figure(value: float | None, form: str = ".3f") -> str:
 
 
 def markdown_table(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table."""
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
+    """A frame as a Markdown table; a cell without a value is said to be not defined."""
+    cells = frame.map(lambda value: "not defined" if pd.isna(value) else str(value))
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *cells.values.tolist()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from abstain.contracts import Interaction
+from abstain.errors import AbstainError
+from abstain.llm.engine import Engine, States
+from abstain.llm.layout import load_layout
+from abstain.llm.loading import load, resolve
+from abstain.serve.latency import latency_p99_ms
+from abstain.serve.requests import from_flags
+from abstain.serve.scorer import Scorer
+from abstain.settings import Settings
+from tests.llm.builders import WIDTH, save_tiny_model
+from tests.models.builders import write_mean_probe
+
+LAYOUT = "rag-plain-v1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+
+
+def metadata(model: Path, settings: Settings) -> dict[str, str]:
+    return {
+        "version": "v1.2.0",
+        "contract": "1",
+        "model": str(model),
+        "model_revision": resolve(str(model), settings).revision,
+        "layout": LAYOUT,
+        "layout_digest": load_layout(LAYOUT).digest,
+        "layer": "2",
+        "site": "residual",
+        "threshold": "0.5",
+    }
+
+
+def release(folder: Path, base: Path, settings: Settings, **changes: str | None) -> Path:
+    own = {**metadata(base, settings), **changes}
+    return write_mean_probe(folder / "probe.onnx", WIDTH, {k: v for k, v in own.items() if v is not None})
+
+
+def requests(count: int = 6) -> list[Interaction]:
+    return [
+        from_flags(f"Question {n}?", "yes " * (n + 1), ["c" * n] if n else []).model_copy(
+            update={"interaction_id": f"i-{n}"}
+        )
+        for n in range(count)
+    ]
+
+
+def by_hand(model: Path, settings: Settings, request: Interaction) -> float:
+    """Sigmoid of the mean state at layer 2, without cache, ONNX or scorer."""
+    loaded = load(resolve(str(model), settings), torch.device("cpu"), torch.float32)
+    passes = {"a": load_layout(LAYOUT).render_interaction(request)}
+    ((_, states),) = Engine(loaded, 4096).states(passes, States((2,)))
+    return float(states[0].mean().sigmoid())
+
+
+def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settings: Settings, tmp_path: Path) -> None:
+    rows = requests()
+    expected = [by_hand(model, settings, row) for row in rows]
+    middle = sorted(expected)[3]
+    threshold = (middle + sorted(expected)[2]) / 2
+    scorer = Scorer.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
+    verdicts = scorer.score(rows)
+    assert [v.interaction_id for v in verdicts] == [row.interaction_id for row in rows]
+    assert [v.confidence for v in verdicts] == pytest.approx(expected, abs=1e-6)
+    assert [v.decision for v in verdicts] == ["show" if c >= threshold else "abstain" for c in expected]
+    assert {v.decision for v in verdicts} == {"show", "abstain"}
+    assert {(v.threshold, v.version) for v in verdicts} == {(threshold, "v1.2.0")}
+    assert scorer.score(rows[::-1]) == verdicts[::-1]
+
+
+def test_an_answer_at_the_threshold_is_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
+    (verdict,) = Scorer.open(release(tmp_path, model, settings), settings).score(requests(1))
+    at = release(tmp_path, model, settings, threshold=repr(verdict.confidence))
+    assert Scorer.open(at, settings).score(requests(1))[0].decision == "show"
+    above = release(tmp_path, model, settings, threshold=repr(verdict.confidence + 1e-4))
+    assert Scorer.open(above, settings).score(requests(1))[0].decision == "abstain"
+
+
+def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: Settings, tmp_path: Path) -> None:
+    rows = [from_flags("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
+    assert rows[0].interaction_id == rows[1].interaction_id
+    verdicts = Scorer.open(release(tmp_path, model, settings), settings).score(rows)
+    assert [v.confidence for v in verdicts] == pytest.approx([by_hand(model, settings, row) for row in rows], abs=1e-6)
+    assert verdicts[0].confidence != verdicts[1].confidence
+
+
+def test_nothing_to_score(model: Path, settings: Settings, tmp_path: Path) -> None:
+    assert Scorer.open(release(tmp_path, model, settings), settings).score([]) == []
+
+
+def test_another_base_model_revision_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
+    file = release(tmp_path, model, settings, model_revision="0123456789abcdef")
+    with pytest.raises(
+        AbstainError, match=r"probe v1.2.0 was trained on .*@0123456789abcdef, but .* fetch that revision"
+    ):
+        Scorer.open(file, settings)
+
+
+def test_a_base_model_whose_weights_changed_is_refused(settings: Settings, tmp_path: Path) -> None:
+    own = save_tiny_model(tmp_path / "bank")
+    file = release(tmp_path, own, settings)
+    assert Scorer.open(file, settings)
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    with pytest.raises(AbstainError, match="or retrain$"):
+        Scorer.open(file, settings)
+
+
+def test_a_changed_layout_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
+    file = release(tmp_path, model, settings, layout_digest="0" * 64)
+    with pytest.raises(
+        AbstainError, match=f"prompt layout {LAYOUT} has changed since probe v1.2.0 was trained: restore"
+    ):
+        Scorer.open(file, settings)
+
+
+def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="no prompt layout 'rag-old-v0'"):
+        Scorer.open(release(tmp_path, model, settings, layout="rag-old-v0"), settings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({key: None} for key in ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site")),
+        {"threshold": None},
+        {"threshold": "high"},
+        {"layer": "0"},
+        {"layer": "middle"},
+        {"site": "attention"},
+    ],
+)
+def test_incomplete_metadata_is_refused(
+    model: Path, settings: Settings, tmp_path: Path, changes: dict[str, str | None]
+) -> None:
+    with pytest.raises(
+        AbstainError, match=r"probe.onnx carries no complete probe metadata: export it with this project"
+    ):
+        Scorer.open(release(tmp_path, model, settings, **changes), settings)
+
+
+def test_opening_does_not_load_the_base_model(
+    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the base model was loaded")
+
+    monkeypatch.setattr("abstain.features.extract.load", refuse)
+    scorer = Scorer.open(release(tmp_path, model, settings), settings)
+    with pytest.raises(AssertionError, match="was loaded"):
+        scorer.score(requests(1))
+
+
+def test_latency_is_a_time(model: Path, settings: Settings, tmp_path: Path) -> None:
+    scorer = Scorer.open(release(tmp_path, model, settings), settings)
+    assert 0 < latency_p99_ms(scorer.probe, tokens=16, blocks=2, runs=5) < 1000

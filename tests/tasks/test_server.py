@@ -1,0 +1,166 @@
+"""`make up` and `make down`, and the temporary server of a run that has no other: nothing is ever left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Project, new_project
+
+pytestmark = pytest.mark.slow
+
+SLEEPER = """
+import subprocess
+from prefect import flow
+
+@flow
+def sleeper():
+    subprocess.run(["sleep", "6000"])
+"""
+
+RUN = """
+import sys, time
+from tasks.server import prepare_environment, server_for_run
+prepare_environment()
+with server_for_run():
+    from prefect import flow, task
+from os import environ
+print(environ["PREFECT_API_URL"], flush=True)
+
+@task
+def step(n: int) -> int:
+    return n
+
+@flow
+def steps() -> None:
+    step.map(range(5)).result()
+
+steps()
+print("ran", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return new_project(tmp_path)
+
+
+@pytest.fixture
+def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """`python -m tasks.server up|down` on a free port; down at the end, however the test ends."""
+
+    def call(what: str, port: str = str(free_port())) -> subprocess.CompletedProcess[str]:
+        return project.command(["env", f"ABSTAIN_UI_PORT={port}", sys.executable, "-m", "tasks.server", what])
+
+    yield call
+    call("down")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def processes_of(project: Project) -> list[str]:
+    """The commands that run with this project's home in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ABSTAIN_HOME") == str(project.home):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def states(project: Project, flow: str) -> list[str]:
+    query = "select state_type from flow_run join flow on flow.id = flow_id where flow.name = ? and flow_run.start_time"
+    with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
+        return [state for (state,) in database.execute(query, [flow])]
+
+
+def wait_until(what: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def test_up_runs_what_is_deployed_and_down_leaves_nothing(
+    project: Project, server: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
+    deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
+    with (project.root / "prefect.yaml").open("a") as file:
+        file.write(deployment)
+
+    up = server("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert "retrain/nightly" in up.stdout and "ingest/hourly" in up.stdout
+    api = re.search(r"PREFECT_API_URL=(\S+) (\S+/prefect) deployment run", up.stdout)
+    assert api is not None, up.stdout
+    again = server("up")
+    assert again.returncode == 0 and again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
+
+    for deployment in ("ingest/hourly", "sleeper/now"):  # the drop folder is empty, which is no failure
+        started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", deployment])
+        assert started.returncode == 0, started.stderr
+    wait_until(lambda: states(project, "ingest") == ["COMPLETED"], 90)
+    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
+
+    down = server("down")
+    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
+    assert processes_of(project) == []
+    assert states(project, "sleeper") == ["CRASHED"]
+    assert server("down").stdout == "nothing is up\n"
+
+
+def test_a_port_in_use_is_one_line_with_the_remedy(server: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = server("up", port)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"port {port} is in use" in done.stderr and "ABSTAIN_UI_PORT=4300 make up" in done.stderr
+    assert "ABSTAIN_UI_PORT: 'http' is no port number" in server("up", "http").stderr
+
+
+def test_the_temporary_server_keeps_the_run_and_ends_with_it(project: Project) -> None:
+    done = project.command([sys.executable, "-c", RUN, "0"])
+    assert done.returncode == 0 and "ran" in done.stdout, done.stdout + done.stderr
+    assert processes_of(project) == []
+    assert states(project, "steps") == ["COMPLETED"]
+    with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
+        assert list(database.execute("select state_type, count(*) from task_run")) == [("COMPLETED", 5)]
+
+
+def test_the_temporary_server_dies_with_a_killed_run(project: Project) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, "600"],
+        cwd=project.root,
+        env=project.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert run.stdout is not None
+    address = run.stdout.readline().strip()
+    assert run.stdout.readline() == "ran\n"
+    with urllib.request.urlopen(f"{address}/health", timeout=10) as reply:
+        assert reply.status == 200
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_until(lambda: processes_of(project) == [], 30)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from abstain.errors import AbstainError
+from abstain.params import Params, load_params
+
+REPOSITORY = Path(__file__).parents[1]
+SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "params.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def changed(folder: Path, section: str, **values: Any) -> Path:
+    return write(folder, yaml.safe_dump({**SHIPPED, section: {**SHIPPED[section], **values}}))
+
+
+def test_the_projects_own_params_say_what_is_used() -> None:
+    params = load_params(REPOSITORY / "params.yaml")
+    assert params.model_dump(mode="json", exclude={"split": {"holdout_frozen_at"}, "labels": {"require"}}) == {
+        section: {k: v for k, v in values.items() if k not in ("holdout_frozen_at", "require")}
+        for section, values in SHIPPED.items()
+    }
+    assert params.labels.require == tuple(SHIPPED["labels"]["require"])
+    assert params.split.holdout_frozen_at.utcoffset().total_seconds() == 0
+
+
+def test_params_cannot_be_changed() -> None:
+    params = load_params(REPOSITORY / "params.yaml")
+    with pytest.raises(ValueError, match="frozen"):
+        params.probe.seed = 8  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("section", list(Params.model_fields))
+def test_every_section_refuses_an_unknown_key_and_every_key_is_needed(tmp_path: Path, section: str) -> None:
+    keys = list(SHIPPED[section])
+    for key in keys:
+        misspelt = f"{key}s" if not key.endswith("s") else key[:-1]
+        with pytest.raises(AbstainError, match=f"unknown parameter '{section}.{misspelt}': did you mean '{key}'\\?$"):
+            load_params(changed(tmp_path, section, **{misspelt: SHIPPED[section][key]}))
+        less = {k: v for k, v in SHIPPED[section].items() if k != key}
+        with pytest.raises(AbstainError, match=f"params.yaml: {section}.{key}: Field required$"):
+            load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, section: less})))
+    with pytest.raises(AbstainError, match=f"unknown parameter '{section}.zzz': valid keys: {', '.join(keys)}$"):
+        load_params(changed(tmp_path, section, zzz=1))
+
+
+@pytest.mark.parametrize("section", list(Params.model_fields))
+def test_a_misspelt_or_missing_section_is_named(tmp_path: Path, section: str) -> None:
+    with pytest.raises(AbstainError, match=f"unknown parameter '{section}_': did you mean '{section}'\\?$"):
+        load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, f"{section}_": {}})))
+    less = {name: values for name, values in SHIPPED.items() if name != section}
+    with pytest.raises(AbstainError, match=f"{section}: Field required$"):
+        load_params(write(tmp_path, yaml.safe_dump(less)))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("llm", "layer", 0),
+        ("llm", "layer", 1.5),
+        ("llm", "site", "attention"),
+        ("validation", "max_failed_fraction", 1.1),
+        ("labels", "require", []),
+        ("labels", "require", ["correct", "kind"]),
+        ("labels", "review_weight", 0),
+        ("labels", "thumb_weight", -0.1),
+        ("split", "validation", 0),
+        ("split", "holdout", 1),
+        ("split", "holdout_frozen_at", "2026-10-15T00:00:00"),
+        ("probe", "dropout", 1),
+        ("probe", "huber_delta", 0),
+        ("probe", "huber_lambda", -1),
+        ("probe", "patience", 0),
+        ("threshold", "target_precision", 1),
+        ("threshold", "min_shown", 0),
+        ("gate", "bootstrap", 99),
+        ("gate", "confidence", 0),
+        ("gate", "max_parity", 0),
+    ],
+)
+def test_a_value_out_of_range_names_its_key(tmp_path: Path, section: str, key: str, value: object) -> None:
+    with pytest.raises(AbstainError, match=f"params.yaml: {section}.{key}"):
+        load_params(changed(tmp_path, section, **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0), ("gate", "max_ece", 1)],
+)
+def test_the_ends_of_closed_ranges_are_valid(tmp_path: Path, section: str, key: str, value: float) -> None:
+    assert getattr(getattr(load_params(changed(tmp_path, section, **{key: value})), section), key) == value
+
+
+def test_something_is_left_to_train_on(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="split: .*validation \\+ holdout leave nothing to train on"):
+        load_params(changed(tmp_path, "split", validation=0.5, holdout=0.5))
+
+
+def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"params.yaml is missing: run this in the root of the project$"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_broken_yaml_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"params.yaml is not valid YAML: ") as caught:
+        load_params(write(tmp_path, "llm: {model: [\n"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a list\n", "llm: 3\n"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(AbstainError, match="Input should be a valid dictionary"):
+        load_params(write(tmp_path, text))

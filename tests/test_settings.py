@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from abstain.errors import AbstainError
+from abstain.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"ABSTAIN_{name.upper()}", raising=False)
+
+
+def test_defaults_need_no_environment_and_make_no_folders(tmp_path: Path) -> None:
+    settings = load_settings()
+    assert (settings.device, settings.dtype, settings.batch_tokens, settings.origin) == ("auto", "auto", 2048, None)
+    assert settings.models == tmp_path / ".abstain" / "models"
+    assert settings.features == tmp_path / ".abstain" / "features"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = {"HOME": str(tmp_path / "h"), "DEVICE": "cuda:1", "DTYPE": "bfloat16", "BATCH_TOKENS": "512"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"ABSTAIN_{name}", value)
+    settings = load_settings()
+    assert settings.features == tmp_path / "h" / "features"
+    assert (settings.device, settings.dtype, settings.batch_tokens) == ("cuda:1", "bfloat16", 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("BATCH_TOKENS", "0"), ("BATCH_TOKENS", "many"), ("DTYPE", "float16"), ("DTYPE", "")]
+)
+def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"ABSTAIN_{name}", value)
+    with pytest.raises(AbstainError, match=f"^environment variable ABSTAIN_{name}: ") as caught:
+        load_settings()
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().device = "cpu"  # type: ignore[misc]
