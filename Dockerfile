@@ -1,24 +1,30 @@
-# A worker or a scorer: `docker build -t abstain . && docker run --rm abstain --help`
+# A checkout that can run: `docker build -t abstain .`, then `docker run --rm -v abstain:/state abstain demo`.
 FROM python:3.11-slim-bookworm AS build
 ARG UV_TORCH_BACKEND=cpu
-ENV UV_TORCH_BACKEND=${UV_TORCH_BACKEND} UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1
-RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir uv==0.13.9
+ENV UV_TORCH_BACKEND=${UV_TORCH_BACKEND} UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 VIRTUAL_ENV=/venv
+RUN python -m venv /venv && pip install --no-cache-dir uv==0.13.9
 WORKDIR /project
-COPY requirements.in requirements.lock ./
-RUN /venv/bin/uv pip install --python /venv/bin/python --no-deps -r requirements.lock
-COPY pyproject.toml README.md LICENSE ./
-COPY src ./src
-COPY flows ./flows
-COPY tasks ./tasks
-RUN /venv/bin/uv pip install --python /venv/bin/python --no-deps .
+COPY requirements.lock ./
+RUN uv pip install --no-deps -r requirements.lock
+COPY pyproject.toml requirements.in README.md LICENSE ./
+COPY src src
+COPY flows flows
+COPY tasks tasks
+RUN uv pip install --no-deps -e .
 
 FROM python:3.11-slim-bookworm
+# A mounted checkout belongs to somebody else, which git would refuse.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 abstain
+    && git config --system --add safe.directory '*' \
+    && useradd --create-home --uid 1000 abstain \
+    && install --directory --owner abstain /project /state
 COPY --from=build /venv /venv
-ENV PATH=/venv/bin:$PATH DO_NOT_TRACK=1 DVC_NO_ANALYTICS=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
+# With .git: a run works on commits, the image's own where ABSTAIN_ORIGIN names no other.
+COPY --chown=abstain . /project
+ENV PATH=/venv/bin:$PATH ABSTAIN_HOME=/state DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 USER 1000
-WORKDIR /home/abstain/project
+WORKDIR /project
+VOLUME /state
 ENTRYPOINT ["abstain"]
 CMD ["--help"]

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import yaml
@@ -93,29 +96,39 @@ def up() -> None:
         if address and _pid("worker"):
             print(f"already up: {address}")
             return
+        if not address:
+            _require_free_port()
         try:
             address = address or _start_server(root)
             _report_to(address)
             _start_worker(root, address)
         except BaseException:
+            print()
             down()
             raise
     (_home() / "inbox").mkdir(exist_ok=True)
-    print(f"\nPrefect UI   {address}\nlogs         {_log('server')}, {_log('worker')}\ndeployments")
-    for name, says in _deployments(root).items():
+    deployments = _deployments(root)
+    print(f"\nPrefect UI   {address}\nlogs         {_log('server')}\n             {_log('worker')}\ndeployments")
+    for name, says in deployments.items():
         print(f"  {name:16} {says}")
     prefect = Path(sys.executable).parent / "prefect"
-    print(f"run one now  PREFECT_API_URL={address}/api {prefect} deployment run {name}\nstop         make down")
+    command = f"PREFECT_API_URL={address}/api {prefect} deployment run {next(iter(deployments))}"
+    print(f"run one now  in the UI, or: {command}")
+    print("stop         make down")
 
 
 def down() -> None:
     """Stop the worker, the runs that it is at, and the server; say what was done."""
-    stopped = [name for name in ("worker", "server") if _stop(name)]  # runs still report that they were stopped
+    stopped = ["worker"] if _stop("worker") else []
+    address = running_server()
+    if address:
+        _end_lost_runs(address)
+    if _stop("server"):
+        stopped.append("server")
     print(f"stopped: {' and '.join(stopped)}" if stopped else "nothing is up")
 
 
 def _start_server(root: Path) -> str:
-    _require_free_port()
     print("starting the Prefect server ...", end=" ", flush=True)
     began = time.monotonic()
     command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
@@ -129,11 +142,23 @@ def _start_worker(root: Path, address: str) -> None:
     """The worker makes its work pool, into which prefect.yaml is deployed then."""
     print("starting the worker, deploying ...", end=" ", flush=True)
     began = time.monotonic()
+    _end_lost_runs(address)
     command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
     process = _spawn("worker", command, root)
     _wait_for(f"{address}/api/work_pools/{POOL}", process, "worker")
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     print(f"done after {time.monotonic() - began:.0f} s")
+
+
+def _end_lost_runs(address: str) -> None:
+    """What our worker was running when it was stopped, or the machine was, has crashed: say so, free its place."""
+    lost = {
+        "work_pools": {"name": {"any_": [POOL]}},
+        "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}},
+    }
+    crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was stopped"}}
+    for flow_run in _post(f"{address}/api/flow_runs/filter", lost):
+        _post(f"{address}/api/flow_runs/{flow_run['id']}/set_state", crashed)
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], name: str) -> None:
@@ -224,18 +249,18 @@ def _stop(name: str) -> bool:
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     for member in family:
-        _signal(member, "terminate")
+        _signal(member, signal.SIGINT)
     _, left = psutil.wait_procs(family, STOP_SECONDS)
     for member in left:
-        _signal(member, "kill")
+        _signal(member, signal.SIGKILL)
     psutil.wait_procs(left, STOP_SECONDS)
     _pid_file(name).unlink(missing_ok=True)
     return True
 
 
-def _signal(process: psutil.Process, how: str) -> None:
+def _signal(process: psutil.Process, number: int) -> None:
     with suppress(psutil.NoSuchProcess):
-        getattr(process, how)()
+        process.send_signal(number)
 
 
 def _pid(name: str) -> int | None:
@@ -283,6 +308,12 @@ def _answers(url: str, timeout: float = 2) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=START_SECONDS) as reply:
+        return json.load(reply)
 
 
 def _home() -> Path:
