@@ -160,10 +160,11 @@ def _bring_data(workspace: Workspace) -> None:
     data = workspace.path / paths.DATA
     shutil.rmtree(data, ignore_errors=True)
     run(["python", "-m", "abstain.sample", str(data)], workspace.path)
-    if not succeeds(workspace.path, "dvc", "status", "--quiet", "data.dvc"):
+    workspace.dvc("add", "--quiet", str(paths.DATA))
+    if workspace.git("status", "--porcelain", "data.dvc"):
+        workspace.git("checkout", "--quiet", "data.dvc")
         shutil.rmtree(data)
         raise AbstainError(
             "the data that data.dvc records is neither in the cache nor in the DVC remote: `dvc push` it from where "
             "it was added, or set the remote in .dvc/config"
         )
-    workspace.dvc("commit", "--force", "--quiet", "data.dvc")
