@@ -25,6 +25,7 @@ from tasks.workspace import Workspace
 EDGE = re.compile(r'"(?P<up>[^"]+)" -> "(?P<down>[^"]+)"')
 NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
 PROGRESS = re.compile(r"progress (?P<done>\d+)/(?P<total>\d+)")
+ADVICE = re.compile(r"|\s*(To track the changes with git|git add |To enable auto staging|dvc config core|Use `dvc push`).*")
 CACHED = ("didn't change, skipping", "is cached - skipping run")
 
 
@@ -71,6 +72,8 @@ def run_stage(workspace: Workspace, stage: str) -> StageResult:
 
     def on_line(line: str) -> None:
         nonlocal bar
+        if ADVICE.fullmatch(line):  # for people who run DVC by hand; the flow does it all
+            return
         observe(stage, line)
         match = PROGRESS.fullmatch(line)
         if match is None:
