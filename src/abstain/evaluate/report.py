@@ -90,7 +90,7 @@ At the threshold {at["threshold"]:.3f}, tuned on the validation split for a prec
 ## Data card
 
 {markdown_table(pd.DataFrame(dataset["splits"]))}
-Labels: {", ".join(f"{count} {name}" for name, count in dataset["labels"].items())}. A label is the expert's where there
+Labels: {", ".join(f"{count} {name.replace("_", " ")}" for name, count in dataset["labels"].items())}. A label is the expert's where there
 is one, else the thumb's; only experts' labels are tested on where there are any. No group stands in two splits.
 
 ## Leaderboard, on the hold-out
