@@ -87,7 +87,7 @@ def run_stage(workspace: Workspace, stage: str) -> StageResult:
         logger.info("%s %s of %s", stage, match["done"], match["total"])
 
     command = ["dvc", "--wait-for-lock", "repro", "--single-item", stage]
-    output = run(command, workspace.path, on_line, inherit=[workspace.lock])
+    output = run(command, workspace.path, on_line, inherit=[workspace.lock], name=f"stage {stage}")
     status: Literal["ran", "cached"] = "cached" if any(text in output for text in CACHED) else "ran"
     observe(stage, status)
     return StageResult(stage, status, time.monotonic() - started)

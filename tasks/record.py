@@ -29,7 +29,7 @@ def push(workspace: Workspace, *tags: str) -> None:
     except AbstainError as error:
         for tag in tags:
             workspace.git("tag", "-d", tag)
-        if not any(word in str(error) for word in ("rejected", "fetch first", "failed to push")):
+        if not any(word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed")):
             raise
         raise AbstainError(
             "the origin has moved while this run was at work (another run or a person pushed); nothing was changed "

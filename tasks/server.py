@@ -132,6 +132,7 @@ def _start_server(root: Path) -> str:
     print("starting the Prefect server ...", end=" ", flush=True)
     began = time.monotonic()
     command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
+    os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200, whatever ours is
     process = _spawn("server", command, root, UI)
     _wait_for(UI + HEALTH, process, "server")
     print(f"ready after {time.monotonic() - began:.0f} s")

@@ -45,11 +45,13 @@ def run(
     cwd: Path,
     on_line: Callable[[str], None] | None = None,
     inherit: Sequence[int] = (),
+    name: str | None = None,
 ) -> str:
     """Run `command` in `cwd` and return its output, stdout and stderr together.
 
     `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
-    `AbstainError` with the command and the line that says why, when it fails or is not installed.
+    `AbstainError` with the command (or the `name` it goes by) and the line that says why, when it fails or is not
+    installed.
     """
     try:
         process = subprocess.Popen(
@@ -77,7 +79,7 @@ def run(
     finally:
         process.wait()
     if process.returncode != 0:
-        raise AbstainError(f"`{' '.join(command)}` failed: {_reason(lines)}")
+        raise AbstainError(f"{name or '`' + ' '.join(command) + '`'} failed: {_reason(lines)}")
     return "\n".join(lines)
 
 

@@ -132,6 +132,7 @@ def test_a_better_version_is_promoted_and_can_be_rolled_back(project: Project) -
 
 
 def test_a_changed_hold_out_needs_a_recorded_decision(project: Project) -> None:
+    project.edit_params("  seed: 8", "  seed: 9")  # the one before is blocked
     project.edit_params('holdout_frozen_at: "2026-10-15', 'holdout_frozen_at: "2026-10-20')
     refused = project.abstain("retrain")
     assert refused.returncode == 0 and "same hold-out" in refused.stdout, refused.stdout + refused.stderr

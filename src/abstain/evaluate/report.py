@@ -66,6 +66,7 @@ def render_markdown(
     holdout, newest = metrics["holdout"], metrics["newest"]
     probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
     images = "\n".join(f"![{name}]({name})" for name in plots)
+    labels = ", ".join(f"{count} {name}" for name, count in dataset["labels"].items()).replace("_", " ")
     return f"""# Confidence probe: evaluation
 
 On {holdout["rows"]} answers of the frozen hold-out (judged by: {holdout["label_source"]}), of which
@@ -90,8 +91,8 @@ At the threshold {at["threshold"]:.3f}, tuned on the validation split for a prec
 ## Data card
 
 {markdown_table(pd.DataFrame(dataset["splits"]))}
-Labels: {", ".join(f"{count} {name.replace("_", " ")}" for name, count in dataset["labels"].items())}. A label is the expert's where there
-is one, else the thumb's; only experts' labels are tested on where there are any. No group stands in two splits.
+Labels: {labels}. A label is the expert's where there is one, else the thumb's; only
+experts' labels are tested on where there are any. No group stands in two splits.
 
 ## Leaderboard, on the hold-out
 
