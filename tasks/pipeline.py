@@ -25,7 +25,9 @@ from tasks.workspace import Workspace
 EDGE = re.compile(r'"(?P<up>[^"]+)" -> "(?P<down>[^"]+)"')
 NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
 PROGRESS = re.compile(r"progress (?P<done>\d+)/(?P<total>\d+)")
-ADVICE = re.compile(r"|\s*(To track the changes with git|git add |To enable auto staging|dvc config core|Use `dvc push`).*")
+ADVICE = re.compile(
+    r"|\s*(To track the changes with git|git add |To enable auto staging|dvc config core|Use `dvc push`).*"
+)
 CACHED = ("didn't change, skipping", "is cached - skipping run")
 
 

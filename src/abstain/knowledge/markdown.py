@@ -59,7 +59,7 @@ def parse_document(text: str, source_name: str) -> Document:
 
     `source_name` names the file in messages. Raises `AbstainError` with one line: file, problem, remedy.
     """
-    text = text.replace("\r\n", "\n").removeprefix("\ufeff")
+    text = text.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
     match = _FRONT_MATTER.match(text)
     if match is None:
         raise AbstainError(
@@ -67,7 +67,7 @@ def parse_document(text: str, source_name: str) -> Document:
         )
     try:
         fields = yaml.safe_load(match.group(1))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise AbstainError(
             f"{source_name}: the front matter is not valid YAML: {' '.join(str(error).split())}"
         ) from None

@@ -52,7 +52,7 @@ def judge(question: str, fact: Fact, contexts: Sequence[str], answer: str, known
     claims = _claims(answer, question, fact, known)
     refused = is_refusal(answer)
     if not is_answerable(fact, contexts):
-        silent = refused and not claims
+        silent = refused and not claims and not any(says(answer, value) for value in fact.values)
         return Judgement(complete=silent, correct=silent, truthful=silent, answerable=False)
     stated = [value for value in fact.values if says(answer, value)]
     if refused and not stated:
@@ -81,8 +81,8 @@ def is_refusal(answer: str) -> bool:
 
 
 def _claims(answer: str, question: str, fact: Fact, known: Sequence[Fact]) -> list[Value]:
-    """What the answer states beyond the question's own numbers and the fact's values."""
-    given = quantities(question)
+    """What the answer states beyond the fact's values and the numbers of the question and of the fact's own line."""
+    given = (*quantities(question), *quantities(fact.sentence))  # "from 25 to 60 months" is no claim
     numbers = [value for value in quantities(answer) if not any(agree(old, value) for old in (*given, *fact.values))]
     vocabulary = {v for other in known if other.key == fact.key for v in other.values if v.unit == "words"}
     rest = answer.lower()
