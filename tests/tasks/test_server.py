@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -114,6 +115,9 @@ def test_up_runs_what_is_deployed_and_down_leaves_nothing(
     assert api is not None, up.stdout
     again = server("up")
     assert again.returncode == 0 and again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
+
+    with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
+        assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
 
     for deployment in ("ingest/hourly", "sleeper/now"):  # the drop folder is empty, which is no failure
         started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", deployment])
