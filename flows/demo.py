@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from abstain.contracts import ImportedInteraction
+from abstain.errors import AbstainError
 from abstain.feedback.report import IngestReport
 from abstain.sample.write import write_sample
 from abstain.serve.scorer import Scorer, Verdict
@@ -43,6 +44,8 @@ def run_demo() -> Demo:
         report = ingest([str(incoming)])
         rows = _readable_rows(incoming)
     retrained = retrain()
+    if retrained.outcome and retrained.outcome.version is None:
+        raise AbstainError(f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}")
     bundle, _ = production()
     verdicts = Scorer.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
     by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}

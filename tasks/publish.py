@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import pandas as pd
 from prefect import task
 from prefect.artifacts import (
     create_image_artifact,
-    create_link_artifact,
     create_markdown_artifact,
     create_table_artifact,
 )
@@ -19,6 +19,8 @@ from abstain import paths
 from abstain.evaluate.plots import PLOTS
 from abstain.evaluate.report import leaderboard_table
 from tasks.workspace import Workspace
+
+IMAGE = re.compile(r"^!\[.*\n", re.MULTILINE)
 
 
 @task(cache_policy=NO_CACHE)
@@ -40,4 +42,6 @@ def publish_artifacts(workspace: Workspace) -> None:
     for name in PLOTS:
         png = base64.b64encode((root / paths.REPORT / f"{name}.png").read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{png}", key=name.replace("_", "-"), description=name)
-    create_link_artifact((root / paths.REPORT / "report.html").as_uri(), key="report", link_text="the whole report")
+    # Without its plots, which are artifacts of their own: a browser opens no file from a page that a server sent.
+    text = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
+    create_markdown_artifact(IMAGE.sub("", text), key="report", description="the whole report")

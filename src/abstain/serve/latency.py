@@ -15,7 +15,7 @@ import torch
 from abstain.models.onnx_probe import OnnxProbe
 
 
-def latency_p99_ms(served: OnnxProbe, tokens: int = 128, blocks: int = 5, runs: int = 100) -> float:
+def latency_p99_ms(served: OnnxProbe, tokens: int = 128, blocks: int = 25, runs: int = 100) -> float:
     """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out.
 
     Of the quietest of several blocks: what else a shared machine does in the meantime is not the probe's latency.

@@ -1,0 +1,205 @@
+"""What the repository promises as a whole: nothing in it points to something that is not there, or hides a dependency."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+
+STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
+DECIDING = ("feedback", "llm", "features", "models", "decide", "evaluate")
+"""The packages whose code decides what a stage puts out; the others only say where things lie and what they are."""
+
+# A pattern may not match its own source, which is scanned too.
+NOWHERE = {
+    r"pickle\.loads?\b": "it runs what it reads",
+    r"allow_pickl[e]": "it runs what it reads",
+    r"torch\.load\((?![^)]*weights_only=True)": "it runs what it reads, but with weights_only=True",
+    r"\bjob[l]ib\b": "it runs what it reads",
+    r"NotImplemented[E]rror": "half done",
+    r"\b(TO[D]O|FIX[M]E)\b": "half done",
+}
+ABSOLUTE = r"(?<![\w.~$}])/(home|work|root|tmp)/"
+
+
+def tracked() -> list[str]:
+    """What is in git, or will be with the next `git add --all`."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [name for name in filter(None, listed.split("\0")) if (ROOT / name).is_file()]
+
+
+def matches(pattern: str, names: list[str]) -> list[str]:
+    found = []
+    for name in names:
+        content = (ROOT / name).read_bytes()
+        if b"\0" in content:
+            continue
+        for number, line in enumerate(content.decode().split("\n"), 1):
+            if re.search(pattern, line):
+                found.append(f"{name}:{number}: {line.strip()[:100]}")
+    return found
+
+
+def dvc_file() -> dict:
+    return yaml.safe_load((ROOT / "dvc.yaml").read_text())
+
+
+def stages() -> dict[str, dict]:
+    return dvc_file()["stages"]
+
+
+def params() -> dict[str, dict]:
+    return yaml.safe_load((ROOT / "params.yaml").read_text())
+
+
+def paths_of(entries: list) -> list[str]:
+    """An entry is a path, or a path with options."""
+    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+
+
+def imported_files(file: Path) -> set[Path]:
+    """The files of `abstain` that a file imports itself."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from abstain.evaluate import metrics` names a module, `from abstain.files import x` a part of one.
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        candidates = (ROOT / "src" / f"{name.replace('.', '/')}.py" for name in names if name.startswith("abstain"))
+        found |= {candidate for candidate in candidates if candidate.is_file()}
+    return found
+
+
+def deciding_files(file: Path) -> set[str]:
+    """The files of the deciding packages that a file imports, itself or through one of them."""
+    found: set[Path] = set()
+    todo = [file]
+    while todo:
+        new = {f for f in imported_files(todo.pop()) if f.parent.name in DECIDING} - found
+        found |= new
+        todo += new
+    return {str(path.relative_to(ROOT)) for path in found}
+
+
+def test_the_top_level_is_what_a_reader_expects() -> None:
+    top = {name.partition("/")[0] for name in tracked()}
+    expected = "flows tasks src docs tests data.dvc dvc.yaml params.yaml prefect.yaml Dockerfile README.md LICENSE"
+    assert set(expected.split()) <= top
+
+
+@pytest.mark.parametrize("pattern", NOWHERE)
+def test_is_nowhere_in_the_repository(pattern: str) -> None:
+    # What a dependency depends on is pinned by its name, whatever that is.
+    names = [name for name in tracked() if name != "requirements.lock"]
+    assert matches(pattern, names) == [], NOWHERE[pattern]
+
+
+def test_the_patterns_find_what_they_are_for(tmp_path: Path) -> None:
+    bad = ["pickle" + ".load(file)", "torch" + ".load(file)", "import job" + "lib", "raise NotImplemented" + "Error"]
+    for line in [*bad, "# TO" + "DO", "# FIX" + "ME: x", "np.load(file, allow_" + "pickle=True)"]:
+        assert any(re.search(pattern, line) for pattern in NOWHERE), line
+    assert not any(re.search(pattern, "torch" + ".load(file, weights_only=True)") for pattern in NOWHERE)
+    assert re.search(ABSOLUTE, '"/ho' + 'me/ann/data"')
+    assert not re.search(ABSOLUTE, "https://example.org/home/page")
+
+
+def test_no_machine_is_named_by_an_absolute_path() -> None:
+    # An image has its own folders, and so has a test that says what a bad one is.
+    names = [name for name in tracked() if not name.startswith("tests/") and name not in ("Dockerfile", "compose.yaml")]
+    assert matches(ABSOLUTE, names) == []
+
+
+def test_every_stage_is_a_module_and_every_module_a_stage() -> None:
+    modules = {file.stem for file in STAGE_FOLDER.glob("*.py")} - {"__init__", "common"}
+    assert modules == stages().keys()
+    for name, stage in stages().items():
+        assert stage["cmd"] == f"python -m abstain.stages.{name}"
+
+
+def test_every_dependency_is_tracked_or_made_by_a_stage() -> None:
+    made = {
+        path for stage in stages().values() for kind in ("outs", "metrics") for path in paths_of(stage.get(kind, []))
+    }
+    names = tracked()
+    for name, stage in stages().items():
+        for path in stage["deps"]:
+            known = (
+                path in made or path.startswith("data/") or any(f == path or f.startswith(f"{path}/") for f in names)
+            )
+            assert known, f"{name}: {path}"
+
+
+@pytest.mark.parametrize("name", stages())
+def test_a_stage_is_stale_when_code_that_decides_its_outcome_changes(name: str) -> None:
+    module = STAGE_FOLDER / f"{name}.py"
+    deps = stages()[name]["deps"]
+    needed = {str(module.relative_to(ROOT))} | deciding_files(module)
+    assert sorted(n for n in needed if not any(n == dep or n.startswith(f"{dep}/") for dep in deps)) == []
+
+
+def test_a_stage_reads_only_parameters_that_it_depends_on() -> None:
+    for name, stage in stages().items():
+        declared = stage["params"]
+        for read in re.findall(r"\bparams\.(\w+(?:\.\w+)?)", (STAGE_FOLDER / f"{name}.py").read_text()):
+            assert read in declared or read.partition(".")[0] in declared, f"{name} reads {read}"
+
+
+def test_every_parameter_has_a_reader() -> None:
+    named = [name for stage in stages().values() for name in stage["params"]]
+    for name in named:
+        section, _, key = name.partition(".")
+        assert section in params() and (not key or key in params()[section]), name
+    gate = (ROOT / "src" / "abstain" / "decide" / "gate.py").read_text()
+    for section, keys in params().items():
+        for key in keys:
+            judged = section == "gate" and re.search(rf"\.{key}\b", gate)
+            assert section in named or f"{section}.{key}" in named or judged, f"{section}.{key}"
+
+
+def test_the_image_copies_what_is_there() -> None:
+    copies = re.findall(r"^COPY (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    ours = [copy for copy in copies if "--from=" not in copy]
+    assert ours
+    for copy in ours:
+        *sources, _target = [word for word in copy.split() if not word.startswith("--")]
+        for source in sources:
+            assert (ROOT / source).exists(), copy
+
+
+@pytest.mark.parametrize("name", ["README.md", *(str(file.relative_to(ROOT)) for file in (ROOT / "docs").glob("*.md"))])
+def test_what_the_documents_point_to_is_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
+    for link in links:
+        assert ((ROOT / name).parent / link).exists(), link
+    for path in re.findall(r"`((?:src|flows|tasks|tests|docs)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_deployment_is_a_flow_that_imports(tmp_path: Path) -> None:
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    entrypoints = [deployment["entrypoint"] for deployment in deployments]
+    assert entrypoints
+    # In a process of its own: Prefect makes a folder where it is imported, and is slow to.
+    load = "import sys; from prefect.flows import load_flow_from_entrypoint as load; [load(e) for e in sys.argv[1:]]"
+    done = subprocess.run(
+        [sys.executable, "-c", load, *entrypoints],
+        cwd=ROOT,
+        env=os.environ | {"PREFECT_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
