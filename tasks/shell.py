@@ -19,6 +19,8 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    # Prefect's newer UI has the browser ask amplitude.com for its configuration, whatever the settings above say.
+    "PREFECT_SERVER_UI_V2_ENABLED": "false",
 }
 """No telemetry from anything that we start."""
 
