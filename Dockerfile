@@ -1,7 +1,6 @@
 # A checkout that can run: `docker build -t abstain .`, then `docker run --rm -v abstain:/state abstain demo`.
 FROM python:3.11-slim-bookworm AS build
-ARG UV_TORCH_BACKEND=cpu
-ENV UV_TORCH_BACKEND=${UV_TORCH_BACKEND} UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 VIRTUAL_ENV=/venv
+ENV UV_TORCH_BACKEND=cpu UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1 VIRTUAL_ENV=/venv
 RUN python -m venv /venv && pip install --no-cache-dir uv==0.13.9
 WORKDIR /project
 COPY requirements.lock ./
@@ -22,7 +21,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /
 COPY --from=build /venv /venv
 # With .git: a run works on commits, the image's own where ABSTAIN_ORIGIN names no other.
 COPY --chown=abstain . /project
-ENV PATH=/venv/bin:$PATH ABSTAIN_HOME=/state DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
+ENV PATH=/venv/bin:$PATH ABSTAIN_HOME=/state DO_NOT_TRACK=1 \
+    PREFECT_SERVER_ANALYTICS_ENABLED=false PREFECT_SERVER_UI_V2_ENABLED=false
 USER 1000
 WORKDIR /project
 VOLUME /state

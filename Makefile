@@ -46,9 +46,9 @@ down: setup ## stop them
 	@$(BIN)/python -m tasks.server down
 
 lock: setup ## write requirements.lock anew from requirements.in
-	@$(BIN)/uv pip compile -q --python-version 3.11 --excludes requirements.excludes.txt --no-header --no-annotate \
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header --no-annotate \
 	  -o requirements.lock.new requirements.in
-	@sed 's/+cpu$$//' requirements.lock.new > requirements.lock
+	@sed '/^torch==/s/[+ ].*//' requirements.lock.new | uniq > requirements.lock
 	@rm requirements.lock.new
 
 clean: ## remove .venv and what tools cache; .abstain/, which holds runs and releases, stays

@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-console = Console()
+console = Console(markup=False, highlight=False)
 
 
 @app.command()
@@ -62,7 +62,9 @@ def ingest(
 @app.command()
 def retrain(
     promote: Annotated[bool, typer.Option(help="judge the candidate and promote it if it is better")] = True,
-    new_holdout: Annotated[str | None, typer.Option(help="why the hold-out was changed on purpose")] = None,
+    new_holdout: Annotated[
+        str | None, typer.Option(help="why the hold-out, or the base model, was changed on purpose")
+    ] = None,
 ) -> None:
     """Run what is stale; promote the result if the gate approves."""
     from tasks.server import server_for_run
@@ -90,7 +92,7 @@ def plan() -> None:
     for stage, reasons in result.stale.items():
         table.add_row(stage, "run" if reasons else "be cached", ", ".join(reasons) or "nothing it depends on changed")
     console.print(table)
-    console.print(f"{result.missing} of {result.answers} answers need a forward pass of the base model")
+    console.print(f"{result.missing} of {result.answers} labelled answers need a forward pass of the base model")
 
 
 @app.command()
@@ -145,7 +147,9 @@ def score(
 
 @app.command()
 def promote(
-    new_holdout: Annotated[str | None, typer.Option(help="why the hold-out was changed on purpose")] = None,
+    new_holdout: Annotated[
+        str | None, typer.Option(help="why the hold-out, or the base model, was changed on purpose")
+    ] = None,
 ) -> None:
     """Judge the last candidate again, for instance after `retrain --no-promote`, and promote it if it passes."""
     from tasks.server import server_for_run
@@ -195,7 +199,7 @@ def _prepare() -> None:
         return
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if set(sys.argv[1:]) & {"demo", "ingest", "retrain", "promote", "rollback", "plan"}:
+    if sys.argv[1] in {"demo", "ingest", "retrain", "promote", "rollback", "plan"}:
         ensure_origin(project_root(), load_settings())  # no git, or a dirty tree, is said before a server is started
 
 

@@ -21,4 +21,4 @@ def promote(new_holdout: str | None = None) -> Outcome:
             raise AbstainError(
                 "data, parameters or code have changed since the candidate was trained: run `abstain retrain`"
             )
-        return promote_candidate(workspace, new_holdout)
+        return promote_candidate(workspace, new_holdout, again=True)

@@ -14,7 +14,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from tasks.pipeline import StageResult, read_graph, run_stage
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts
-from tasks.record import commit
+from tasks.record import commit, push
 from tasks.workspace import Workspace, open_workspace
 
 
@@ -36,7 +36,9 @@ def retrain(promote: bool = True, new_holdout: str | None = None) -> Retrained:
     with open_workspace() as workspace:
         stages = run_dag(workspace)
         publish_artifacts(workspace)
-        commit(workspace, f"Retrain: {', '.join(s.stage for s in stages if s.status == 'ran') or 'nothing was stale'}")
+        ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
+        if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock"):
+            push(workspace)
         return Retrained(stages, promote_candidate(workspace, new_holdout) if promote else None)
 
 

@@ -40,7 +40,7 @@ def ingest_files(workspace: Workspace, files: Sequence[Path]) -> IngestReport:
 
 def _record(workspace: Workspace, message: str) -> bool:
     workspace.dvc("add", "--quiet", str(paths.DATA))
-    changed = commit(workspace, message)
+    changed = commit(workspace, message, "data.dvc")
     if changed:
         push(workspace)
     return changed

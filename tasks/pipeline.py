@@ -15,6 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from abstain import paths
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
+from abstain.feedback.dataset import training_table
 from abstain.feedback.store import read_dataset
 from abstain.params import load_params
 from abstain.settings import load_settings
@@ -59,7 +60,7 @@ def _was_busy(_task: Any, _run: Any, state: State) -> bool:
     try:
         state.result()
     except AbstainError as error:
-        return "lock" in str(error) or "is busy" in str(error)
+        return "acquire lock" in str(error) or "is busy" in str(error)
     except Exception:
         return False
     return False
@@ -112,9 +113,11 @@ def make_plan(workspace: Workspace) -> Plan:
     for name, ups in graph.items():
         after = [f"after {up}" for up in sorted(ups) if stale[up]]
         stale[name] = changed.get(name, []) + after
-    interactions = read_dataset(workspace.path / paths.DATA).interactions
-    source = FeatureSource(load_params(workspace.path / paths.PARAMS).llm, load_settings())
-    return Plan(stale, len(interactions), source.missing(interactions))
+    params = load_params(workspace.path / paths.PARAMS)
+    data = read_dataset(workspace.path / paths.DATA)
+    labelled = set(training_table(data, params.labels, params.split)[0]["interaction_id"])
+    rows = [row for row in data.interactions if row.interaction_id in labelled]
+    return Plan(stale, len(rows), FeatureSource(params.llm, load_settings()).missing(rows))
 
 
 def _reasons(entries: list[object]) -> list[str]:

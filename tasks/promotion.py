@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,7 @@ from tasks.record import commit, push
 from tasks.shell import git, run
 from tasks.workspace import Workspace, origin_snapshot
 
+POINTER = ("release.dvc", paths.REGISTRY)
 SMOKE_ROWS = 8
 SMOKE_TOLERANCE = 1e-5
 
@@ -53,10 +55,11 @@ class Outcome:
 
 
 @task(cache_policy=NO_CACHE)
-def promote_candidate(workspace: Workspace, new_holdout: str | None) -> Outcome:
+def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool = False) -> Outcome:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
-    `new_holdout`: the reason why the hold-out was changed on purpose, which the record then carries.
+    `new_holdout`: the reason why the hold-out was changed on purpose, which the record then carries. `again`: judge
+    a candidate that was rejected before even where nothing has changed since.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     candidate = _sha256(workspace.path / paths.ONNX)
@@ -71,8 +74,9 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None) -> Outcome:
             return Outcome("rejected", registry.version, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     rejection = workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}.json"
-    limits = load_params(workspace.path / paths.PARAMS).gate.model_dump(mode="json")
-    if new_holdout is None and (reasons := _rejected_before(rejection, registry, metrics, limits)):
+    params = load_params(workspace.path / paths.PARAMS)
+    limits = {**params.gate.model_dump(mode="json"), "target_precision": params.threshold.target_precision}
+    if not again and new_holdout is None and (reasons := _rejected_before(rejection, registry, metrics, limits)):
         push(workspace)
         observe("promote", "cached")
         return Outcome("rejected", registry.version, reasons)
@@ -95,7 +99,8 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None) -> Outcome:
         observe("promote", "ran")
         return Outcome("promoted", version, [])
     _write_json(rejection, record)
-    commit(workspace, "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons))
+    message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
+    commit(workspace, message, paths.APPROVALS)
     push(workspace)
     observe("promote", "ran")
     return Outcome("rejected", registry.version, decision.reasons)
@@ -111,7 +116,8 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Event:
     workspace.git("checkout", "-q", f"refs/tags/{tag_of(target.version)}", "--", "release.dvc")
     (workspace.path / paths.REGISTRY).write_text(moved.to_json())
     assert registry.prod is not None
-    commit(workspace, f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}")
+    message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
+    commit(workspace, message, *POINTER)
     push(workspace)
     return now
 
@@ -139,6 +145,9 @@ def fetch_release(repository: Path, event: Event) -> Path:
         try:
             run(command, repository)
             bundle.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process fetched the same version first
+                raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     if _sha256(target / paths.RELEASED_ONNX.name) != event.sha256:
@@ -159,16 +168,25 @@ def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
     names = ["probe", "length_only", "base_rate"]
-    champion = registry.version
+    champion, champion_threshold = registry.version, None
     if registry.prod and champion:
-        names.append(champion)
-        scores[champion] = _champion_scores(workspace, registry.prod, list(scores["interaction_id"]))
+        try:
+            scores[champion], champion_threshold = _champion_scores(workspace, registry.prod, scores["interaction_id"])
+            names.append(champion)
+        except AbstainError as error:
+            if new_holdout is None:
+                raise AbstainError(
+                    f"{champion} cannot be compared with: {error}; where that cannot be helped, put on record why the "
+                    "candidate is to be judged as a first version: abstain promote --new-holdout REASON"
+                ) from None
+            champion = None
     candidate = OnnxProbe(workspace.path / paths.ONNX)
     measured = Measured(
         threshold=float(candidate.metadata["threshold"]),
         target_precision=params.threshold.target_precision,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=float(run(["python", "-m", "abstain.serve.latency", str(paths.ONNX)], workspace.path)),
+        champion_threshold=champion_threshold,
     )
     same = registry.prod is None or registry.prod.holdout == metrics["holdout"]["digest"] or new_holdout is not None
     holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
@@ -178,20 +196,26 @@ def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new
 def _rejected_before(
     record_file: Path, registry: Registry, metrics: dict[str, Any], limits: dict[str, Any]
 ) -> list[str]:
-    """Why this candidate was rejected before against the same champion, figures and limits; else empty."""
+    """Why this candidate was rejected before against the same champion, figures and limits; else empty.
+
+    A latency is not remembered: the machine may have been busy.
+    """
     if not record_file.is_file():
         return []
     record = json.loads(record_file.read_text())
+    if any(check["name"] == "latency" and check["passed"] is False for check in record["checks"]):
+        return []
     now = {"champion": registry.version, "metrics": metrics, "gate": limits}
     return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
 
 
-def _champion_scores(workspace: Workspace, event: Event, ids: list[str]) -> np.ndarray:
-    """The champion's confidences of the same answers, read through its own layer, layout and base model."""
+def _champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
+    """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
     bundle = fetch_release(workspace.path, event)
     scorer = Scorer.open(bundle / paths.RELEASED_ONNX.name, load_settings())
     rows = {row.interaction_id: row for row in read_dataset(workspace.path / paths.DATA).interactions}
-    return np.array([verdict.confidence for verdict in scorer.score([rows[name] for name in ids])])
+    verdicts = scorer.score([rows[name] for name in ids])
+    return [verdict.confidence for verdict in verdicts], float(scorer.probe.metadata["threshold"])
 
 
 def _window(scores: pd.DataFrame, names: list[str]) -> Window:
@@ -228,7 +252,7 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     _write_json(root / paths.APPROVALS / f"{version}.json", record)
     (root / paths.REGISTRY).write_text(registry.promoted(event).to_json())
-    commit(workspace, f"Promote probe {version}")
+    commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))
 

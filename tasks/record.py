@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from abstain.errors import AbstainError
 from tasks.workspace import BRANCH, Workspace
 
 
-def commit(workspace: Workspace, message: str) -> bool:
-    """Commit everything that changed in the workspace; False where nothing did."""
-    workspace.git("add", "--all")
-    if not workspace.git("status", "--porcelain").strip():
+def commit(workspace: Workspace, message: str, *files: Path | str) -> bool:
+    """Commit what changed of `files`, which are all that the caller speaks for; False where nothing did."""
+    there = [str(file) for file in files if (workspace.path / file).exists()]
+    if there:
+        workspace.git("add", "--all", "--", *there)
+    if not workspace.git("diff", "--cached", "--name-only").strip():
         return False
     workspace.git("commit", "-q", "-m", message)
     return True

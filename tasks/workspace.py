@@ -6,8 +6,8 @@ Three decisions:
   without one it is a bare repository in `.abstain/`, into which the checkout's commits are merged first.
 * One writer a workspace, by a file lock that the run's subprocesses inherit: if a run is killed, the next
   one waits for what it left running instead of colliding with it.
-* An unfinished run's `dvc.lock` survives the reset: DVC checks every entry by content, so finished stages
-  are not run again and a wrong entry cannot be believed.
+* A run starts from the origin's head, whatever a killed one left: stages that it finished are in DVC's run-cache,
+  which is asked by content, so they are not run again and nothing half-done can be believed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from pathlib import Path
 
 from abstain import paths
 from abstain.errors import AbstainError
+from abstain.files import write_atomically
 from abstain.settings import Settings, load_settings
 from tasks.shell import git, run, succeeds
 
 BRANCH = "main"
+SHIPPED_REMOTE = "url = ../.abstain/dvc-remote"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def open_workspace() -> Iterator[Workspace]:
         if not path.is_dir():
             _clone(origin, path)
         _synchronise(workspace, root if settings.origin is None else None)
-        _configure_dvc(workspace, settings)
+        _configure_dvc(path, settings)
         _bring_data(workspace)
         yield workspace
 
@@ -89,6 +91,7 @@ def ensure_origin(root: Path, settings: Settings) -> str:
         bare.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=bare.parent, prefix=".origin-"))
         git(root, "init", "-q", "--bare", f"--initial-branch={BRANCH}", str(scratch))
+        git(scratch, "config", "receive.shallowUpdate", "true")  # the checkout may be a shallow clone
         git(root, "push", "-q", str(scratch), f"HEAD:refs/heads/{BRANCH}")
         scratch.rename(bare)
     return str(bare)
@@ -97,13 +100,17 @@ def ensure_origin(root: Path, settings: Settings) -> str:
 def origin_snapshot() -> tuple[Path, str]:
     """A repository to read the origin's state from, and the revision to read: takes no lock, changes nothing.
 
-    Raises `AbstainError` before the first run.
+    A machine that only scores clones the origin here. Raises `AbstainError` before the first run.
     """
     root, settings = project_root(), load_settings()
     path = settings.home.resolve() / "workspace"
     if not path.is_dir():
-        raise AbstainError(f"no run has been made from {root} yet: run `abstain retrain` (or `abstain demo`) first")
-    git(path, "fetch", "-q", "--tags", "origin")
+        if settings.origin is None:
+            raise AbstainError(f"no run has been made from {root} yet: run `abstain retrain` (or `abstain demo`) first")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clone(settings.origin, path)
+    _configure_dvc(path, settings)
+    git(path, "fetch", "-q", "--tags", "--force", "origin")
     return path, f"origin/{BRANCH}"
 
 
@@ -123,27 +130,25 @@ def _clone(origin: str, path: Path) -> None:
 
 def _synchronise(workspace: Workspace, checkout: Path | None) -> None:
     """Bring the clone to the origin's head; merge the checkout's commits where the origin is local."""
-    (workspace.path / ".dvc" / "tmp" / "rwlock").unlink(missing_ok=True)  # of a killed run: nobody else is here
-    unfinished = workspace.path / "dvc.lock"
-    lock = unfinished.read_text() if unfinished.is_file() else None
-    workspace.git("fetch", "-q", "--tags", "--force", "origin")
+    for left in (".dvc/tmp/rwlock", ".git/index.lock", ".git/HEAD.lock"):  # by a killed run: nobody else is here
+        (workspace.path / left).unlink(missing_ok=True)
+    workspace.git("fetch", "-q", "--prune", "--prune-tags", "--tags", "--force", "origin")
     workspace.git("checkout", "-q", "--force", "-B", BRANCH, f"origin/{BRANCH}")
     workspace.git("clean", "-q", "-fd")
     if checkout is not None:
         workspace.git("fetch", "-q", str(checkout), "HEAD")
         # Where both changed the same lines (a lock, the pointer), the runs' own record wins.
         workspace.git("merge", "-q", "-m", "Merge the checkout's commits", "-X", "ours", "FETCH_HEAD")
-    if lock is not None:
-        unfinished.write_text(lock)
 
 
-def _configure_dvc(workspace: Workspace, settings: Settings) -> None:
-    """Share the cache between workspaces; keep the default local remote beside it."""
+def _configure_dvc(path: Path, settings: Settings) -> None:
+    """Share the cache between workspaces; keep the default remote beside it, and a team's own where it is."""
     home = settings.home.resolve()
-    (home / "dvc-remote").mkdir(parents=True, exist_ok=True)
-    (workspace.path / ".dvc" / "config.local").write_text(
-        f"[cache]\n    dir = {home / 'dvc-cache'}\n['remote \"local\"']\n    url = {home / 'dvc-remote'}\n"
-    )
+    text = f"[cache]\n    dir = {home / 'dvc-cache'}\n"
+    if SHIPPED_REMOTE in (path / ".dvc" / "config").read_text():
+        (home / "dvc-remote").mkdir(parents=True, exist_ok=True)
+        text += f"['remote \"local\"']\n    url = {home / 'dvc-remote'}\n"
+    write_atomically(path / ".dvc" / "config.local", text.encode())
 
 
 def _bring_data(workspace: Workspace) -> None:
@@ -154,7 +159,7 @@ def _bring_data(workspace: Workspace) -> None:
     quiet = ("--force", "--quiet")
     if succeeds(workspace.path, "dvc", "checkout", *quiet):
         return
-    succeeds(workspace.path, "dvc", "pull", "--run-cache", *quiet)
+    succeeds(workspace.path, "dvc", "pull", *quiet)
     if succeeds(workspace.path, "dvc", "status", "--quiet", "data.dvc"):
         return
     data = workspace.path / paths.DATA

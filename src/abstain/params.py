@@ -79,6 +79,7 @@ class GateParams(Section):
     seed: int
     confidence: OpenFraction
     max_newest_drop: Fraction
+    max_precision_drop: Fraction
     max_slice_drop: Fraction
     min_slice: Count
     max_ece: Fraction
@@ -113,7 +114,8 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
+    problems = error.errors()  # a misspelt key is missing too, but its name says more
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{where}: {problem['msg']}"

@@ -15,6 +15,7 @@ PARAMS = GateParams(
     seed=3,
     confidence=0.95,
     max_newest_drop=0.02,
+    max_precision_drop=0.05,
     max_slice_drop=0.15,
     min_slice=20,
     max_ece=0.15,
@@ -80,6 +81,7 @@ def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
     assert decision.reasons == []
     assert [c.name for c in decision.checks] == [
         "calibration",
+        "precision",
         "slice blue",
         "slice gold",
         "same hold-out",
@@ -91,19 +93,44 @@ def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
     assert all(c.passed for c in decision.checks)
 
 
-def test_an_equal_challenger_is_refused() -> None:
+def twins() -> Window:
     twin = window()
     twin.confidences["v1.0.0"] = twin.confidences["probe"].copy()
-    decision = judged(twin)
-    assert failed(decision) == {"better than v1.0.0"}
-    assert check(decision, "better than v1.0.0").value == 0
+    return twin
+
+
+def test_an_equal_challenger_is_refused() -> None:
+    decision = judged(twins(), measured=replace(MEASURED, champion_threshold=MEASURED.threshold))
+    assert failed(decision) == {"new threshold"}
     assert not decision.approved
+
+
+def test_a_new_threshold_for_the_same_weights_is_judged_by_the_precision_that_it_promises() -> None:
+    moved = replace(MEASURED, champion_threshold=0.4)
+    assert judged(twins(), measured=moved).approved
+    unkept = replace(moved, threshold=0.05, target_precision=0.95)
+    assert failed(judged(twins(), measured=unkept, max_slice_drop=0.9)) == {"precision"}
+
+
+def test_a_version_that_does_not_keep_its_promise_is_refused_however_small_its_slices() -> None:
+    many = replace(window(), products=np.array([f"p{n % 40}" for n in range(400)]))
+    decision = judged(many, measured=replace(MEASURED, threshold=0.05, target_precision=0.95), max_ece=1.0)
+    assert failed(decision) == {"precision"}
+    assert all(c.passed is None for c in decision.checks if c.name.startswith("slice"))
+
+
+def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
+    holdout = window()
+    top = float(np.sort(holdout.confidences["probe"])[-5])
+    decision = judged(holdout, measured=replace(MEASURED, threshold=top, target_precision=0.5))
+    assert failed(decision) == {"precision"}
+    assert check(decision, "precision").value == 1.0
 
 
 def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> None:
     decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
     assert "better than v1.0.0" in failed(decision)
-    assert decision.reasons[0].startswith("better than v1.0.0: hold-out AUROC 0.")
+    assert any(reason.startswith("better than v1.0.0: hold-out AUROC 0.") for reason in decision.reasons)
 
 
 def test_a_worse_challenger_is_refused() -> None:
@@ -123,7 +150,7 @@ def test_one_class_on_the_holdout_fails_closed(name: str) -> None:
     one_class = replace(window(), correct=np.ones(400, int))
     decision = judged(one_class)
     assert "better than v1.0.0" in failed(decision)
-    assert np.isnan(check(decision, "better than v1.0.0").value)
+    assert check(decision, "better than v1.0.0").value == 0  # a draw without both classes is no win
 
 
 @pytest.mark.parametrize(
@@ -234,8 +261,8 @@ def test_a_first_version_whose_threshold_shows_everything_is_refused() -> None:
 
 def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
     decision = judged(measured=replace(MEASURED, threshold=1.1), champion=None)
-    assert failed(decision) == {"better than base rate"}
-    assert np.isnan(check(decision, "better than base rate").value)
+    assert failed(decision) == {"better than base rate", "precision"}
+    assert check(decision, "better than base rate").value == 0
 
 
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -104,7 +105,13 @@ def test_status_and_plan_tell_how_things_stand(project: Project) -> None:
     plan = project.abstain("plan")
     assert plan.returncode == 0, plan.stderr
     assert plan.stdout.count("be cached") == 8
-    assert re.search(r"\b0 of \d+ answers need a forward pass|\b\d+ of \d+ answers need", plan.stdout)
+    assert re.search(r"^0 of \d+ labelled answers need a forward pass", plan.stdout, re.MULTILINE)
+
+
+def test_a_machine_that_never_trained_reads_the_origin(project: Project, tmp_path: Path) -> None:
+    elsewhere = [f"ABSTAIN_HOME={tmp_path / 'serving'}", f"ABSTAIN_ORIGIN={project.home / 'origin.git'}"]
+    status = project.command(["env", *elsewhere, sys.executable, "-m", "flows.cli", "status"])
+    assert status.returncode == 0 and "in production: probe v1.0.0" in status.stdout, status.stderr
 
 
 def test_a_better_version_is_promoted_and_can_be_rolled_back(project: Project) -> None:
@@ -114,9 +121,11 @@ def test_a_better_version_is_promoted_and_can_be_rolled_back(project: Project) -
     project.edit_params("  max_newest_drop: 0.02", "  max_newest_drop: 1.0")
     plan = project.abstain("plan").stdout
     assert re.search(r"features +│ be cached", plan) and re.search(r"train_probe +│ run", plan)
-    retrained = project.abstain("retrain")
+    retrained = project.abstain("retrain", "--no-promote")
     assert retrained.returncode == 0, retrained.stdout + retrained.stderr
-    assert "promoted: probe v1.1.0 is in production" in retrained.stdout, retrained.stdout
+    assert in_production(project)["version"] == "v1.0.0"
+    promoted = project.abstain("promote")
+    assert "promoted: probe v1.1.0 is in production" in promoted.stdout, promoted.stdout + promoted.stderr
     assert re.search(r"features +cached", retrained.stdout) and re.search(r"train_probe +ran", retrained.stdout)
     checks = read_json(project.workspace / "approvals" / "v1.1.0.json")["checks"]
     assert {"same hold-out", "better than v1.0.0", "newest window"} <= {check["name"] for check in checks}

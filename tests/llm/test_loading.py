@@ -11,7 +11,7 @@ import torch
 from abstain.errors import AbstainError
 from abstain.llm import loading
 from abstain.llm.engine import Engine, States
-from abstain.llm.loading import choose_device, choose_dtype, load, resolve
+from abstain.llm.loading import choose_device, choose_dtype, load, pin, resolve
 from abstain.settings import Settings
 
 from .builders import save_tiny_model, tiny_model, tiny_pass
@@ -133,3 +133,9 @@ def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> Non
     outer = hashlib.sha256(hashlib.sha256(gguf.read_bytes()).digest())
     assert ref.revision == outer.hexdigest()[:16]
     assert Path(ref.path).parent == real_settings.models
+
+
+def test_a_pinned_name_is_found_at_exactly_that_revision(folder: Path) -> None:
+    assert pin("org/model", "abc") == pin("org/model@older", "abc") == "org/model@abc"
+    assert pin("smollm2-135m-instruct", "abc") == "smollm2-135m-instruct"
+    assert pin(str(folder), "abc") == str(folder)

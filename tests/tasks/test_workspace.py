@@ -68,7 +68,7 @@ def test_of_two_pushes_the_second_is_refused_and_leaves_nothing(project: Project
         project.git("commit", "-qm", "faster", cwd=rival)
         project.git("push", "-q", "origin", "HEAD:main", cwd=rival)
         (workspace.path / "slower.txt").write_text("second")
-        assert commit(workspace, "slower")
+        assert commit(workspace, "slower", "slower.txt")
         workspace.git("tag", "-a", "probe@v9.0.0", "-m", "t")
         with pytest.raises(AbstainError, match=r"the origin has moved .* run the command again"):
             push(workspace, "probe@v9.0.0")
@@ -90,5 +90,49 @@ def test_nothing_to_commit_is_no_commit(project: Project) -> None:
     with open_workspace() as workspace:
         assert isinstance(workspace, Workspace)
         head = workspace.git("rev-parse", "HEAD")
-        assert not commit(workspace, "nothing")
+        assert not commit(workspace, "nothing", "data.dvc")
         assert workspace.git("rev-parse", "HEAD") == head
+
+
+def test_a_commit_speaks_for_its_own_files_only(project: Project) -> None:
+    with open_workspace() as workspace:
+        (workspace.path / "dvc.lock").write_text("half a run")
+        assert not commit(workspace, "ingest", "data.dvc")
+        (workspace.path / "registry.json").write_text("{}")
+        assert commit(workspace, "pointer", "registry.json", "not-there.json")
+        assert workspace.git("show", "--name-only", "--format=").split() == ["registry.json"]
+
+
+def test_what_a_killed_git_left_locked_is_opened(project: Project) -> None:
+    with open_workspace() as workspace:
+        (workspace.path / ".git" / "index.lock").touch()
+        (workspace.path / "README.md").write_text("half a change")
+    with open_workspace() as workspace:
+        assert workspace.git("status", "--porcelain") == ""
+
+
+def test_a_team_s_own_remote_is_left_where_it_is(project: Project) -> None:
+    config = project.root / ".dvc" / "config"
+    own = config.read_text().replace("../.abstain/dvc-remote", "s3://bank/abstain")
+    with open_workspace() as workspace:
+        assert str(project.home) in workspace.dvc("config", "remote.local.url")
+    config.write_text(own)
+    project.git("commit", "-qam", "Our bucket")
+    with open_workspace() as workspace:
+        assert workspace.dvc("config", "remote.local.url").strip() == "s3://bank/abstain"
+
+
+def test_a_shallow_clone_will_do(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.edit_params("  hidden: 64", "  hidden: 32")
+    shallow = Project(tmp_path / "shallow", tmp_path / "shallow-home")
+    project.git("clone", "-q", "--depth", "1", project.root.as_uri(), str(shallow.root))
+    monkeypatch.setenv("ABSTAIN_HOME", str(shallow.home))
+    monkeypatch.chdir(shallow.root)
+    with open_workspace() as workspace:
+        assert "hidden: 32" in (workspace.path / "params.yaml").read_text()
+    shallow.edit_params("  hidden: 32", "  hidden: 16")
+    with open_workspace() as workspace:
+        assert "hidden: 16" in (workspace.path / "params.yaml").read_text()
+        (workspace.path / "faster.txt").write_text("x")
+        assert commit(workspace, "more", "faster.txt")
+        push(workspace)

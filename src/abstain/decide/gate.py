@@ -60,12 +60,16 @@ class Decision:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured of the challenger itself: its tuned threshold and target, parity and latency."""
+    """What is measured of the challenger itself: its tuned threshold and target, parity and latency.
+
+    `champion_threshold` is the threshold that production uses now, None for a first version.
+    """
 
     threshold: float
     target_precision: float
     parity: float
     latency_p99_ms: float
+    champion_threshold: float | None = None
 
 
 def decide(
@@ -76,13 +80,17 @@ def decide(
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
     hold-out is the one the champion was promoted on, or a decision to change it is on record.
     """
-    checks = [_calibration(holdout, params), *_slices(holdout, measured, params)]
+    checks = [
+        _calibration(holdout, params),
+        _precision(holdout, measured, params),
+        *_slices(holdout, measured, params),
+    ]
     if champion is None:
         checks += [_better(holdout, "length_only", params), _better_than_base_rate(holdout, measured, params)]
     else:
         checks += [
-            _check("same hold-out", same_holdout, float(same_holdout), 1, "the champion was promoted on this hold-out"),
-            _better(holdout, champion, params),
+            _same_holdout(same_holdout),
+            _new_threshold(measured) if _same_confidences(holdout, champion) else _better(holdout, champion, params),
             _newest(newest, champion, params),
         ]
     checks += [
@@ -90,6 +98,26 @@ def decide(
         _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
     ]
     return Decision(tuple(checks))
+
+
+def _same_holdout(same: bool) -> Check:
+    says = (
+        "as the champion's"
+        if same
+        else "not the champion's: where that is on purpose, run abstain promote --new-holdout REASON"
+    )
+    return _check("same hold-out", same, float(same), 1, says)
+
+
+def _same_confidences(window: Window, champion: str) -> bool:
+    return np.array_equal(window.confidences["probe"], window.confidences[champion])
+
+
+def _new_threshold(measured: Measured) -> Check:
+    """The champion's own weights with another threshold: whether that keeps its promise is said by `precision`."""
+    before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
+    says = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
+    return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, says)
 
 
 def _better(window: Window, rival: str, params: GateParams) -> Check:
@@ -126,6 +154,16 @@ def _newest(window: Window, champion: str, params: GateParams) -> Check:
     )
 
 
+def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
+    """The promise itself, on answers that the threshold was not tuned on."""
+    shown = window.confidences["probe"] >= measured.threshold
+    count = int(shown.sum())
+    precision = float(window.correct[shown].mean()) if count else float("nan")
+    floor = measured.target_precision - params.max_precision_drop
+    says = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
+    return _check("precision", count >= params.min_slice and precision >= floor, precision, floor, says)
+
+
 def _slices(window: Window, measured: Measured, params: GateParams) -> list[Check]:
     checks = []
     shown = window.confidences["probe"] >= measured.threshold
@@ -154,5 +192,5 @@ def _check(name: str, passed: bool, value: float, limit: float, says: str) -> Ch
 
 
 def _chance(differences: np.ndarray) -> float:
-    known = differences[~np.isnan(differences)]
-    return float((known > 0).mean()) if len(known) else float("nan")
+    """The share of draws that are won; one that is not defined is not."""
+    return float((differences > 0).mean())

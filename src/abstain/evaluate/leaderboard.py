@@ -63,9 +63,8 @@ def leaderboard(
 
 
 def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that an expert judged, where there are any: thumbs say useful, not correct, and are no test."""
-    experts = frame[frame["source"] == "sme"]
-    return experts if len(experts) else frame
+    """The rows that an expert judged: thumbs say useful, not correct, and are no test."""
+    return frame[frame["source"] == "sme"]
 
 
 def threshold_table(correct: np.ndarray, confidence: np.ndarray, tuned: float) -> pd.DataFrame:

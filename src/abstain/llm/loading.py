@@ -65,6 +65,14 @@ def resolve(name: str, settings: Settings) -> ModelRef:
     return _resolve_hub(name)
 
 
+def pin(name: str, revision: str) -> str:
+    """The name under which `resolve` finds exactly `revision` of `name`.
+
+    A hub id carries its revision; of an embedded model, or of what lies in a folder, there is only one.
+    """
+    return name if name in EMBEDDED or Path(name).is_dir() else f"{name.partition('@')[0]}@{revision}"
+
+
 def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -11,7 +11,7 @@ from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.llm.layout import load_layout
-from abstain.llm.loading import resolve
+from abstain.llm.loading import pin, resolve
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.params import LLMParams
 from abstain.settings import Settings
@@ -50,6 +50,7 @@ class Scorer:
             version, _, layout_digest = meta["version"], float(meta["threshold"]), meta["layout_digest"]
         except (KeyError, ValueError):
             raise AbstainError(f"{file} carries no complete probe metadata: export it with this project") from None
+        llm = llm.model_copy(update={"model": pin(llm.model, trained_on)})
         here = resolve(llm.model, settings).revision
         if here != trained_on:
             raise AbstainError(

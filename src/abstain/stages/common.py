@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from abstain import paths
@@ -51,6 +52,12 @@ def read_json(file: Path) -> Any:
 def read_features() -> list[torch.Tensor]:
     """The features stage's output: states of every row of the data set, in its order."""
     return unpack(load_file(paths.FEATURES))
+
+
+def read_base_model() -> str:
+    """`name@revision` of the base model that the features were read from."""
+    with safe_open(paths.FEATURES, "pt") as file:
+        return str(file.metadata()["model"])
 
 
 def read_dataset_frame() -> pd.DataFrame:

@@ -5,6 +5,7 @@ import pandas as pd
 from sklearn.metrics import roc_curve
 
 from abstain import paths
+from abstain.errors import AbstainError
 from abstain.evaluate import metrics
 from abstain.evaluate.leaderboard import fit_baselines, leaderboard, reviewed, threshold_table
 from abstain.feedback.splits import holdout_digest
@@ -24,6 +25,8 @@ def stage(params: Params) -> None:
     scores |= baselines.scores(judged["answer_tokens"].to_numpy())
     judged = judged.assign(**scores)
     holdout = judged[judged["split"] == "holdout"]
+    if holdout.empty:
+        raise AbstainError("no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it")
     correct = holdout["correct"].to_numpy(int)
     threshold = float(common.read_json(paths.THRESHOLD)["threshold"])
 

@@ -4,10 +4,8 @@ from abstain import paths
 from abstain.contracts import CONTRACT_VERSION
 from abstain.errors import AbstainError
 from abstain.llm.layout import load_layout
-from abstain.llm.loading import resolve
 from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
 from abstain.params import Params
-from abstain.settings import load_settings
 from abstain.stages import common
 
 
@@ -17,7 +15,7 @@ def stage(params: Params) -> None:
         "version": "unreleased",  # promotion stamps the version; the graph stays as it is
         "contract": str(CONTRACT_VERSION),
         "model": params.llm.model,
-        "model_revision": resolve(params.llm.model, load_settings()).revision,
+        "model_revision": common.read_base_model().rpartition("@")[2],
         "layout": params.llm.layout,
         "layout_digest": load_layout(params.llm.layout).digest,
         "layer": str(params.llm.layer),

@@ -17,7 +17,8 @@ def stage(params: Params) -> None:
     source = FeatureSource(params.llm, load_settings())
     print(f"{source.missing(rows)} of {len(rows)} answers need a forward pass; the rest is cached", flush=True)
     states = source.states(rows, common.progress)
-    write_atomically(paths.FEATURES, save(pack(states)))
+    space = source.space()  # which base model gave them is a property of the features, not of a later stage's machine
+    write_atomically(paths.FEATURES, save(pack(states), metadata={"model": space.model, "dtype": space.dtype}))
 
 
 if __name__ == "__main__":
