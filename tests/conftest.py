@@ -1,7 +1,7 @@
 """What many tests share: projects of their own to run commands in, never the checkout that holds the tests.
 
 `trained_*` is the shipped sample after `abstain demo`, with the real embedded model, DVC and Prefect.
-`small_project` makes a project whose data are the sample's first rows, for tests that must run it cold.
+`small_project` has a part of the sample's answers as its data, for tests that must run it cold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,38 +126,44 @@ def trained_root(trained: tuple[Project, str]) -> Path:
     return trained[0].root
 
 
-@pytest.fixture
-def small_project(tmp_path: Path) -> Callable[[], Project]:
-    """A function that makes a project of its own with a few hundred of the sample's answers as its data."""
+@pytest.fixture(scope="session")
+def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a few hundred of the sample's answers as its data, which lie in a DVC remote as a team's would."""
     needs_sample()
+    folder = tmp_path_factory.mktemp("small")
+    project = new_project(folder)
+    make_data = (
+        "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
+        "from abstain.feedback.ingest import ingest; from abstain.params import load_params\n"
+        "from abstain.sample.write import write_sample\n"
+        "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
+        "history.write_text(''.join(history.open().readlines()[::4]))\n"
+        "ingest([folder / 'handbook', history], Path('data'), load_params().validation, datetime.now(UTC))\n"
+    )
+    for command in (
+        [sys.executable, "-c", make_data, str(folder / "sample")],
+        ["dvc", "add", "--quiet", "data"],
+        ["dvc", "remote", "add", "--default", "tests", str(folder / "remote")],
+        ["dvc", "push", "--quiet", "data.dvc"],
+    ):
+        done = project.command(command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    project.git("add", "--all")
+    project.git("commit", "-qm", "Our own data")
+    # Lenient where a few hundred answers can promise nothing: these tests are about the machinery.
+    project.edit_params("target_precision: 0.85", "target_precision: 0.5")
+    return project
 
-    def make() -> Project:
-        project = new_project(tmp_path / "small")
-        make_data = (
-            "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
-            "from abstain.feedback.ingest import ingest; from abstain.params import load_params\n"
-            "from abstain.sample.write import write_sample\n"
-            "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
-            "history.write_text(''.join(history.open().readlines()[::4]))\n"
-            "ingest([folder / 'handbook', history], Path('data'), load_params().validation, datetime.now(UTC))\n"
-        )
-        for command in (
-            [sys.executable, "-c", make_data, str(tmp_path / "sample")],
-            ["dvc", "add", "--quiet", "data"],
-            ["dvc", "push", "--quiet", "--remote", "tests", "data.dvc"],
-        ):
-            if command[1] == "push":  # as a team would: the data lie in a remote that every run can reach
-                remote = ["dvc", "remote", "add", "--default", "tests", str(tmp_path / "remote")]
-                assert project.command(remote).returncode == 0
-            done = project.command(command)
-            assert done.returncode == 0, done.stdout + done.stderr
-        # Lenient where a few hundred answers can promise nothing: these tests are about the machinery.
-        project.git("add", "--all")
-        project.git("commit", "-qm", "Our own data")
-        project.edit_params("target_precision: 0.85", "target_precision: 0.5")
-        return project
 
-    return make
+@pytest.fixture
+def small_project(small_template: Project, tmp_path: Path) -> Project:
+    """A clone of `small_template` that nothing has run in yet."""
+    project = Project(tmp_path / "small" / "checkout", tmp_path / "small" / "home")
+    small_template.git("clone", "-q", str(small_template.root), str(project.root))
+    (tmp_path / "small" / "empty").mkdir()
+    project.home.mkdir()
+    (project.home / "models").symlink_to(MODELS)
+    return project
 
 
 def read_lock(root: Path) -> dict:

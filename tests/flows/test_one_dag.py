@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,37 +40,35 @@ def retrain_until(project: Project, stage: str, signs: str) -> None:
 
 
 def test_killed_at_every_stage_it_completes_and_the_lock_is_that_of_dvc_repro(
-    small_project: Callable[[], Project], tmp_path: Path
+    small_project: Project, tmp_path: Path
 ) -> None:
-    project = small_project()
     for stage in STAGES:
-        retrain_until(project, stage, r"progress [1-9]" if stage == "features" else "Running stage")
-    completed = project.abstain("retrain")
+        retrain_until(small_project, stage, r"progress [1-9]" if stage == "features" else "Running stage")
+    completed = small_project.abstain("retrain")
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
     for stage in STAGES[:-1]:  # what had finished before a kill is not done again
         assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
-    origin = project.home / "origin.git"
-    assert "Retrain" in project.git("log", "--oneline", "main", cwd=origin)
+    origin = small_project.home / "origin.git"
+    assert "Retrain" in small_project.git("log", "--oneline", "main", cwd=origin)
 
     laptop = Project(tmp_path / "laptop", tmp_path / "laptop-home")
-    project.git("clone", "-q", str(project.root), str(laptop.root))
+    small_project.git("clone", "-q", str(small_project.root), str(laptop.root))
     (laptop.home).mkdir()
-    (laptop.home / "models").symlink_to(project.home / "models")
+    (laptop.home / "models").symlink_to(small_project.home / "models")
     (tmp_path / "empty").mkdir(exist_ok=True)
     assert laptop.command(["dvc", "pull", "--quiet", "data.dvc"]).returncode == 0
     repro = laptop.command(["dvc", "repro"])
     assert repro.returncode == 0, repro.stdout[-2000:] + repro.stderr[-2000:]
-    assert read_lock(laptop.root) == read_lock(project.workspace)
+    assert read_lock(laptop.root) == read_lock(small_project.workspace)
 
 
-def test_killed_in_the_middle_of_features_keeps_what_was_computed(small_project: Callable[[], Project]) -> None:
-    project = small_project()
-    retrain_until(project, "features", r"progress 64")
-    shards = {file: file.stat().st_mtime_ns for file in (project.home / "features").rglob("*.safetensors")}
+def test_killed_in_the_middle_of_features_keeps_what_was_computed(small_project: Project) -> None:
+    retrain_until(small_project, "features", r"progress 64")
+    shards = {file: file.stat().st_mtime_ns for file in (small_project.home / "features").rglob("*.safetensors")}
     assert shards
-    plan = project.abstain("plan").stdout
+    plan = small_project.abstain("plan").stdout
     missing, answers = map(int, re.search(r"(\d+) of (\d+) answers need a forward pass", plan).groups())  # type: ignore[union-attr]
     assert 0 < missing < answers
-    assert project.abstain("retrain").returncode == 0
+    assert small_project.abstain("retrain").returncode == 0
     assert all(file.stat().st_mtime_ns == when for file, when in shards.items())
-    assert not list((project.home / "features").rglob(".*")), "something half-written was left"
+    assert not list((small_project.home / "features").rglob(".*")), "something half-written was left"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def project(small_project: Callable[[], Project], monkeypatch: pytest.MonkeyPatch) -> Project:
-    made = small_project()
-    for key, value in made.environment.items():
+def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    for key, value in small_project.environment.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.chdir(made.root)
-    return made
+    monkeypatch.chdir(small_project.root)
+    return small_project
 
 
 def test_holds_the_data_and_the_checkout_s_commits(project: Project) -> None:
@@ -79,7 +77,9 @@ def test_of_two_pushes_the_second_is_refused_and_leaves_nothing(project: Project
 
 
 def test_data_that_are_nowhere_are_said_to_be(project: Project, tmp_path: Path) -> None:
-    (tmp_path / "remote").rename(tmp_path / "gone")
+    config = project.root / ".dvc" / "config"
+    config.write_text(config.read_text().replace("remote = tests", "remote = local"))
+    project.git("commit", "-qam", "A remote that lacks them")
     unreachable = r"data.dvc records is neither in the cache nor in the DVC remote"
     with pytest.raises(AbstainError, match=unreachable), open_workspace():
         pytest.fail("a workspace without its data was handed out")
