@@ -67,7 +67,7 @@ def test_killed_in_the_middle_of_features_keeps_what_was_computed(small_project:
     shards = {file: file.stat().st_mtime_ns for file in (small_project.home / "features").rglob("*.safetensors")}
     assert shards
     plan = small_project.abstain("plan").stdout
-    missing, answers = map(int, re.search(r"(\d+) of (\d+) answers need a forward pass", plan).groups())  # type: ignore[union-attr]
+    missing, answers = map(int, re.search(r"(\d+) of (\d+) labelled answers need a forward pass", plan).groups())  # type: ignore[union-attr]
     assert 0 < missing < answers
     assert small_project.abstain("retrain").returncode == 0
     assert all(file.stat().st_mtime_ns == when for file, when in shards.items())
