@@ -17,8 +17,9 @@ def stage(params: Params) -> None:
     source = FeatureSource(params.llm, load_settings())
     print(f"{source.missing(rows)} of {len(rows)} answers need a forward pass; the rest is cached", flush=True)
     states = source.states(rows, common.progress)
-    space = source.space()  # which base model gave them is a property of the features, not of a later stage's machine
-    write_atomically(paths.FEATURES, save(pack(states), metadata={"model": space.model, "dtype": space.dtype}))
+    # Which base model gave them is a property of the features, not of a later stage's machine. One entry alone:
+    # safetensors writes several in no fixed order, and the same features shall be the same bytes.
+    write_atomically(paths.FEATURES, save(pack(states), metadata={"model": source.space().model}))
 
 
 if __name__ == "__main__":
