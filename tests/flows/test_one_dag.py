@@ -39,15 +39,28 @@ def retrain_until(project: Project, stage: str, signs: str) -> None:
     assert process.returncode == -signal.SIGKILL, f"{stage} was never seen:\n{''.join(seen[-40:])}"
 
 
+def shards_of(project: Project) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in (project.home / "features").rglob("*.safetensors")}
+
+
 def test_killed_at_every_stage_it_completes_and_the_lock_is_that_of_dvc_repro(
     small_project: Project, tmp_path: Path
 ) -> None:
+    shards: dict[Path, int] = {}
     for stage in STAGES:
         retrain_until(small_project, stage, r"progress [1-9]" if stage == "features" else "Running stage")
+        if stage == "features":
+            shards = shards_of(small_project)
+            plan = small_project.abstain("plan").stdout
+            counts = re.search(r"(\d+) of (\d+) labelled answers need a forward pass", plan)
+            assert counts and 0 < int(counts[1]) < int(counts[2]), plan
     completed = small_project.abstain("retrain")
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
     for stage in STAGES[:-1]:  # what had finished before a kill is not done again
         assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
+    now = shards_of(small_project)
+    assert shards and all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
+    assert not list((small_project.home / "features").rglob(".*")), "something half-written was left"
     origin = small_project.home / "origin.git"
     assert "Retrain" in small_project.git("log", "--oneline", "main", cwd=origin)
 
@@ -60,15 +73,3 @@ def test_killed_at_every_stage_it_completes_and_the_lock_is_that_of_dvc_repro(
     repro = laptop.command(["dvc", "repro"])
     assert repro.returncode == 0, repro.stdout[-2000:] + repro.stderr[-2000:]
     assert read_lock(laptop.root) == read_lock(small_project.workspace)
-
-
-def test_killed_in_the_middle_of_features_keeps_what_was_computed(small_project: Project) -> None:
-    retrain_until(small_project, "features", r"progress 64")
-    shards = {file: file.stat().st_mtime_ns for file in (small_project.home / "features").rglob("*.safetensors")}
-    assert shards
-    plan = small_project.abstain("plan").stdout
-    missing, answers = map(int, re.search(r"(\d+) of (\d+) labelled answers need a forward pass", plan).groups())  # type: ignore[union-attr]
-    assert 0 < missing < answers
-    assert small_project.abstain("retrain").returncode == 0
-    assert all(file.stat().st_mtime_ns == when for file, when in shards.items())
-    assert not list((small_project.home / "features").rglob(".*")), "something half-written was left"
