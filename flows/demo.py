@@ -20,7 +20,7 @@ from abstain.settings import load_settings
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.promotion import production
-from tasks.server import UI, is_running
+from tasks.server import UI, running_server
 
 EXAMPLES = 40
 
@@ -76,7 +76,7 @@ def show(demo: Demo, console: Console) -> None:
     for row, verdict in demo.examples:
         table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")
     table.add_row("report", str(demo.bundle / "report.html"))
-    table.add_row("Prefect UI", UI if is_running() else f"run `make up`, then {UI}")
+    table.add_row("Prefect UI", running_server() or f"run `make up`, then {UI}")
     console.print(table)
 
 

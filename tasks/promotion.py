@@ -30,6 +30,7 @@ from abstain.errors import AbstainError
 from abstain.evaluate.report import markdown_table
 from abstain.features.extract import pack, unpack
 from abstain.feedback.store import read_dataset
+from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe, stamp
 from abstain.params import load_params
 from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
@@ -114,7 +115,7 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Event:
     now = target.model_copy(update={"action": "rollback", "at": datetime.now(UTC), "reason": reason})
     moved = registry.rolled_back(now)
     workspace.git("checkout", "-q", f"refs/tags/{tag_of(target.version)}", "--", "release.dvc")
-    (workspace.path / paths.REGISTRY).write_text(moved.to_json())
+    write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
     assert registry.prod is not None
     message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
     commit(workspace, message, *POINTER)
@@ -251,7 +252,7 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
     smoke_test(bundle, event)
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     _write_json(root / paths.APPROVALS / f"{version}.json", record)
-    (root / paths.REGISTRY).write_text(registry.promoted(event).to_json())
+    write_atomically(root / paths.REGISTRY, registry.promoted(event).to_json().encode())
     commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))
@@ -274,5 +275,4 @@ def _sha256(file: Path) -> str:
 
 
 def _write_json(file: Path, value: Any) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    write_atomically(file, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())

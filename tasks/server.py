@@ -51,11 +51,6 @@ def prepare_environment() -> None:
     os.environ.update(QUIET)
 
 
-def is_running() -> bool:
-    """Whether the server of `make up` answers."""
-    return running_server() is not None
-
-
 def running_server() -> str | None:
     """The address of this home's server; None where `make up` has not started one."""
     if _pid("server") is None:

@@ -69,7 +69,7 @@ def open_workspace() -> Iterator[Workspace]:
         _take(lock.fileno())
         workspace = Workspace(path, lock.fileno())
         if not path.is_dir():
-            _clone(origin, path)
+            _clone(origin, path, settings)
         _synchronise(workspace, root if settings.origin is None else None)
         _configure_dvc(path, settings)
         _bring_data(workspace)
@@ -98,7 +98,7 @@ def ensure_origin(root: Path, settings: Settings) -> str:
 
 
 def origin_snapshot() -> tuple[Path, str]:
-    """A repository to read the origin's state from, and the revision to read: takes no lock, changes nothing.
+    """A repository to read the origin's state from, and the revision to read: takes no lock, changes no file.
 
     A machine that only scores clones the origin here. Raises `AbstainError` before the first run.
     """
@@ -107,9 +107,7 @@ def origin_snapshot() -> tuple[Path, str]:
     if not path.is_dir():
         if settings.origin is None:
             raise AbstainError(f"no run has been made from {root} yet: run `abstain retrain` (or `abstain demo`) first")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clone(settings.origin, path)
-    _configure_dvc(path, settings)
+        _clone(settings.origin, path, settings)
     git(path, "fetch", "-q", "--tags", "--force", "origin")
     return path, f"origin/{BRANCH}"
 
@@ -122,10 +120,17 @@ def _take(lock: int) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def _clone(origin: str, path: Path) -> None:
+def _clone(origin: str, path: Path, settings: Settings) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=".workspace-"))
     git(path.parent, "clone", "-q", "--branch", BRANCH, origin, str(scratch))
-    scratch.rename(path)
+    _configure_dvc(scratch, settings)
+    try:
+        scratch.rename(path)
+    except OSError:
+        if not path.is_dir():  # otherwise another process has cloned it first
+            raise
+        shutil.rmtree(scratch)
 
 
 def _synchronise(workspace: Workspace, checkout: Path | None) -> None:

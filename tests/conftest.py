@@ -62,6 +62,12 @@ class Project:
             check=False,
         )
 
+    def start(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
+        """`command`, left running, its output to be read line by line; for what is to be killed."""
+        return subprocess.Popen(
+            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+
     def git(self, *arguments: str, cwd: Path | None = None) -> str:
         done = self.command(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments], cwd)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -74,12 +80,6 @@ class Project:
         assert old in text, f"{old!r} is not in params.yaml"
         file.write_text(text.replace(old, new))
         self.git("commit", "-qam", f"{old} -> {new}")
-
-
-def needs_sample() -> None:
-    """Skip, visibly, while the sample's answers have not been generated."""
-    if not (ROOT / "src" / "abstain" / "sample" / "answers.jsonl").is_file():
-        pytest.skip("the sample's answers are not there: python -m abstain.sample.generate")
 
 
 def new_project(folder: Path) -> Project:
@@ -109,7 +109,6 @@ def new_project(folder: Path) -> Project:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """The project after `abstain demo`, and what the demo printed."""
-    needs_sample()
     project = new_project(tmp_path_factory.mktemp("trained"))
     done = project.abstain("demo")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -129,7 +128,6 @@ def trained_root(trained: tuple[Project, str]) -> Path:
 @pytest.fixture(scope="session")
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with a few hundred of the sample's answers as its data, which lie in a DVC remote as a team's would."""
-    needs_sample()
     folder = tmp_path_factory.mktemp("small")
     project = new_project(folder)
     make_data = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Project, needs_sample, new_project
+from tests.conftest import Project, new_project
 
 
 @pytest.fixture
@@ -65,7 +65,6 @@ def test_score_wants_one_kind_of_input(project: Project) -> None:
 
 @pytest.mark.slow
 def test_files_that_are_not_there_and_empty_ones(project: Project, tmp_path: Path) -> None:
-    needs_sample()
     fails(project.abstain("ingest", str(tmp_path / "nowhere.jsonl")), "nowhere.jsonl")
     (tmp_path / "empty.jsonl").touch()
     fails(project.abstain("ingest", str(tmp_path / "empty.jsonl")), "empty.jsonl")
@@ -73,7 +72,6 @@ def test_files_that_are_not_there_and_empty_ones(project: Project, tmp_path: Pat
 
 @pytest.mark.slow
 def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promoted(project: Project) -> None:
-    needs_sample()
     project.edit_params("  hidden: 64", "  hiden: 64")
     fails(project.abstain("retrain"), "unknown parameter 'probe.hiden'", "did you mean 'hidden'?")
     project.edit_params("  hiden: 64", "  hidden: 64")
@@ -83,7 +81,6 @@ def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promo
 
 
 @pytest.mark.slow
-def test_an_unreachable_target_says_what_is_within_reach(project: Project) -> None:
-    needs_sample()
+def test_a_layer_that_is_not_there_says_which_are(project: Project) -> None:
     project.edit_params("layer: 16", "layer: 99")
     fails(project.abstain("retrain"), "layer 99", "layers 1 to 30")

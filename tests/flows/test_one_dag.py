@@ -20,14 +20,7 @@ STAGES = ["validate", "dataset", "features", "train_probe", "tune_threshold", "e
 
 def retrain_until(project: Project, stage: str, signs: str) -> None:
     """Start `abstain retrain` and kill it with SIGKILL when `stage` prints a line that matches `signs`."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "retrain"],
-        cwd=project.root,
-        env=project.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = project.start([sys.executable, "-m", "flows.cli", "retrain"], stderr=subprocess.STDOUT)
     assert process.stdout is not None
     seen = []
     for line in process.stdout:

@@ -152,14 +152,7 @@ def test_the_temporary_server_keeps_the_run_and_ends_with_it(project: Project) -
 
 
 def test_the_temporary_server_dies_with_a_killed_run(project: Project) -> None:
-    run = subprocess.Popen(
-        [sys.executable, "-c", RUN, "600"],
-        cwd=project.root,
-        env=project.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    run = project.start([sys.executable, "-c", RUN, "600"], stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     address = run.stdout.readline().strip()
     assert run.stdout.readline() == "ran\n"
