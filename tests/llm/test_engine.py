@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from abstain.errors import AbstainError
-from abstain.llm.engine import Engine, Site, States
-from abstain.llm.layout import Pass, load_layout
+from abstain.llm import attention
+from abstain.llm.asks import Request, Site, States
+from abstain.llm.engine import Engine
+from abstain.llm.layout import Pass, Segment, load_layout
 from abstain.llm.loading import LoadedModel, load
+from abstain.llm.plan import Plan
 from abstain.llm.tokens import encode_pass
 
 from .builders import LAYERS, WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
@@ -66,8 +69,16 @@ def states_of(
     layers: tuple[int, ...],
     site: Site = "residual",
     tokens: int = 4096,
+    packed: bool | None = None,
 ) -> dict[str, Tensor]:
-    return dict(Engine(loaded, tokens).states(passes, States(layers, site)))
+    """(layers, L + 1, d) of every pass, all layers asked for at once."""
+    requests = {
+        f"{layer} {key}": Request(pass_, States(layer, site), f"interaction {key}")
+        for layer in layers
+        for key, pass_ in passes.items()
+    }
+    found = dict(Engine(loaded, tokens, packed).run(requests))
+    return {key: torch.stack([found[f"{layer} {key}"] for layer in layers]) for key in passes}
 
 
 def largest_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -143,20 +154,22 @@ def test_answer_and_eos_only(llama: LoadedModel) -> None:
 def test_other_segments_can_be_asked_for(llama: LoadedModel) -> None:
     pass_ = tiny_pass()
     encoded = encode_pass(llama.tokenizer, pass_)
-    ask = States((2,), segments=("question", "turn"))
-    (_, states), *_ = Engine(llama, 4096).states({"a": pass_}, ask)
+    ask = States(2, segments=("question", "turn"))
+    ((_, states),) = Engine(llama, 4096).run({"a": Request(pass_, ask, "a")})
     with torch.inference_mode():
         whole = llama.model(input_ids=torch.tensor([encoded.ids]), output_hidden_states=True).hidden_states[2][0]
-    torch.testing.assert_close(states[0], whole[encoded.spans["question"][0] : encoded.spans["turn"][1]])
+    torch.testing.assert_close(states, whole[slice(*encoded.span("question", "turn"))], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_has_the_same_states_alone_in_any_batch_and_in_any_order(family: str) -> None:
+def test_a_row_has_the_same_states_alone_in_any_batch_and_in_any_order(family: str, packed: bool) -> None:
     loaded, passes, layers = shared_model(family), tiny_passes(), (2, LAYERS)
-    alone = states_of(loaded, passes, layers, tokens=1)
+    alone = {key: states_of(loaded, {key: pass_}, layers, packed=packed)[key] for key, pass_ in passes.items()}
     backwards = dict(reversed(passes.items()))
-    for tokens in (200, 700, 10_000):
-        assert largest_difference(alone, states_of(loaded, backwards, layers, tokens=tokens)) <= TOLERANCE
+    for tokens in (7, 200, 700, 10_000):  # 7: every run is cut into a chain, and goes on from kept keys and values
+        together = states_of(loaded, backwards, layers, tokens=tokens, packed=packed)
+        assert largest_difference(alone, together) <= TOLERANCE
     fewer = {key: passes[key] for key in ("unicode", "short")}
     part = states_of(loaded, fewer, layers, tokens=10_000)
     assert largest_difference({key: alone[key] for key in fewer}, part) <= TOLERANCE
@@ -172,37 +185,133 @@ def test_a_row_has_the_same_states_alone_in_any_batch_and_in_any_order(family: s
         ((LAYERS,), "residual", LAYERS),
     ],
 )
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_nothing_above_the_deepest_layer_is_computed(
-    family: str, layers: tuple[int, ...], site: Site, deepest: int
+    family: str, packed: bool, layers: tuple[int, ...], site: Site, deepest: int
 ) -> None:
     loaded = shared_model(family)
+    engine = Engine(loaded, 600, packed)
+    requests = {
+        f"{at} {key}": Request(pass_, States(at, site), key) for at in layers for key, pass_ in tiny_passes().items()
+    }
     with Calls(loaded) as calls:
-        states_of(loaded, tiny_passes(), layers, site, tokens=600)
-    assert len(calls.shapes) > 1
-    assert calls.blocks == {layer: len(calls.shapes) for layer in range(1, deepest + 1)}
-    assert calls.head == 0
+        assert len(list(engine.run(requests))) == len(requests)
+    assert set(calls.blocks) == set(range(1, deepest + 1))
+    assert set(engine.work.layer_tokens) == set(calls.blocks)
+    assert calls.head == 0 and engine.work.vocabulary_rows == 0
 
 
-@pytest.mark.parametrize("tokens", [1, 300, 700, 10_000])
-def test_work_is_counted_and_a_batch_stays_within_its_tokens(llama: LoadedModel, tokens: int) -> None:
-    engine = Engine(llama, tokens)
-    lengths = {key: len(encode_pass(llama.tokenizer, pass_).ids) for key, pass_ in tiny_passes().items()}
-    with Calls(llama) as calls:
-        keys = [key for key, _ in engine.states(tiny_passes(), States((1, 3)))]
-    assert [lengths[key] for key in keys] == sorted(lengths.values(), reverse=True)
-    assert all(rows == 1 or rows * longest <= tokens for rows, longest in calls.shapes)
-    padded = sum(rows * longest for rows, longest in calls.shapes)
-    assert (engine.work.passes, engine.work.tokens) == (len(lengths), sum(lengths.values()))
-    assert (engine.work.padded_tokens, engine.work.token_layers) == (padded, 3 * padded)
+def test_of_the_deepest_layer_only_what_was_asked_for_is_computed(llama: LoadedModel) -> None:
+    passes = tiny_passes()
+    engine, rows = Engine(llama, 10_000), Counter()
+    handle = blocks_of(llama)[2].mlp.register_forward_hook(lambda _m, _i, output: rows.update([output.shape[1]]))
+    states = dict(engine.run({key: Request(pass_, States(3), key) for key, pass_ in passes.items()}))
+    handle.remove()
+    asked = sum(len(rows) for rows in states.values())
+    # Answers that begin alike share rows, and none of what stands before an answer went through the block's MLP.
+    assert list(rows) == [engine.work.layer_tokens[3]]
+    assert engine.work.layer_tokens[3] <= asked < engine.work.layer_tokens[2] == engine.work.layer_tokens[1]
 
 
-def test_batches_are_as_few_as_their_bound_allows(llama: LoadedModel) -> None:
+def test_the_tokens_of_a_shared_prefix_are_run_once(llama: LoadedModel) -> None:
+    contexts = ["The fee is 9 EUR. " * 4, "Cards come by post. " * 4]
+    asked = [(f"What about {n}?", context, f"It is {n}.") for context in contexts for n in range(5)]
+    passes = {f"{n}": tiny_pass(answer, context, question) for n, (question, context, answer) in enumerate(asked)}
+    encoded = {key: encode_pass(llama.tokenizer, pass_) for key, pass_ in passes.items()}
+    engine = Engine(llama, 10_000)
+    found = dict(engine.run({key: Request(pass_, States(2), key) for key, pass_ in passes.items()}))
+    for key, pass_ in passes.items():
+        torch.testing.assert_close(found[key][None], reference(llama, pass_, (2,)), atol=TOLERANCE, rtol=0)
+    # Of each context, all that stands before what its five questions differ in, once; the instruction, in this layout
+    # shorter than MIN_SHARED, is not worth a run of its own.
+    before = {key: one.spans["question"][0] + len("What about ") for key, one in encoded.items()}
+    rest = sum(len(one.ids) - before[key] for key, one in encoded.items())
+    assert engine.work.pass_tokens == sum(len(one.ids) for one in encoded.values())
+    assert engine.work.forward_tokens == before["0"] + before["5"] + rest
+
+
+def test_equal_passes_and_passes_that_go_on_from_others_cost_nothing(llama: LoadedModel) -> None:
     pass_ = tiny_pass()
-    length = len(encode_pass(llama.tokenizer, pass_).ids)
+    longer = (*pass_, Segment("check", "Is that right?"))
+    requests = {
+        "one": Request(pass_, States(2), "one"),
+        "same": Request(pass_, States(2), "same"),
+        "earlier": Request(pass_, States(2, segments=("question",)), "earlier"),
+        "longer": Request(longer, States(2, segments=("check",)), "longer"),
+    }
+    engine = Engine(llama, 10_000)
+    found = dict(engine.run(requests))
+    assert engine.work.forward_tokens == len(encode_pass(llama.tokenizer, longer).ids)
+    assert torch.equal(found["one"], found["same"])
+    assert len(found["longer"]) == len("Is that right?")
+
+
+def test_a_shallow_ask_does_not_go_deep_unless_that_saves_more(llama: LoadedModel) -> None:
+    deep, shallow = tiny_pass("A.", "x" * 90), tiny_pass("B.", "y" * 90)
+    near = tiny_pass("B.", "x" * 90)  # shares its context with the deep one
+    engine = Engine(llama, 10_000)
+    list(engine.run({"deep": Request(deep, States(4), "d"), "shallow": Request(shallow, States(1), "s")}))
+    lengths = [len(encode_pass(llama.tokenizer, pass_).ids) for pass_ in (deep, shallow)]
+    assert engine.work.layer_tokens[1] == lengths[0] + len("B.") + 1 and engine.work.layer_tokens[2] == lengths[0]
+    together = Engine(llama, 10_000)
+    list(together.run({"deep": Request(deep, States(4), "d"), "near": Request(near, States(3), "n")}))
+    assert together.work.forward_tokens == lengths[0] + len("B.") + 1
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("tokens", [1, 300, 700, 10_000])
+def test_a_forward_pass_stays_within_its_tokens(llama: LoadedModel, tokens: int, packed: bool) -> None:
+    engine = Engine(llama, tokens, packed)
     with Calls(llama) as calls:
-        states_of(llama, {f"i-{n}": pass_ for n in range(7)}, (1,), tokens=3 * length)
+        list(engine.run({key: Request(pass_, States(3), key) for key, pass_ in tiny_passes().items()}))
+    assert all(rows * longest <= tokens or (rows == 1 and not packed) for rows, longest in calls.shapes)
+    assert sum(rows * longest for rows, longest in calls.shapes) == engine.work.forward_tokens
+    lengths = [len(encode_pass(llama.tokenizer, pass_).ids) for pass_ in tiny_passes().values()]
+    assert (engine.work.passes, engine.work.pass_tokens) == (len(lengths), sum(lengths))
+    if packed:
+        assert all(longest == tokens for _, longest in calls.shapes[:-1] if tokens == 1)
+
+
+def test_padded_batches_hold_passes_of_like_length(llama: LoadedModel) -> None:
+    passes = {f"i-{n}": tiny_pass(f"{n}") for n in range(7)}
+    length = len(encode_pass(llama.tokenizer, tiny_pass("0")).ids)
+    with Calls(llama) as calls:
+        states_of(llama, passes, (1,), tokens=3 * length, packed=False)
     assert calls.shapes == [(3, length), (3, length), (1, length)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_here_can_be_packed(family: str) -> None:
+    assert Engine(shared_model(family), 100).decoder.packs
+
+
+def test_a_model_whose_attention_is_not_as_packing_needs_it_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny_model()
+    expected = states_of(loaded, tiny_passes(), (2, LAYERS))
+    honest = attention.Forest._of_path
+
+    def forgets_the_prefix(self: Any, run: Any, layer: int, k: Tensor, v: Tensor) -> Any:
+        keys, values = honest(self, run, layer, k, v)
+        return keys * 0.5, values
+
+    monkeypatch.setattr(attention.Forest, "_of_path", forgets_the_prefix)
+    assert not Engine(loaded, 4096).decoder.packs
+    assert largest_difference(states_of(loaded, tiny_passes(), (2, LAYERS)), expected) <= TOLERANCE
+
+
+def test_keys_and_values_are_let_go_of(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+    honest = Plan.__init__
+    monkeypatch.setattr(Plan, "__init__", lambda self, *given: (honest(self, *given), plans.append(self))[0])
+    engine = Engine(llama, 64)
+    running = engine.run({key: Request(pass_, States(2), key) for key, pass_ in tiny_passes().items()})
+    most = 0
+    for _ in running:
+        most = max(most, sum(len(node) for node in plans[0].kept))
+    longest = max(len(encode_pass(llama.tokenizer, pass_).ids) for pass_ in tiny_passes().values())
+    assert 0 < most <= longest + 64  # one path, and what the next batch has begun
+    assert not plans[0].kept and not plans[0].found
 
 
 def test_an_early_exit_leaves_the_model_as_it_was(llama: LoadedModel) -> None:
@@ -219,15 +328,15 @@ def hooks_of(loaded: LoadedModel) -> int:
 
 def test_no_passes_no_work(llama: LoadedModel) -> None:
     engine = Engine(llama, 100)
-    assert list(engine.states({}, States((1,)))) == []
-    assert engine.work.padded_tokens == 0
+    assert list(engine.run({})) == []
+    assert engine.work.forward_tokens == 0
 
 
 def test_a_weight_that_is_nan_names_the_interaction() -> None:
     loaded = tiny_model()
     blocks_of(loaded)[2].mlp.down_proj.weight.fill_(float("nan"))
     assert states_of(loaded, {"i-17": tiny_pass()}, (2,))
-    with pytest.raises(AbstainError, match=r"interaction i-17: .* layer \(3,\) are not finite; try ABSTAIN_DTYPE"):
+    with pytest.raises(AbstainError, match=r"interaction i-17: .* layer 3 are not finite; try ABSTAIN_DTYPE"):
         states_of(loaded, {"i-17": tiny_pass()}, (3,))
 
 

@@ -1,6 +1,5 @@
 import pytest
 
-from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
 from abstain.llm.layout import Layout, Segment, load_layout
 
@@ -25,14 +24,9 @@ def test_without_an_answer_the_pass_ends_where_the_model_begins() -> None:
     assert prompt[-1].text.endswith("<|im_start|>assistant\n")
 
 
-def test_an_interaction_is_rendered_with_its_contexts_in_rank_order() -> None:
-    contexts = (Context(chunk_id="b#1", text="first"), Context(chunk_id="a#1", text="second"))
-    interaction = Interaction(
-        interaction_id="i", asked_at="2026-01-01T00:00:00Z", question="q", answer="a", contexts=contexts, model="m@1"
-    )
-    layout = load_layout("rag-plain-v1")
-    assert layout.render_interaction(interaction) == layout.render("q", ["first", "second"], "a")
-    assert "first\n\nsecond" in [segment.text for segment in layout.render_interaction(interaction)]
+def test_contexts_are_rendered_in_rank_order() -> None:
+    pass_ = load_layout("rag-plain-v1").render("q", ["first", "second"], "a")
+    assert "first\n\nsecond" in [segment.text for segment in pass_]
 
 
 def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:

@@ -10,7 +10,8 @@ import torch
 
 from abstain.errors import AbstainError
 from abstain.llm import loading
-from abstain.llm.engine import Engine, States
+from abstain.llm.asks import Request, States
+from abstain.llm.engine import Engine
 from abstain.llm.loading import choose_device, choose_dtype, load, pin, resolve
 from abstain.settings import Settings
 
@@ -48,16 +49,16 @@ def test_a_local_folder_is_loaded_as_it_was_saved(folder: Path, settings: Settin
     assert (ref.name, str(ref)) == ("tiny-bank", f"tiny-bank@{ref.revision}")
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
-    ask = States((3,))
+    ask = States(3)
     (_, expected), (_, states) = (
-        next(Engine(model, 4096).states({"a": tiny_pass()}, ask)) for model in (tiny_model(), loaded)
+        next(Engine(model, 4096).run({"a": Request(tiny_pass(), ask, "a")})) for model in (tiny_model(), loaded)
     )
     assert torch.equal(states, expected)
 
 
 def test_bfloat16_is_loaded_as_bfloat16(folder: Path, settings: Settings) -> None:
     loaded = load(resolve(str(folder), settings), CPU, torch.bfloat16)
-    (_, states), *_ = Engine(loaded, 4096).states({"a": tiny_pass()}, States((3,)))
+    (_, states), *_ = Engine(loaded, 4096).run({"a": Request(tiny_pass(), States(3), "a")})
     assert states.dtype == torch.bfloat16
 
 

@@ -19,7 +19,6 @@ from abstain.contracts import ImportedInteraction
 from abstain.errors import AbstainError
 from abstain.feedback.ingest import IngestReport, ingest
 from abstain.feedback.store import QuarantinedRow, read_dataset, read_quarantine
-from abstain.llm.generate import generate_answers
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
 from abstain.params import load_params
@@ -242,7 +241,7 @@ def test_the_embedded_model_gives_the_committed_answers(one_thread: None) -> Non
         layout.render(question.text, [chunk.text for chunk in chunks], answer=None)
         for question, chunks in zip(questions, contexts, strict=True)
     ]
-    answers = generate_answers(model, prompts, max_new_tokens=generate.MAX_NEW_TOKENS)
+    answers = generate.answer(model, prompts, batch_tokens=2048)
     assert len(answers) == len(expected) == 6
     # Another CPU, or another batch, rounds float32's last bits differently and may flip a near-tie: one may differ.
     same = sum(answer == one.answer for answer, one in zip(answers, expected, strict=True))

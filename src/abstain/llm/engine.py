@@ -1,178 +1,215 @@
-"""The one way through the base model: passes in, what the asks want out.
+"""The one way through the base model: requests in, what they ask for out, with the least work that gives it.
 
 Three decisions:
 
-* Early exit by a hook that raises: the plain Hugging Face forward runs, and stops the moment the deepest
-  layer asked for has been seen. No model is rewritten, so any causal LM works, and nothing above that
-  layer nor the vocabulary projection is ever computed.
-* Right padding without an attention mask: under causal attention no valid token can see a later one, and
-  the kernels without a mask are the fast ones. Passes are batched by length, so little is padded.
-* Results are yielded batch by batch, for the segments' tokens alone: memory is bounded by the batch.
-
-`states` is the first ask; another is one more dataclass and one more hook site, not another loop.
+* Requests of one call are planned together (plan.py): whatever two of them share from the beginning is computed once,
+  whoever asks and for what.
+* Batches of at most `batch_tokens` go through the decoder; a result leaves as soon as its pass is through, and what
+  only it needed is dropped. Memory is bounded by the batch and one path, not by the requests.
+* An NLL, a choice or an answer is a final state that is projected to the vocabulary: the decoder knows taps alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from abstain.errors import AbstainError
-from abstain.llm.layout import Pass
+from abstain.llm.asks import NLL, Choices, Generate, Request, States, relevant
+from abstain.llm.decode import Generated, Prompt, decode
+from abstain.llm.decoder import Decoder, Tap, Work, copies_done, to_host
 from abstain.llm.loading import LoadedModel
-from abstain.llm.tokens import EncodedPass, encode_pass
+from abstain.llm.plan import Plan, Want, by_depth
+from abstain.llm.prefix_tree import Node
+from abstain.llm.tokens import encode_pass
+from abstain.llm.vocabulary import log_probabilities
 
-Site = Literal["residual", "mlp"]
-
-
-@dataclass(frozen=True)
-class States:
-    """Ask: hidden states of the tokens of adjacent `segments` at `layers` (decoder blocks counted from 1).
-
-    `site="residual"` is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]`
-    (for the last layer that is after the final norm); `"mlp"` is the output of the block's feed-forward part.
-    """
-
-    layers: tuple[int, ...]
-    site: Site = "residual"
-    segments: tuple[str, ...] = ("answer", "eos")
-
-
-@dataclass
-class Work:
-    """What the engine has done, for tests and plans that count work instead of timing it."""
-
-    passes: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    token_layers: int = 0
-
-
-class _DeepestLayerSeen(Exception):
-    """Raised by a hook to leave the forward pass early."""
+NUMERICS = "forest-1"
+"""To be changed with whatever changes the last bits of a result: it is part of every cache key."""
+Result = Tensor | list[Generated]
+DECODE_ROWS = 32
+"""Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
 
 
 class Engine:
-    """Runs passes through one loaded base model. `batch_tokens` bounds one forward pass, padding included."""
+    """Runs requests through one loaded base model. `batch_tokens` bounds one forward pass, padding included.
 
-    def __init__(self, loaded: LoadedModel, batch_tokens: int) -> None:
+    `packed` overrides what the decoder finds out about the model by itself (decoder.py).
+    """
+
+    def __init__(self, loaded: LoadedModel, batch_tokens: int, packed: bool | None = None) -> None:
         self.loaded = loaded
         self.batch_tokens = batch_tokens
-        self.work = Work()
-        self._decoder: nn.Module = loaded.model.base_model
-        config = loaded.model.config.get_text_config()
-        self.n_layers: int = config.num_hidden_layers
-        self._window: int | None = getattr(config, "max_position_embeddings", None)
-        self._blocks = _find_blocks(self._decoder, self.n_layers)
+        self.decoder = Decoder(loaded, packed)
 
-    def states(self, passes: Mapping[str, Pass], ask: States) -> Iterator[tuple[str, Tensor]]:
-        """Yield `(key, states)` for every pass, longest first.
+    @property
+    def work(self) -> Work:
+        """What has been done so far, counted."""
+        return self.decoder.work
 
-        `states` has shape (len(ask.layers), tokens of the segments, d), the model's dtype, on the CPU.
-        Raises `AbstainError` for a layer or site the model does not have, a pass longer than its window,
-        and for NaN or infinite states, naming the pass's key.
+    def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:
+        """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each ask.
+
+        Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
+        than the model's window, a choice of several tokens, and for states that are not finite, naming the row.
         """
-        self._check(ask)
-        encoded = {key: self._encode(key, pass_) for key, pass_ in passes.items()}
-        for batch in _batches(encoded, self.batch_tokens):
-            captured = self._forward([encoded[key] for key in batch], ask)
-            for row, key in enumerate(batch):
-                first, last = encoded[key].span(*ask.segments)
-                states = torch.stack([captured[layer][row, first:last] for layer in ask.layers]).cpu()
-                if not torch.isfinite(states).all():
-                    raise AbstainError(
-                        f"interaction {key}: the base model's states at layer {ask.layers} are not finite; "
-                        "try ABSTAIN_DTYPE=float32, or take the interaction out"
-                    )
-                yield key, states
+        wants = [self._encode(key, request) for key, request in requests.items()]
+        self.work.passes += len(wants)
+        self.work.pass_tokens += sum(len(want.ids) for want in wants)
+        for depth, group in by_depth(wants, self.decoder.n_layers):
+            yield from self._run_group(depth, group)
 
-    def _check(self, ask: States) -> None:
-        for layer in ask.layers:
-            if not 1 <= layer <= self.n_layers:
-                raise AbstainError(
-                    f"layer {layer} asked for, but {self.loaded.ref.name} has layers 1 to {self.n_layers}: "
-                    "set llm.layer in params.yaml"
-                )
-
-    def _encode(self, key: str, pass_: Pass) -> EncodedPass:
-        encoded = encode_pass(self.loaded.tokenizer, pass_)
-        if self._window is not None and len(encoded.ids) > self._window:
+    def _encode(self, key: str, request: Request) -> Want:
+        ask, tokenizer = request.ask, self.loaded.tokenizer
+        encoded = encode_pass(tokenizer, relevant(request.pass_, ask))
+        ids = encoded.ids
+        if not ids:
+            raise AbstainError(f"{request.name}: a pass without any tokens: check the layout's literals")
+        longest = len(ids) + (ask.max_new_tokens if isinstance(ask, Generate) else 0)
+        if self.decoder.window is not None and longest > self.decoder.window:
             raise AbstainError(
-                f"interaction {key}: {len(encoded.ids)} tokens are more than the {self._window} that "
-                f"{self.loaded.ref.name} reads: take the interaction out or retrieve fewer chunks"
+                f"{request.name}: {longest} tokens are more than the {self.decoder.window} that "
+                f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks"
             )
-        return encoded
+        first, last = encoded.span(*ask.segments) if isinstance(ask, States | NLL) else (len(ids) - 1, len(ids))
+        choices = tuple(_single(tokenizer, token) for token in ask.tokens) if isinstance(ask, Choices) else ()
+        want = Want(key, request, ids, first, last, choices)
+        self.decoder.site(want.tap(self.decoder.n_layers)[0])
+        if isinstance(ask, Generate) and ask.states:
+            self.decoder.site(Tap(ask.states.layer, ask.states.site))
+        return want
 
-    def _forward(self, batch: list[EncodedPass], ask: States) -> dict[int, Tensor]:
-        """One forward pass of right-padded rows: layer -> states of shape (rows, longest row, d)."""
-        device = self.loaded.model.device
-        longest = max(len(row.ids) for row in batch)
-        ids = torch.zeros(len(batch), longest, dtype=torch.long)
-        for row, encoded in enumerate(batch):
-            ids[row, : len(encoded.ids)] = torch.tensor(encoded.ids)
-        captured: dict[int, Tensor] = {}
-        deepest = max(ask.layers)
-        # After the last block comes the final norm, whose output is what `hidden_states[-1]` holds.
-        through_norm = ask.site == "residual" and deepest == self.n_layers
-        with torch.inference_mode(), ExitStack() as hooks:
-            for layer in ask.layers:
-                if not (through_norm and layer == deepest):
-                    module = self._site(layer, ask.site)
-                    handle = module.register_forward_hook(_capture(captured, layer, exit_after=layer == deepest))
-                    hooks.callback(handle.remove)
-            try:
-                output = self._decoder(input_ids=ids.to(device), use_cache=False)
-                captured[deepest] = output.last_hidden_state
-            except _DeepestLayerSeen:
-                pass
-        self.work.passes += len(batch)
-        self.work.tokens += sum(len(row.ids) for row in batch)
-        self.work.padded_tokens += ids.numel()
-        self.work.token_layers += ids.numel() * deepest
-        return captured
+    def _run_group(self, depth: int, wants: Sequence[Want]) -> Iterator[tuple[str, Result]]:
+        plan = Plan(wants, self.decoder, self.batch_tokens)
+        prompts: list[Prompt] = []
+        copied: Callable[[], None] = self._launch(plan, 0, depth)
+        for number in range(len(plan.batches)):
+            finish = copied
+            if number + 1 < len(plan.batches):  # one ahead: on CUDA, copies to the host overlap with the next batch
+                copied = self._launch(plan, number + 1, depth)
+            finish()
+            for want, path in plan.finished(number):
+                if isinstance(want.request.ask, Generate):
+                    prompts.append(_prompt(want, path, plan))
+                    if len(prompts) == DECODE_ROWS:
+                        yield from decode(self.decoder, prompts)
+                        prompts = []
+                else:
+                    yield want.key, _assemble(want, path, plan)
+        if prompts:
+            yield from decode(self.decoder, prompts)
 
-    def _site(self, layer: int, site: Site) -> nn.Module:
-        block = self._blocks[layer - 1]
-        if site == "residual":
-            return block
-        for name in ("mlp", "feed_forward", "ffn"):
-            if hasattr(block, name):
-                return getattr(block, name)  # type: ignore[no-any-return]
-        raise AbstainError(f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual")
+    def _launch(self, plan: Plan, number: int, depth: int) -> Callable[[], None]:
+        """Run one batch; what it gives may be read once the returned function has been called."""
+        batch = plan.batches[number]
+        wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
+        readings = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))
+        final = Tap(self.decoder.n_layers)
+        rows = _Rows()
+        for run, taps in readings.items():
+            for tap in plan.exported[run]:
+                plan.found[run].states[tap] = (wanted[run][tap][0], to_host(taps[tap]))
+            for want in plan.ending(run):
+                if isinstance(want.request.ask, Generate):
+                    plan.last_state[want.key] = taps[final][-1:].clone()
+            if plan.projected[run]:
+                chosen = sorted(plan.projected[run])
+                hidden = taps[final][[at - wanted[run][final][0] for at in chosen]]
+                rows.add(run, chosen, hidden, [want for want in plan.ending(run) if want.choices])
+        values = to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
+        copied = copies_done(self.decoder.device)
 
+        def finish() -> None:
+            copied()
+            for run, tokens, pairs in rows.of_runs:
+                plan.surprise(run)[tokens] = values[pairs]
+            for key, pairs in rows.of_choices:
+                plan.choices[key] = (-values[pairs, :1]).exp()
 
-def _capture(captured: dict[int, Tensor], layer: int, *, exit_after: bool) -> Callable[..., None]:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        captured[layer] = output[0] if isinstance(output, tuple) else output
-        if exit_after:
-            raise _DeepestLayerSeen
-
-    return hook
-
-
-def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
-    """The decoder's list of blocks, whatever the architecture calls it."""
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
-            return module
-    raise AbstainError(f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know")
+        return finish
 
 
-def _batches(encoded: Mapping[str, EncodedPass], batch_tokens: int) -> Iterator[list[str]]:
-    """Keys in batches of similar length, longest first: the worst case for memory comes at once, not last."""
-    batch: list[str] = []
-    longest = 0
-    for key in sorted(encoded, key=lambda k: (-len(encoded[k].ids), k)):
-        length = len(encoded[key].ids)
-        if batch and (len(batch) + 1) * longest > batch_tokens:
-            yield batch
-            batch = []
-        longest = longest if batch else length
-        batch.append(key)
-    if batch:
-        yield batch
+class _Rows:
+    """States to be projected to the vocabulary, each once, and the pairs (row, token) whose probability is wanted."""
+
+    def __init__(self) -> None:
+        self.hidden: list[Tensor] = []
+        self.of_runs: list[tuple[Node, list[int], slice]] = []  # tokens of a run, and the pairs that are theirs
+        self.of_choices: list[tuple[str, slice]] = []
+        self._row: list[int] = []
+        self._token: list[int] = []
+        self._count = 0
+
+    def add(self, run: Node, tokens: Sequence[int], hidden: Tensor, ending: Sequence[Want]) -> None:
+        """`hidden` are the states of `tokens` of `run`: each predicts the next token, the last one every child's."""
+        inner = [at for at in tokens if at + 1 < len(run)]
+        self._pairs(range(self._count, self._count + len(inner)), [run.ids[at + 1] for at in inner])
+        self.of_runs.append((run, [at + 1 for at in inner], slice(len(self._row) - len(inner), len(self._row))))
+        if len(inner) < len(tokens):
+            last = self._count + len(inner)
+            for child in run.children:
+                self.of_runs.append((child, [0], self._pairs([last], child.ids[:1])))
+            for want in ending:
+                self.of_choices.append((want.key, self._pairs([last] * len(want.choices), want.choices)))
+        self.hidden.append(hidden)
+        self._count += len(tokens)
+
+    def surprise(self, decoder: Decoder) -> Tensor:
+        """(pairs, 2): -log p of the pair's token, and the entropy of its row's p, in nats."""
+        hidden = torch.cat(self.hidden)
+        row, token = (torch.tensor(part, device=hidden.device) for part in (self._row, self._token))
+        with torch.inference_mode():
+            log_p, entropy = log_probabilities(decoder.logits, hidden, row, token, decoder.config.vocab_size)
+            return torch.stack([-log_p, entropy[row]], 1)
+
+    def _pairs(self, rows: Sequence[int], tokens: Sequence[int]) -> slice:
+        self._row += rows
+        self._token += tokens
+        return slice(len(self._row) - len(tokens), len(self._row))
+
+
+def _single(tokenizer: Any, token: str) -> int:
+    ids = tokenizer.encode(token, add_special_tokens=False)
+    if len(ids) != 1:
+        raise AbstainError(
+            f"the choice {token!r} is {len(ids)} tokens of this base model, not one: choose another form"
+        )
+    return int(ids[0])
+
+
+def _assemble(want: Want, path: Sequence[Node], plan: Plan) -> Tensor:
+    """The result of a request from what was found of the runs of its pass."""
+    ask = want.request.ask
+    if isinstance(ask, Choices):
+        return plan.choices.pop(want.key)
+    parts = []
+    for node in path:
+        first, last = max(want.first - node.start, 0), min(want.last - node.start, len(node))
+        if first < last and isinstance(ask, States):
+            offset, states = plan.found[node].states[Tap(ask.layer, ask.site)]
+            parts.append(states[first - offset : last - offset])
+        elif first < last:
+            parts.append(plan.surprise(node)[first:last])
+    if not parts:  # the segment is empty
+        return torch.empty(0, 2)
+    result = torch.cat(parts)
+    known = result[1:] if isinstance(ask, NLL) and want.first == 0 else result
+    if not torch.isfinite(known).all():
+        what = f"states at layer {ask.layer}" if isinstance(ask, States) else "probabilities"
+        raise AbstainError(
+            f"{want.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out"
+        )
+    return result
+
+
+def _prompt(want: Want, path: Sequence[Node], plan: Plan) -> Prompt:
+    """A pass that is to be answered, with what the decoder knows of it already."""
+    assert isinstance(want.request.ask, Generate)
+    keys_values = None
+    if all(node in plan.kept for node in path):
+        layers = zip(*(plan.kept[node] for node in path), strict=True)
+        keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
+    return Prompt(want.key, want.ids, want.request.ask, plan.last_state.pop(want.key), keys_values)

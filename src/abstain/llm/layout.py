@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 
 
@@ -71,10 +70,6 @@ class Layout:
                 text = value if isinstance(value, str) else entry["join"].join(value or ())
                 segments.append(Segment(name, text))
         return tuple(segments)
-
-    def render_interaction(self, interaction: Interaction) -> Pass:
-        """The full pass of an answered question, answer and EOS included (eq. 3 of the probe's paper)."""
-        return self.render(interaction.question, [context.text for context in interaction.contexts], interaction.answer)
 
 
 def load_layout(name: str) -> Layout:

@@ -79,10 +79,28 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if ref.name in EMBEDDED and not Path(ref.path).is_dir():
-        _convert_embedded(ref)
+    _ensure_files(ref)
     model = AutoModelForCausalLM.from_pretrained(ref.path, dtype=dtype).to(device).eval().requires_grad_(False)
     return LoadedModel(ref, model, AutoTokenizer.from_pretrained(ref.path))
+
+
+def load_tokenizer(ref: ModelRef) -> Any:
+    """The tokenizer of `ref` alone."""
+    from transformers import AutoTokenizer
+
+    _ensure_files(ref)
+    return AutoTokenizer.from_pretrained(ref.path)
+
+
+def read_window(ref: ModelRef) -> int | None:
+    """The most tokens that `ref` reads in one pass, by its configuration; None where that names no limit."""
+    from transformers import AutoConfig
+
+    _ensure_files(ref)
+    window: int | None = getattr(
+        AutoConfig.from_pretrained(ref.path).get_text_config(), "max_position_embeddings", None
+    )
+    return window
 
 
 def choose_device(settings: Settings) -> torch.device:
@@ -106,6 +124,11 @@ def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     able = torch.cpu.get_capabilities()
     return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
+
+
+def _ensure_files(ref: ModelRef) -> None:
+    if ref.name in EMBEDDED and not Path(ref.path).is_dir():
+        _convert_embedded(ref)
 
 
 def _embedded_file(name: str) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +20,10 @@ from abstain import paths
 from abstain.contracts import Chunk
 from abstain.files import write_atomically
 from abstain.knowledge.retrieval import EMBEDDED_ENCODER, DenseIndex, SentenceEncoder
-from abstain.llm.generate import generate_answers
-from abstain.llm.layout import load_layout
-from abstain.llm.loading import load, resolve
+from abstain.llm.asks import Generate, Request
+from abstain.llm.engine import Engine
+from abstain.llm.layout import Pass, load_layout
+from abstain.llm.loading import LoadedModel, load, resolve
 from abstain.llm.tokens import encode_pass
 from abstain.params import load_params
 from abstain.sample.handbook import SEED, Page, build_handbook
@@ -44,6 +45,19 @@ def retrieve(pages: Sequence[Page], questions: Sequence[Question]) -> list[list[
     return [[hit.chunk for hit in found] for found in hits]
 
 
+def answer(
+    loaded: LoadedModel, prompts: Sequence[Pass], batch_tokens: int, progress: Callable[[int], None] = lambda done: None
+) -> list[str]:
+    """The base model's greedy answer to each prompt, in order; `progress` is called with the number that are done."""
+    requests = {str(n): Request(prompt, Generate(MAX_NEW_TOKENS), f"prompt {n}") for n, prompt in enumerate(prompts)}
+    answers = [""] * len(prompts)
+    for done, (key, generated) in enumerate(Engine(loaded, batch_tokens).run(requests), start=1):
+        assert isinstance(generated, list)
+        answers[int(key)] = generated[0].text
+        progress(done)
+    return answers
+
+
 def main() -> None:
     started = time.monotonic()
     pages = build_handbook()
@@ -57,16 +71,16 @@ def main() -> None:
         for question, chunks in zip(questions, contexts, strict=True)
     ]
     tokens = [len(encode_pass(loaded.tokenizer, prompt).ids) for prompt in prompts]
-    answers = generate_answers(
+    answers = answer(
         loaded,
         prompts,
-        max_new_tokens=MAX_NEW_TOKENS,
-        progress=lambda done: print(f"{done}/{len(prompts)} after {time.monotonic() - started:.0f} s", flush=True),
+        settings.batch_tokens,
+        lambda done: print(f"{done}/{len(prompts)} after {time.monotonic() - started:.0f} s", flush=True),
     )
     lines = [
-        json.dumps({"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": answer})
-        for q, chunks, answer in zip(questions, contexts, answers, strict=True)
-        if answer  # an interaction without an answer is none
+        json.dumps({"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": text})
+        for q, chunks, text in zip(questions, contexts, answers, strict=True)
+        if text  # an interaction without an answer is none
     ]
     write_atomically(FOLDER / ANSWERS, ("\n".join(lines) + "\n").encode())
     meta = {

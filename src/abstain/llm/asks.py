@@ -1,0 +1,89 @@
+"""What can be asked of the base model about a pass. A new method is a new declaration here, not a new loop.
+
+An ask names segments of its pass. What comes after the last of them cannot change the result under causal
+attention, so it is cut off (`relevant`): two methods that share the beginning of a pass share its computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from abstain.errors import AbstainError
+from abstain.llm.layout import Pass
+
+Site = Literal["residual", "mlp"]
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states of the tokens of adjacent `segments` at `layer` (decoder blocks counted from 1).
+
+    `site="residual"` is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]`
+    (for the last layer that is after the final norm); `"mlp"` is the output of the block's feed-forward part.
+    Result: (tokens, d), the model's dtype.
+    """
+
+    layer: int
+    site: Site = "residual"
+    segments: tuple[str, ...] = ("answer", "eos")
+
+
+@dataclass(frozen=True)
+class NLL:
+    """Per-token surprise of adjacent `segments`: -log p(token | all before it), and the entropy of that p, in nats.
+
+    Result: (tokens, 2), float32. The first token of a pass has nothing before it: nan.
+    """
+
+    segments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Next-token probabilities of `tokens` at the end of the pass; each is one token of the tokenizer, e.g. "Yes".
+
+    Result: (len(tokens), 1), float32.
+    """
+
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Generate:
+    """An answer that continues the pass: greedy, or sampled where `temperature` > 0, ended by EOS or the limit.
+
+    `temperature` and `top_p` shape the distribution that is sampled; `samples` answers are drawn for a pass, under
+    `seed`. With `states`, the hidden states of the answer's tokens and of the EOS after it are kept on the way.
+    Result: a list of `samples` `Generated`.
+    """
+
+    max_new_tokens: int = 48
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1
+    seed: int = 0
+    states: States | None = None
+
+
+Ask = States | NLL | Choices | Generate
+
+
+@dataclass(frozen=True)
+class Request:
+    """One ask of one pass. `name` is what an error calls the row."""
+
+    pass_: Pass
+    ask: Ask
+    name: str
+
+
+def relevant(pass_: Pass, ask: Ask) -> Pass:
+    """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
+    if isinstance(ask, Choices | Generate):
+        return pass_
+    names = [segment.name for segment in pass_]
+    for wanted in ask.segments:
+        if wanted not in names:
+            raise AbstainError(f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}")
+    return pass_[: names.index(ask.segments[-1]) + 1]

@@ -1,0 +1,284 @@
+"""A base model's decoder, read at taps: which layers run, for which tokens, and what is seen on the way.
+
+Three decisions:
+
+* Early exit by a hook that raises: the plain Hugging Face forward runs, and stops the moment the deepest layer
+  asked for has been seen. No model is rewritten, so any causal LM works, and nothing above is ever computed.
+* The deepest layer is computed for the tokens that somebody asked for alone: of the others it needs no more than
+  keys and values. Its block is called twice, once until those are known, once with what was asked for.
+* Passes are packed (attention.py) where a check at the start shows that this gives what a plain forward gives.
+  Elsewhere they are padded on the right, in batches of similar length, without a mask: under causal attention no
+  valid token can see a later one, and the kernels without a mask are the fast ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from abstain.errors import AbstainError
+from abstain.llm.asks import Site
+from abstain.llm.attention import Forest, KeysValues, packed_attention
+from abstain.llm.loading import LoadedModel
+from abstain.llm.prefix_tree import Node, build, walk
+
+CHECK_TOLERANCE = 0.1
+"""Of the packed states' relative difference: bfloat16 reaches 0.03, a token that is not seen 0.5 and more."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A place in the decoder: after block `layer` (from 1), or its feed-forward part's output."""
+
+    layer: int
+    site: Site = "residual"
+
+
+Span = tuple[int, int]
+Wanted = Mapping[Node, Mapping[Tap, Span]]
+"""Of which tokens of a run (first, past the last) a tap's rows are wanted."""
+Readings = dict[Node, dict[Tap, Tensor]]
+"""Those rows, each (tokens, d), on the model's device."""
+
+
+@dataclass
+class Work:
+    """What was done, for tests, plans and benchmarks that count work instead of timing it.
+
+    `pass_tokens`: tokens of the passes that were asked for. `forward_tokens`: those that were really run, of what
+    passes share once, padding included. `layer_tokens`: layer -> tokens that went through that block (of the deepest
+    layer, those for which it computed more than keys and values). `vocabulary_rows`: rows projected to the vocabulary.
+    """
+
+    passes: int = 0
+    pass_tokens: int = 0
+    forward_tokens: int = 0
+    layer_tokens: Counter[int] = field(default_factory=Counter)
+    vocabulary_rows: int = 0
+
+    @property
+    def token_layers(self) -> int:
+        """The sum over layers of the tokens that went through each."""
+        return self.layer_tokens.total()
+
+
+class _DeepestLayerSeen(Exception):
+    """Raised by a hook to leave the forward pass early."""
+
+
+class Decoder:
+    """Forward passes through one loaded base model."""
+
+    def __init__(self, loaded: LoadedModel, packed: bool | None = None) -> None:
+        self.loaded = loaded
+        self.work = Work()
+        self.config = loaded.model.config.get_text_config()
+        self.n_layers: int = self.config.num_hidden_layers
+        self.window: int | None = getattr(self.config, "max_position_embeddings", None)
+        self._decoder: nn.Module = loaded.model.base_model
+        self._blocks = _find_blocks(self._decoder, self.n_layers)
+        self.packs = self._packing_agrees() if packed is None else packed
+        self.work = Work()
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.loaded.model.device
+        return device
+
+    def site(self, tap: Tap) -> nn.Module:
+        """The module whose output `tap` is. Raises `AbstainError` for a layer or site that is not there."""
+        if not 1 <= tap.layer <= self.n_layers:
+            raise AbstainError(
+                f"layer {tap.layer} asked for, but {self.loaded.ref.name} has layers 1 to {self.n_layers}: "
+                "set llm.layer in params.yaml"
+            )
+        block = self._blocks[tap.layer - 1]
+        if tap.site == "residual":
+            return block
+        for name in ("mlp", "feed_forward", "ffn"):
+            if hasattr(block, name):
+                return getattr(block, name)  # type: ignore[no-any-return]
+        raise AbstainError(f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual")
+
+    def read(
+        self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+    ) -> Readings:
+        """One forward pass of `runs` through layers 1 to `depth`.
+
+        Where the model packs, runs may go on from others, in `runs` or in `kept`; `keep` names runs whose keys and
+        values are to be added to `kept`.
+        """
+        with torch.inference_mode():
+            return self._packed(runs, wanted, depth, kept, keep) if self.packs else self._padded(runs, wanted, depth)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits (rows, vocabulary), float32, of final states (rows, d)."""
+        self.work.vocabulary_rows += len(hidden)
+        logits: Tensor = self.loaded.model.get_output_embeddings()(hidden).float()
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _packed(
+        self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+    ) -> Readings:
+        forest = Forest(runs, kept, keep)
+        ids = torch.tensor([[token for run in runs for token in run.ids]])
+        positions = torch.cat([torch.arange(run.start, run.end) for run in runs])[None]
+        asked = {run: hull([span for tap, span in wanted.get(run, {}).items() if tap.layer == depth]) for run in runs}
+        rows = torch.cat([torch.arange(*asked[run]) + forest.offsets[run] for run in runs]).to(self.device)
+        with packed_attention(self.config, forest), self._narrowed(depth, forest, rows, asked):
+            captured = self._run(ids, wanted, depth, position_ids=positions.to(self.device))
+        self.count(forest.tokens, depth, len(rows))
+        readings: Readings = {run: {} for run in wanted}
+        at = 0  # in `rows`, which is all that the deepest block puts out
+        for run in runs:
+            for tap, (first, last) in wanted.get(run, {}).items():
+                everything = tap.layer < depth or tap == Tap(self.n_layers)
+                start = forest.offsets[run] if everything else at - asked[run][0]
+                readings[run][tap] = captured[tap][0, start + first : start + last]
+            at += asked[run][1] - asked[run][0]
+        return readings
+
+    def _padded(self, runs: Sequence[Node], wanted: Wanted, depth: int) -> Readings:
+        longest = max(len(run) for run in runs)
+        ids = torch.zeros(len(runs), longest, dtype=torch.long)
+        for row, run in enumerate(runs):
+            ids[row, : len(run)] = torch.tensor(run.ids)
+        captured = self._run(ids, wanted, depth)
+        self.count(ids.numel(), depth, ids.numel())
+        return {
+            run: {tap: captured[tap][row, first:last] for tap, (first, last) in wanted.get(run, {}).items()}
+            for row, run in enumerate(runs)
+        }
+
+    def _run(self, ids: Tensor, wanted: Wanted, depth: int, **positions: Tensor) -> dict[Tap, Tensor]:
+        """Call the model down to `depth`: tap -> (rows, tokens, d)."""
+        taps = {tap for of_run in wanted.values() for tap in of_run}
+        captured: dict[Tap, Tensor] = {}
+        # After the last block comes the final norm, whose output is what `hidden_states[-1]` holds.
+        final = Tap(self.n_layers)
+        last = Tap(depth) if Tap(depth) in taps else Tap(depth, "mlp")
+        with ExitStack() as hooks:
+            for tap in taps - {final}:
+                hook = _capture(captured, tap, exit_after=tap == last)
+                hooks.callback(self.site(tap).register_forward_hook(hook).remove)
+            try:
+                output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
+                captured[final] = output.last_hidden_state
+            except _DeepestLayerSeen:
+                pass
+        return captured
+
+    @contextmanager
+    def _narrowed(self, depth: int, forest: Forest, rows: Tensor, asked: Mapping[Node, Span]) -> Iterator[None]:
+        """Within it, block `depth` computes packed `rows` alone, once it knows the keys and values of all."""
+        if len(rows) == forest.tokens:
+            yield
+            return
+        block = self._blocks[depth - 1]
+        whole = block.forward
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, forest.tokens):
+                return value[:, rows]
+            return tuple(map(pick, value)) if isinstance(value, tuple) else value
+
+        def narrow(hidden: Tensor, *arguments: Any, **named: Any) -> Any:
+            with forest.keys_only():
+                whole(hidden, *arguments, **named)
+            if not len(rows):
+                raise _DeepestLayerSeen
+            forest.narrow(asked)
+            output = whole(pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in named.items()})
+            if depth < self.n_layers:
+                return output
+            # What follows the last block, the final norm, may count on the shape that went in.
+            full = torch.zeros_like(hidden)
+            full[:, rows] = output[0] if isinstance(output, tuple) else output
+            return (full, *output[1:]) if isinstance(output, tuple) else full
+
+        block.forward = narrow  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del block.forward
+
+    def count(self, tokens: int, depth: int, at_depth: int) -> None:
+        self.work.layer_tokens.update(dict.fromkeys(range(1, depth), tokens))
+        self.work.layer_tokens[depth] += at_depth
+        self.work.forward_tokens += tokens
+
+    def _packing_agrees(self) -> bool:
+        """Whether packed passes with a shared prefix give what a plain forward gives, on this model and device."""
+        vocabulary = self.config.vocab_size
+        prefix = [(7 * n + 3) % min(vocabulary, 200) for n in range(40)]
+        passes = [[*prefix, *((11 * n + first) % min(vocabulary, 200) for n in range(9))] for first in (1, 2)]
+        tap = Tap(self.n_layers)
+        runs = list(walk(build(passes, 32)))
+        try:
+            with torch.inference_mode():
+                kept: dict[Node, KeysValues] = {}
+                first = self._packed(runs[:1], {runs[0]: {tap: (0, 1)}}, tap.layer, kept, {runs[0]})
+                whole = {run: {tap: (0, len(run))} for run in runs[1:]}
+                packed = self._packed(runs[1:], whole, tap.layer, kept, set())
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            return False  # this architecture does not take its attention from the registry, or asks more of it
+        plain = self.loaded.model.base_model
+        with torch.inference_mode():
+            expected = [
+                plain(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0].float() for ids in passes
+            ]
+        differences = [_relative(first[runs[0]][tap].float(), expected[0][:1])]
+        for run in runs[1:]:
+            of_pass = next(e for e, ids in zip(expected, passes, strict=True) if ids[run.start : run.end] == run.ids)
+            differences.append(_relative(packed[run][tap].float(), of_pass[run.start : run.end]))
+        return max(differences) <= CHECK_TOLERANCE
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).mean())
+
+
+def hull(spans: Sequence[Span]) -> Span:
+    """From the first to past the last of `spans`; (0, 0) where there are none."""
+    return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else (0, 0)
+
+
+def _capture(captured: dict[Tap, Tensor], tap: Tap, *, exit_after: bool) -> Callable[..., None]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        captured[tap] = output[0] if isinstance(output, tuple) else output
+        if exit_after:
+            raise _DeepestLayerSeen
+
+    return hook
+
+
+def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
+    """The decoder's list of blocks, whatever the architecture calls it."""
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
+            return module
+    raise AbstainError(f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know")
+
+
+def to_host(rows: Tensor) -> Tensor:
+    """A copy of `rows` on the CPU; from CUDA into pinned memory, and not there before `copies_done` has been called."""
+    if rows.device.type != "cuda":
+        return rows.cpu().clone() if rows.device.type == "cpu" else rows.cpu()
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    return host.copy_(rows, non_blocking=True)
+
+
+def copies_done(device: torch.device) -> Callable[[], None]:
+    """A function that waits for the copies that are under way now."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
