@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from abstain.errors import AbstainError
+from flows import cache_cli
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(cache_cli.app, name="cache")
 console = Console(markup=False, highlight=False)
 
 

@@ -13,13 +13,14 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in Settings.model_fields:
         monkeypatch.delenv(f"ABSTAIN_{name.upper()}", raising=False)
+    monkeypatch.delenv("ABSTAIN_FEATURES", raising=False)
 
 
 def test_defaults_need_no_environment_and_make_no_folders(tmp_path: Path) -> None:
     settings = load_settings()
     assert (settings.device, settings.dtype, settings.batch_tokens, settings.origin) == ("auto", "auto", 2048, None)
     assert settings.models == tmp_path / ".abstain" / "models"
-    assert settings.features == tmp_path / ".abstain" / "features"
+    assert settings.features == str(tmp_path / ".abstain" / "features")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -28,8 +29,25 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     for name, value in values.items():
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
     settings = load_settings()
-    assert settings.features == tmp_path / "h" / "features"
+    assert settings.features == str(tmp_path / "h" / "features")
     assert (settings.device, settings.dtype, settings.batch_tokens) == ("cuda:1", "bfloat16", 512)
+
+
+@pytest.mark.parametrize(
+    ("value", "features"),
+    [
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("/mnt/f", "/mnt/f"),
+        ("f", "{here}/f"),
+        ("", "{here}/.abstain/features"),
+    ],
+)
+def test_features_lie_in_a_folder_or_at_a_url(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, features: str
+) -> None:
+    monkeypatch.setenv("ABSTAIN_FEATURES", value)
+    assert load_settings().features == features.format(here=tmp_path)
+    assert Settings(features_url="memory://f").features == "memory://f"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from abstain.errors import AbstainError
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="ABSTAIN_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ABSTAIN_", frozen=True, populate_by_name=True)
 
     home: Path = Field(Path(".abstain"), description="caches, workspaces, the local remote and the Prefect database")
     origin: str | None = Field(
@@ -29,6 +29,18 @@ class Settings(BaseSettings):
     batch_tokens: Annotated[int, Field(ge=1)] = Field(
         2048, description="most tokens, padding included, in one forward pass"
     )
+    features_url: str | None = Field(
+        None,
+        validation_alias="ABSTAIN_FEATURES",
+        description="folder or fsspec URL of the feature cache; default: `features` in home",
+    )
+    runner: Literal["local", "prefect", "dask"] = Field(
+        "local", description="who computes features: this process, a Prefect work pool, a Dask cluster"
+    )
+    workers: Annotated[int, Field(ge=1)] = Field(1, description="how many worker processes share that")
+    dask_scheduler: str | None = Field(
+        None, description="address of a running Dask scheduler; default: a cluster of `workers` local processes"
+    )
 
     @property
     def models(self) -> Path:
@@ -36,9 +48,13 @@ class Settings(BaseSettings):
         return self.home.resolve() / "models"
 
     @property
-    def features(self) -> Path:
-        """The content-addressed feature cache."""
-        return self.home.resolve() / "features"
+    def features(self) -> str:
+        """The root of the content-addressed feature cache: a URL, or an absolute path."""
+        if self.features_url and "://" in self.features_url:
+            return self.features_url
+        return str(
+            Path(self.features_url).expanduser().resolve() if self.features_url else self.home.resolve() / "features"
+        )
 
 
 def load_settings() -> Settings:
@@ -47,5 +63,5 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         problem = error.errors()[0]
-        name = "ABSTAIN_" + "_".join(str(part) for part in problem["loc"]).upper()
+        name = "ABSTAIN_" + "_".join(str(part) for part in problem["loc"]).upper().removeprefix("ABSTAIN_")
         raise AbstainError(f"environment variable {name}: {problem['msg']}") from None

@@ -1,0 +1,129 @@
+"""`abstain cache`: what the feature cache holds, whether it is whole, and what of it may go.
+
+torch and fsspec are imported by the commands, as in `flows.cli`: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+app = typer.Typer(help="Look after the feature cache: stats, verify, prune.", no_args_is_help=True)
+console = Console(markup=False, highlight=False)
+
+
+@app.command()
+def stats() -> None:
+    """Say what is in the feature cache, space by space; reads no features."""
+    from abstain.features.maintenance import stats as read_stats
+    from abstain.settings import load_settings
+
+    root = load_settings().features
+    found = read_stats(root)
+    if not found:
+        console.print(f"{root} holds no features yet")
+        return
+    table = Table("space", "model", "dtype", "asked", "engine", "rows", "shards", "size", "last written")
+    for one in found:
+        space = one.space
+        table.add_row(
+            one.digest,
+            *((space.model, space.dtype, space.ask, space.engine) if space else ("(unreadable)", "", "", "")),
+            f"{one.distinct}" + (f" (+{one.rows - one.distinct} twice)" if one.rows > one.distinct else ""),
+            f"{one.shards}" + (f" ({one.unreadable} unreadable)" if one.unreadable else ""),
+            _size(one.bytes),
+            f"{one.written:%Y-%m-%d %H:%M}",
+        )
+    console.print(table)
+    console.print(f"{_size(sum(one.bytes for one in found))} in {root}")
+
+
+@app.command()
+def verify() -> None:
+    """Read every shard and check it against its checksum; damaged ones go to quarantine. Exit status 1 if any did."""
+    from abstain.features.maintenance import verify as check
+    from abstain.settings import load_settings
+
+    root = load_settings().features
+    with _bar("verify") as progress:
+        report = check(root, progress)
+    for name in report.damaged:
+        console.print(f"damaged: {name}, moved to quarantine; its features will be computed again", soft_wrap=True)
+    console.print(f"{report.checked} shards checked, {len(report.damaged)} damaged")
+    if report.damaged:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    older_than_days: Annotated[
+        float, typer.Option(min=0, help="keep what was written since, whoever it may be for")
+    ] = 30,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+) -> None:
+    """Delete features that neither the current data and parameters nor the promoted probe can use."""
+    from datetime import timedelta
+
+    from abstain.features.maintenance import prune as remove
+    from abstain.settings import load_settings
+
+    root = load_settings().features
+    gone = remove(root, _needed(), timedelta(days=older_than_days), dry_run)
+    if gone.names:
+        table = Table("would go" if dry_run else "gone", "files")
+        folders = [name.partition("/")[0] for name in gone.names]
+        for folder in dict.fromkeys(folders):
+            table.add_row(folder, str(folders.count(folder)))
+        console.print(table)
+    verb = "would be removed from" if dry_run else "removed from"
+    console.print(f"{len(gone.names)} files, {_size(gone.bytes)}, {verb} {root}")
+
+
+def _needed() -> dict[str, set[str]]:
+    """Space -> keys: every interaction of the current data, as params.yaml and the probe in production ask for it."""
+    from abstain import paths
+    from abstain.features.extract import FeatureSource
+    from abstain.feedback.store import read_dataset
+    from abstain.params import load_params
+    from abstain.registry.registry import parse_registry
+    from abstain.serve.scorer import Scorer
+    from abstain.settings import load_settings
+    from tasks.promotion import fetch_release
+    from tasks.workspace import open_workspace
+
+    settings = load_settings()
+    with open_workspace() as workspace:
+        interactions = read_dataset(workspace.path / paths.DATA).interactions
+        sources = [FeatureSource(load_params(workspace.path / paths.PARAMS).llm, settings)]
+        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
+        if promoted is not None:
+            bundle = fetch_release(workspace.path, promoted)
+            sources.append(Scorer.open(bundle / paths.RELEASED_ONNX.name, settings).source)
+    needed: dict[str, set[str]] = {}
+    for source in sources:
+        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(interactions)))
+    return needed
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
