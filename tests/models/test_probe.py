@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from abstain.models.probe import Probe, confidence, pad
+from abstain.models import probe as module_under_test
+from abstain.models.probe import Probe, batches, confidence, pad
 
 D = 6
 
@@ -76,6 +80,60 @@ def test_states_are_standardised_by_the_training_tokens() -> None:
     torch.testing.assert_close(standard.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
     torch.testing.assert_close(standard[:, varying].std(0), torch.ones(len(varying)), atol=1e-4, rtol=0)
     assert torch.isfinite(standard).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths, st.sampled_from([0.0, 5.0, -1e4, 1e7]), st.sampled_from([1e-3, 1.0, 100.0]), st.integers(0, 99))
+def test_standardisation_in_one_pass_is_the_two_pass_formula(
+    lengths: list[int], mean: float, deviation: float, seed: int
+) -> None:
+    """Also where a deviation is 1e-10 of its mean, of which a sum of squares in float64 would keep nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [mean + deviation * torch.randn(n, D, generator=generator, dtype=torch.float64) for n in [*lengths, 2]]
+    copies = [row.clone() for row in rows]
+    module = probe()
+    module.standardise_by(iter(rows))
+    tokens = torch.cat(rows)
+    torch.testing.assert_close(module.mean, tokens.mean(0).float(), atol=0, rtol=1e-6)
+    torch.testing.assert_close(module.scale, tokens.std(0).clamp_min(1e-6).float(), atol=0, rtol=1e-5)
+    assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True)), "rows were changed"
+
+
+def test_one_token_standardises_without_a_nan() -> None:
+    module = probe()
+    module.standardise_by([torch.full((1, D), 3.0)])
+    assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.isfinite(1 / module.scale).all()
+
+
+def test_standardisation_holds_one_row() -> None:
+    seen: list[weakref.ref[Tensor]] = []
+
+    def rows() -> Iterator[Tensor]:
+        for row in range(20):
+            assert sum(ref() is not None for ref in seen) <= 1
+            made = torch.randn(3, D) + row
+            seen.append(weakref.ref(made))
+            yield made
+            del made
+
+    probe().standardise_by(rows())
+    assert len(seen) == 20
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths, st.integers(1, 4), st.integers(1, 200))
+def test_batches_keep_the_order_and_stay_within_rows_and_values(lengths: list[int], most: int, values: int) -> None:
+    rows = ragged(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_under_test, "BATCH_VALUES", values)
+        made = list(batches(iter(rows), most))
+    flat = [row for batch in made for row in batch]
+    assert len(flat) == len(rows) and all(a is b for a, b in zip(flat, rows, strict=True))
+    for batch, following in zip(made, [*made[1:], None], strict=True):
+        assert 1 <= len(batch) <= most
+        assert len(batch) == 1 or pad(batch)[0].numel() <= values
+        if following and len(batch) < most:  # no smaller than it has to be
+            assert pad([*batch, following[0]])[0].numel() > values
 
 
 def test_standardisation_travels_with_the_weights() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +186,39 @@ def test_progress_counts_epochs() -> None:
     params = PARAMS.model_copy(update={"max_epochs": 2})
     train_probe(planted(20, 1), planted(20, 2), params, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
+
+
+class Watched(Sequence):
+    """States that are not in memory: what is read is counted, and nothing but single rows can be had."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self._rows = rows
+        self.read: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        assert isinstance(index, int)
+        self.read[index] += 1
+        return self._rows[index].clone()
+
+
+def test_states_that_are_read_when_asked_for_train_the_same_probe_and_are_read_once_an_epoch() -> None:
+    train, validation = planted(120, 1), planted(60, 2)
+    train.weight[::3] = 0
+    validation.weight[5] = 0
+    params = PARAMS.model_copy(update={"max_epochs": 3})
+    expected, history = train_probe(train, validation, params)
+    lazy = [Rows(Watched(rows.states), rows.correct, rows.weight) for rows in (train, validation)]
+    probe, same_history = train_probe(*lazy, params)
+    assert torch.equal(weights(probe), weights(expected))
+    assert history == same_history
+    of_train, of_validation = (rows.states.read for rows in lazy)
+    assert of_train.keys() == {i for i in range(120) if i % 3}
+    # One more for the deviation, and the first also for the width.
+    assert {of_train[i] for i in of_train if i != 1} == {4} and of_train[1] == 5
+    assert of_validation == {i: 3 for i in range(60) if i != 5}
 
 
 def test_take_keeps_states_labels_and_weights_together() -> None:

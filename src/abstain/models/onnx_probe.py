@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
-from abstain.models.probe import Probe, confidence, pad
+from abstain.models.probe import Probe, batches, confidence, pad
 
 OPSET = 20
 BATCH = 256
@@ -43,11 +43,11 @@ class OnnxProbe:
         """d, the width of the states that the probe reads."""
         return int(self._session.get_inputs()[0].shape[2])
 
-    def confidence(self, rows: Sequence[Tensor]) -> np.ndarray:
-        """Confidences, float32 (rows,), of ragged `rows` of float32 states, each (L + 1, d)."""
+    def confidence(self, rows: Iterable[Tensor]) -> np.ndarray:
+        """Confidences, float32 (rows,), of ragged `rows` of float32 states, each (L + 1, d); one batch in memory."""
         parts = []
-        for at in range(0, len(rows), BATCH):
-            states, lengths = pad(rows[at : at + BATCH])
+        for batch in batches(rows, BATCH):
+            states, lengths = pad(batch)
             parts.append(self._session.run(None, {"states": states.numpy(), "lengths": lengths.numpy()})[0])
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 

@@ -11,10 +11,13 @@ Two decisions:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+
+BATCH_VALUES = 2**26
+"""Numbers in a padded batch that is only scored: 256 MiB, whatever the length of an answer and the width of a model."""
 
 
 class Probe(nn.Module):
@@ -43,11 +46,23 @@ class Probe(nn.Module):
         last = (lengths - 1).reshape(-1, 1, 1).expand(-1, 1, outputs.shape[2])
         return self.head(self.dropout(outputs.gather(1, last).squeeze(1)))  # type: ignore[no-any-return]
 
-    def standardise_by(self, rows: Sequence[Tensor]) -> None:
-        """Take mean and deviation over all tokens of `rows`, each (L + 1, d)."""
-        tokens = torch.cat(list(rows)).double()
-        self.mean.copy_(tokens.mean(0))
-        self.scale.copy_(tokens.std(0).clamp_min(1e-6))
+    def standardise_by(self, rows: Iterable[Tensor]) -> None:
+        """Take mean and deviation over all tokens of `rows`, each (L + 1, d). One pass; one row in memory.
+
+        Means and squared deviations of rows are merged in float64 (Chan, Golub and LeVeque 1979): a sum of squares
+        would lose a deviation that is small against its mean.
+        """
+        tokens, mean, squares = 0, torch.zeros(()), torch.zeros(())
+        for row in rows:
+            states = row.to(torch.float64, copy=True)
+            of_row = states.mean(0)
+            states -= of_row
+            apart, total = of_row - mean, tokens + len(row)
+            mean = mean + apart * (len(row) / total)
+            squares = squares + states.square_().sum(0) + apart.square() * (tokens * len(row) / total)
+            tokens = total
+        self.mean.copy_(mean)
+        self.scale.copy_((squares / max(tokens - 1, 1)).sqrt().clamp_min(1e-6))
 
 
 def confidence(logits: Tensor) -> Tensor:
@@ -59,3 +74,17 @@ def pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Ragged rows as (B, T, d), zeros after the end, and lengths (B,)."""
     lengths = torch.tensor([len(row) for row in rows])
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), lengths
+
+
+def batches(rows: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Ragged `rows` in order, `most` to a batch, or fewer where they would be more than `BATCH_VALUES` when padded."""
+    batch: list[Tensor] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, row.numel())
+        if batch and (len(batch) == most or longest * (len(batch) + 1) > BATCH_VALUES):
+            yield batch
+            batch, longest = [], row.numel()
+        batch.append(row)
+    if batch:
+        yield batch

@@ -1,9 +1,13 @@
-"""Training the probe: cross-entropy plus the Huber confidence-accuracy gap (paper, section 3.2, eqs. 7-9)."""
+"""Training the probe: cross-entropy plus the Huber confidence-accuracy gap (paper, section 3.2, eqs. 7-9).
+
+States are read when a batch needs them, once an epoch and once for the standardisation: memory is bounded by the
+batch, not by the data.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, huber_loss
 
 from abstain.errors import AbstainError
-from abstain.models.probe import Probe, confidence, pad
+from abstain.models.probe import Probe, batches, confidence, pad
 from abstain.params import ProbeParams
 
 EVALUATION_BATCH = 256
@@ -19,13 +23,15 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class Rows:
-    """A labelled split: states, each (L + 1, d); `correct` 0/1 and `weight` >= 0, both (rows,)."""
+    """A labelled split: states, each (L + 1, d), in memory or read when asked for; `correct` 0/1 and `weight` >= 0,
+    both (rows,)."""
 
-    states: list[Tensor]
+    states: Sequence[Tensor]
     correct: Tensor
     weight: Tensor
 
     def take(self, index: Tensor) -> Rows:
+        """The rows of `index` as a batch: their states are read."""
         chosen = index.tolist()
         return Rows([self.states[i] for i in chosen], self.correct[index], self.weight[index])
 
@@ -62,23 +68,24 @@ def train_probe(
     Rows of weight 0 are left out. Deterministic under `params.seed` on one kind of hardware. Raises `AbstainError`
     when a split has one class.
     """
-    train, validation = (rows.take(rows.weight.nonzero().flatten()) for rows in (train, validation))
-    for name, split in (("train", train), ("validation", validation)):
-        if split.correct.unique().numel() < 2:
+    learnt, judged = (rows.weight.nonzero().flatten() for rows in (train, validation))
+    for name, correct in (("train", train.correct[learnt]), ("validation", validation.correct[judged])):
+        if correct.unique().numel() < 2:
             raise AbstainError(
                 f"the {name} split has answers of one class only: bring feedback of both kinds, or change split.seed"
             )
     torch.manual_seed(params.seed)
     torch.set_num_threads(1)  # the order of a sum, and so its last bits, depends on the number of threads
-    probe = Probe(train.states[0].shape[1], params.hidden, params.dropout)
-    probe.standardise_by(train.states)
+    probe = Probe(train.states[int(learnt[0])].shape[1], params.hidden, params.dropout)
+    probe.standardise_by(train.states[i] for i in learnt.tolist())
     optimizer = torch.optim.AdamW(probe.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay)
     history = History()
     best = copy.deepcopy(probe.state_dict())
     for epoch in range(params.max_epochs):
-        history.train_loss.append(_one_epoch(probe, train, optimizer, params))
-        logits = predict(probe, validation.states)
-        loss = probe_loss(logits, validation.correct, validation.weight, params.huber_lambda, params.huber_delta)
+        history.train_loss.append(_one_epoch(probe, train, learnt, optimizer, params))
+        logits = predict(probe, (validation.states[i] for i in judged.tolist()))
+        correct, weight = validation.correct[judged], validation.weight[judged]
+        loss = probe_loss(logits, correct, weight, params.huber_lambda, params.huber_delta)
         history.validation_loss.append(float(loss))
         on_epoch(epoch + 1, params.max_epochs)
         if history.validation_loss[-1] == min(history.validation_loss):
@@ -90,23 +97,25 @@ def train_probe(
     return probe.eval(), history
 
 
-def predict(probe: Probe, rows: Sequence[Tensor]) -> Tensor:
-    """Logits (rows, 2) of ragged `rows`, in evaluation mode."""
+def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
+    """Logits (rows, 2) of ragged `rows`, in evaluation mode; one batch in memory."""
     probe.eval()
     with torch.inference_mode():
-        parts = [probe(*pad(rows[at : at + EVALUATION_BATCH])) for at in range(0, len(rows), EVALUATION_BATCH)]
-    return torch.cat(parts)
+        return torch.cat([probe(*pad(batch)) for batch in batches(rows, EVALUATION_BATCH)])
 
 
-def predict_confidence(probe: Probe, rows: Sequence[Tensor]) -> Tensor:
+def predict_confidence(probe: Probe, rows: Iterable[Tensor]) -> Tensor:
     """Confidences (rows,) of ragged `rows`."""
     return confidence(predict(probe, rows))
 
 
-def _one_epoch(probe: Probe, train: Rows, optimizer: torch.optim.Optimizer, params: ProbeParams) -> float:
+def _one_epoch(
+    probe: Probe, train: Rows, learnt: Tensor, optimizer: torch.optim.Optimizer, params: ProbeParams
+) -> float:
+    """One pass over the rows `learnt` of `train`; the mean of the batches' losses."""
     probe.train()
     losses = []
-    for index in torch.randperm(len(train.states)).split(params.batch_size):
+    for index in learnt[torch.randperm(len(learnt))].split(params.batch_size):
         batch = train.take(index)
         loss = probe_loss(
             probe(*pad(batch.states)), batch.correct, batch.weight, params.huber_lambda, params.huber_delta

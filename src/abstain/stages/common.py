@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from abstain import paths
 from abstain.errors import AbstainError
-from abstain.features.extract import unpack
+from abstain.features.table import AGAIN, StateTable
 from abstain.files import write_atomically
 from abstain.models.probe import Probe
 from abstain.params import Params, load_params
@@ -49,15 +48,21 @@ def read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def read_features() -> list[torch.Tensor]:
-    """The features stage's output: states of every row of the data set, in its order."""
-    return unpack(load_file(paths.FEATURES))
+def read_labelled_states() -> tuple[pd.DataFrame, StateTable]:
+    """The rows of the data set that have states, numbered from 0, and these states in the same order.
+
+    A row has none where its prompt did not fit the base model's window. States are read when they are asked for.
+    """
+    frame, table = read_dataset_frame(), StateTable(paths.FEATURES)
+    if len(frame) != len(table):
+        raise AbstainError(f"{paths.FEATURES} has {len(table)} rows, {paths.DATASET} has {len(frame)}: {AGAIN}")
+    kept = np.flatnonzero(table.lengths)
+    return frame.iloc[kept].reset_index(drop=True), table.subset(kept)
 
 
 def read_base_model() -> str:
     """`name@revision` of the base model that the features were read from."""
-    with safe_open(paths.FEATURES, "pt") as file:
-        return str(file.metadata()["model"])
+    return StateTable(paths.FEATURES).model
 
 
 def read_dataset_frame() -> pd.DataFrame:

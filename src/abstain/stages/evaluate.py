@@ -16,12 +16,12 @@ from abstain.stages import common
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_dataset_frame(), common.read_features()
-    frame["answer_tokens"] = [len(row) - 1 for row in states]
+    frame, states = common.read_labelled_states()
+    frame["answer_tokens"] = states.lengths - 1
     train = frame[frame["split"] == "train"]
     baselines = fit_baselines(*(train[name].to_numpy() for name in ("answer_tokens", "correct", "weight")))
     judged = pd.concat([reviewed(frame[frame["split"] == split]) for split in ("holdout", "newest")])
-    scores = {"probe": OnnxProbe(paths.ONNX).confidence([states[i] for i in judged.index]).astype(float)}
+    scores = {"probe": OnnxProbe(paths.ONNX).confidence(states.subset(judged.index)).astype(float)}
     scores |= baselines.scores(judged["answer_tokens"].to_numpy())
     judged = judged.assign(**scores)
     holdout = judged[judged["split"] == "holdout"]

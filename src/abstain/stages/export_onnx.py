@@ -20,6 +20,7 @@ def stage(params: Params) -> None:
         "layout_digest": load_layout(params.llm.layout).digest,
         "layer": str(params.llm.layer),
         "site": params.llm.site,
+        "too_long": params.llm.too_long,
         "threshold": repr(common.read_json(paths.THRESHOLD)["threshold"]),
     }
     export_probe(probe, paths.ONNX, metadata)

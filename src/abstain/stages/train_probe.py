@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save
 
 from abstain import paths
+from abstain.features.table import StateTable
 from abstain.files import write_atomically
 from abstain.models.training import Rows, train_probe
 from abstain.params import Params
@@ -12,7 +13,7 @@ from abstain.stages import common
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_dataset_frame(), common.read_features()
+    frame, states = common.read_labelled_states()
     splits = {name: _rows(frame, states, name) for name in ("train", "validation")}
     probe, history = train_probe(splits["train"], splits["validation"], params.probe, common.progress)
     curve = {"epoch": range(1, len(history.train_loss) + 1), "train_loss": history.train_loss}
@@ -23,10 +24,10 @@ def stage(params: Params) -> None:
     write_atomically(paths.PROBE, save(probe.state_dict()))
 
 
-def _rows(frame: pd.DataFrame, states: list[torch.Tensor], split: str) -> Rows:
+def _rows(frame: pd.DataFrame, states: StateTable, split: str) -> Rows:
     index = frame.index[frame["split"] == split]
     return Rows(
-        [states[i] for i in index],
+        states.subset(index),
         torch.tensor(frame.loc[index, "correct"].to_numpy(int)),
         torch.tensor(frame.loc[index, "weight"].to_numpy("float32")),
     )

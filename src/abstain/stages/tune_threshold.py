@@ -11,9 +11,9 @@ from abstain.stages import common
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_dataset_frame(), common.read_features()
+    frame, states = common.read_labelled_states()
     rows = reviewed(frame[frame["split"] == "validation"])
-    confidence = predict_confidence(common.read_probe(params), [states[i] for i in rows.index]).numpy()
+    confidence = predict_confidence(common.read_probe(params), states.subset(rows.index)).numpy()
     # Rounded down to what JSON and the ONNX metadata carry, so that no tuned answer falls below it.
     confidence = np.floor(confidence.astype(float) * 1e6) / 1e6
     tuned = tune_threshold(confidence, rows["correct"].to_numpy(int), params.threshold)
