@@ -29,6 +29,7 @@ class LLMParams(Section):
     layout: str
     layer: Count
     site: Literal["residual", "mlp"]
+    too_long: Literal["refuse", "drop_chunks"]
 
 
 class ValidationParams(Section):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hashlib
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +11,12 @@ from torch import Tensor
 
 from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
-from abstain.features import extract
-from abstain.features.extract import FeatureSource, pack, unpack
-from abstain.llm.engine import Engine, States
+from abstain.features import extract, work
+from abstain.features.extract import FeatureSource, Prepared, Refused
+from abstain.features.table import StateTable
+from abstain.features.work import LocalRunner, engine_for
+from abstain.llm.asks import Request, States
+from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
 from abstain.params import LLMParams
 from abstain.settings import Settings
@@ -25,22 +31,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(model: Path, tmp_path: Path) -> FeatureSource:
-    params = LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual")
+    params = LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
     return FeatureSource(params, Settings(home=tmp_path, device="cpu", dtype="float32", batch_tokens=700))
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
-    """Every engine that was made: its `work` says what was really computed."""
-    made: list[Engine] = []
+def engine(source: FeatureSource) -> Engine:
+    """The engine that this process runs for `source`: its `work` says what was really computed."""
+    work._engine.cache_clear()
+    return engine_of(source)
 
-    class Watched(Engine):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args)
-            made.append(self)
 
-    monkeypatch.setattr(extract, "Engine", Watched)
-    return made
+def engine_of(source: FeatureSource) -> Engine:
+    shard = source._work([])
+    return engine_for(shard.model, shard.revision, shard.dtype, source.settings)
+
+
+def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
+    """What the features stage would write: filled, then read, in order."""
+    source.fill(rows)
+    found = dict(source.read(rows))
+    return [found[at] for at in range(len(rows))]
 
 
 def interaction(n: int, answer: str | None = None, key: str | None = None) -> Interaction:
@@ -61,28 +72,42 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource) -> None:
-    states = source.states(ROWS)
+def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, engine: Engine) -> None:
     layout = load_layout("rag-plain-v1")
-    engine = Engine(source.load_model(), 1)
-    for row, got in zip(ROWS, states, strict=True):
-        ((_, (expected,)),) = engine.states({"a": layout.render_interaction(row)}, States((2,)))
+    for row, got in zip(ROWS, states_of(source, ROWS), strict=True):
+        pass_ = layout.render(row.question, [context.text for context in row.contexts], row.answer)
+        ((_, expected),) = engine.run({"a": Request(pass_, States(2), "a")})
         assert got.shape == (len(row.answer.encode()) + 1, WIDTH)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
-def test_only_what_is_missing_is_computed(source: FeatureSource, engines: list[Engine]) -> None:
-    first = source.states(ROWS[2:5])
-    assert source.missing(ROWS) == 6
-    everything = source.states(ROWS)
-    assert [engine.work.passes for engine in engines] == [3, 6]
+def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
+    first = states_of(source, ROWS[2:5])
+    assert (source.missing(ROWS), engine.work.passes) == (6, 3)
+    everything = states_of(source, ROWS)
+    assert engine.work.passes == 9
     assert same(everything[2:5], first)
     assert source.missing(ROWS) == 0
 
 
+def test_a_retrain_after_a_hundredth_more_costs_a_hundredth(source: FeatureSource) -> None:
+    """What a run costs in forward tokens is its own to say: 1 % new answers, at most 2 % of a cold run's tokens."""
+
+    def unlike(n: int) -> Interaction:  # contexts that share nothing, so that neither run is cheap by sharing
+        text = hashlib.sha256(str(n).encode()).hexdigest()
+        return interaction(n).model_copy(update={"contexts": (Context(chunk_id=f"doc#{n}", text=text),)})
+
+    known = [unlike(n) for n in range(200)]
+    cold = source.fill(known)
+    warm = source.fill([*known, unlike(500), unlike(501)])
+    assert (cold.rows, warm.rows) == (200, 2)
+    assert 0 < warm.forward_tokens <= 0.02 * cold.forward_tokens
+    assert source.fill(known).forward_tokens == 0
+
+
 def test_the_order_of_the_rows_is_the_callers_whatever_was_cached_when(source: FeatureSource) -> None:
-    source.states([ROWS[7], ROWS[1]])
-    forwards, backwards = source.states(ROWS), source.states(ROWS[::-1])
+    states_of(source, [ROWS[7], ROWS[1]])
+    forwards, backwards = states_of(source, ROWS), states_of(source, ROWS[::-1])
     assert same(forwards, backwards[::-1])
     assert not torch.equal(forwards[0], forwards[1])
 
@@ -90,44 +115,55 @@ def test_the_order_of_the_rows_is_the_callers_whatever_was_cached_when(source: F
 def test_the_model_is_not_even_loaded_where_nothing_is_missing(
     source: FeatureSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = source.states(ROWS)
+    expected = states_of(source, ROWS)
 
     def refuse(*_: object) -> None:
         raise AssertionError("the base model was loaded")
 
-    monkeypatch.setattr(extract, "load", refuse)
-    assert same(source.states(ROWS), expected)
-    assert source.states([]) == []
+    monkeypatch.setattr(work, "engine_for", refuse)
+    assert same(states_of(source, ROWS), expected)
+    assert states_of(source, []) == []
     with pytest.raises(AssertionError, match="was loaded"):
-        source.states([*ROWS, interaction(99)])
+        source.fill([*ROWS, interaction(99)])
 
 
-def test_equal_text_is_computed_once_whatever_its_id_and_its_time(source: FeatureSource, engines: list[Engine]) -> None:
+def test_answers_about_the_same_chunks_are_computed_together(source: FeatureSource) -> None:
+    """Whatever their order: the context that five questions share is run once."""
+    chunks = [Context(chunk_id=f"doc#{n}", text=f"{n} is described here at some length. " * 4) for n in range(3)]
+    rows = [
+        interaction(n).model_copy(update={"contexts": (chunks[n % 3],), "question": f"Question {n}?"})
+        for n in range(15)
+    ]
+    cost = source.fill(rows)
+    assert cost.forward_tokens < 0.5 * cost.pass_tokens
+
+
+def test_equal_text_is_computed_once_whatever_its_id_and_its_time(source: FeatureSource, engine: Engine) -> None:
     twin = interaction(3, key="another id")
-    one, two = source.states([ROWS[3], twin])
+    one, two = states_of(source, [ROWS[3], twin])
     assert torch.equal(one, two)
-    assert engines[0].work.passes == 1
+    assert engine.work.passes == 1
 
 
 def test_different_texts_under_one_id_each_get_their_own_states(source: FeatureSource) -> None:
     rows = [interaction(1, "Yes.", key="same"), interaction(1, "No, never.", key="same")]
-    yes, no = source.states(rows)
+    yes, no = states_of(source, rows)
     assert (len(yes), len(no)) == (len("Yes.") + 1, len("No, never.") + 1)
 
 
 @pytest.mark.parametrize("change", [{"layer": 3}, {"site": "mlp"}, {"layout": "rag-chatml-v1"}])
 def test_other_parameters_are_other_rows(source: FeatureSource, change: dict) -> None:
-    before = source.states(ROWS[:2])
+    before = states_of(source, ROWS[:2])
     other = FeatureSource(source.params.model_copy(update=change), source.settings)
     assert other.missing(ROWS[:2]) == 2
-    assert not same(other.states(ROWS[:2]), before)
+    assert not same(states_of(other, ROWS[:2]), before)
 
 
 def test_another_dtype_and_other_weights_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
-    source.states(ROWS[:2])
+    states_of(source, ROWS[:2])
     half = FeatureSource(source.params, source.settings.model_copy(update={"dtype": "bfloat16"}))
     assert half.missing(ROWS[:2]) == 2
-    assert half.states(ROWS[:1])[0].dtype == torch.bfloat16
+    assert states_of(half, ROWS[:1])[0].dtype == torch.bfloat16
     weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
     retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
     assert retrained.missing(ROWS[:2]) == 2
@@ -135,7 +171,7 @@ def test_another_dtype_and_other_weights_are_other_rows(source: FeatureSource, t
 
 
 def test_a_run_that_dies_keeps_its_whole_shards(
-    source: FeatureSource, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+    source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extract, "SHARD_ROWS", 4)
 
@@ -144,30 +180,89 @@ def test_a_run_that_dies_keeps_its_whole_shards(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        source.states(ROWS, die)
+        source.fill(ROWS, die)
     assert source.missing(ROWS) == 1
-    source.states(ROWS)
-    assert engines[-1].work.passes == 1
+    source.fill(ROWS)
+    assert engine.work.passes == 9
 
 
 def test_progress_goes_from_nothing_to_all(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "SHARD_ROWS", 4)
     seen: list[tuple[int, int]] = []
-    source.states(ROWS, lambda done, total: seen.append((done, total)))
+    source.fill(ROWS, lambda done, total: seen.append((done, total)))
     assert seen == [(0, 9), (4, 9), (8, 9), (9, 9)]
 
 
-def test_a_row_that_cannot_be_read_is_named_by_its_id(source: FeatureSource) -> None:
-    with pytest.raises(AbstainError, match="^interaction too-long: .* tokens are more than the 512"):
-        source.states([ROWS[0], interaction(1, "x" * 600, key="too-long")])
+def test_a_damaged_shard_is_set_aside_and_computed_again(
+    source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extract, "SHARD_ROWS", 4)
+    expected = states_of(source, ROWS)
+    shard = sorted(Path(source.settings.features).rglob("*.safetensors"))[0]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # one bit of the payload: only the checksum can tell
+    shard.write_bytes(content)
+    before = engine.work.passes
+    assert same(states_of(source, ROWS), expected)
+    assert engine.work.passes - before in (1, 4)  # the rows of that shard
+    assert [file.name.endswith(shard.name) for file in (Path(source.settings.features) / "quarantine").iterdir()] == [
+        True
+    ]
 
 
-def test_pack_and_unpack_are_inverse() -> None:
-    rows = [torch.randn(n, 3) for n in (4, 1, 7)]
-    packed = pack(rows)
-    assert packed["states"].shape == (12, 3)
-    assert packed["offsets"].tolist() == [0, 4, 5, 12]
-    assert same(unpack(packed), rows)
-    half = [row.bfloat16() for row in rows]
-    assert pack(half)["states"].dtype == torch.bfloat16
-    assert same(unpack(pack(half)), [row.float() for row in half])
+def test_a_disk_that_damages_everything_is_named(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("abstain.features.cache.FeatureCache.read", lambda self, keys: iter(()))
+    with pytest.raises(AbstainError, match="2 rows of .* were damaged again .* set ABSTAIN_FEATURES to another"):
+        list(source.read(ROWS[:2]))
+
+
+LONG = interaction(1, "x" * 600, key="too-long")
+
+
+def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureSource, tmp_path: Path) -> None:
+    refused = source.prepare(LONG)
+    assert isinstance(refused, Refused)
+    assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
+    assert source.missing([ROWS[0], LONG]) == 1
+    source.fill([ROWS[0], LONG])
+    source.save([ROWS[0], LONG], tmp_path / "table.safetensors")
+    table = StateTable(tmp_path / "table.safetensors")
+    assert table.lengths.tolist() == [len(ROWS[0].answer.encode()) + 1, 0]
+
+
+def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) -> None:
+    dropping = FeatureSource(source.params.model_copy(update={"too_long": "drop_chunks"}), source.settings)
+    chunks = tuple(Context(chunk_id=f"doc#{n}", text=f"{n}" * 150) for n in range(5))
+    row = interaction(1, "yes").model_copy(update={"contexts": chunks})
+    prepared = dropping.prepare(row)
+    assert isinstance(prepared, Prepared) and prepared.dropped == 3
+    kept = row.model_copy(update={"contexts": chunks[:2]})
+    assert dropping.keys([row]) == source.keys([kept])
+    assert isinstance(source.prepare(row), Refused)
+    assert isinstance(dropping.prepare(LONG), Refused)  # without any chunk it is too long still
+
+
+def test_a_few_rows_are_served_from_the_cache_or_computed_and_not_kept(source: FeatureSource, engine: Engine) -> None:
+    cached = states_of(source, ROWS[:2])
+    files = sorted(Path(source.settings.features).rglob("*"))
+    found = source.states([*ROWS[:4], LONG])
+    assert engine.work.passes == 4
+    assert same([row for row in found[:2] if isinstance(row, Tensor)], cached)
+    assert isinstance(found[4], Refused)
+    assert sorted(Path(source.settings.features).rglob("*")) == files
+
+
+def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSource, tmp_path: Path) -> None:
+    source.fill(ROWS)
+    source.save(ROWS, tmp_path / "one.safetensors")
+    source.save(ROWS, tmp_path / "other.safetensors")
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
+    table = StateTable(tmp_path / "one.safetensors")
+    assert same(list(table), [row.float() for row in states_of(source, ROWS)])
+    assert table.model == source.space().model
+
+
+def test_another_revision_than_the_shards_is_refused(source: FeatureSource) -> None:
+    (shard,) = source.shards(ROWS[:1])
+    with pytest.raises(AbstainError, match="the shard wants tiny-bank@0000, but this machine has tiny-bank@"):
+        list(LocalRunner(source.settings).run([replace(shard, revision="tiny-bank@0000")]))

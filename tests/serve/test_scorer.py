@@ -8,7 +8,8 @@ import torch
 
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
-from abstain.llm.engine import Engine, States
+from abstain.llm.asks import Request, States
+from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
 from abstain.serve.latency import latency_p99_ms
@@ -42,6 +43,7 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "layout_digest": load_layout(LAYOUT).digest,
         "layer": "2",
         "site": "residual",
+        "too_long": "refuse",
         "threshold": "0.5",
     }
 
@@ -63,9 +65,10 @@ def requests(count: int = 6) -> list[Interaction]:
 def by_hand(model: Path, settings: Settings, request: Interaction) -> float:
     """Sigmoid of the mean state at layer 2, without cache, ONNX or scorer."""
     loaded = load(resolve(str(model), settings), torch.device("cpu"), torch.float32)
-    passes = {"a": load_layout(LAYOUT).render_interaction(request)}
-    ((_, states),) = Engine(loaded, 4096).states(passes, States((2,)))
-    return float(states[0].mean().sigmoid())
+    texts = [context.text for context in request.contexts]
+    pass_ = load_layout(LAYOUT).render(request.question, texts, request.answer)
+    ((_, states),) = Engine(loaded, 4096).run({"a": Request(pass_, States(2), "a")})
+    return float(states.mean().sigmoid())
 
 
 def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -97,6 +100,29 @@ def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: 
     verdicts = Scorer.open(release(tmp_path, model, settings), settings).score(rows)
     assert [v.confidence for v in verdicts] == pytest.approx([by_hand(model, settings, row) for row in rows], abs=1e-6)
     assert verdicts[0].confidence != verdicts[1].confidence
+
+
+def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
+    fine, long = requests(2)
+    long = long.model_copy(update={"answer": "x" * 600})
+    refusing = Scorer.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    verdicts = refusing.score([long, fine])
+    assert [v.decision for v in verdicts] == ["abstain", "show"]
+    assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
+    assert verdicts[1].reason is None and verdicts[1].confidence is not None
+
+
+def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
+    model: Path, settings: Settings, tmp_path: Path
+) -> None:
+    short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
+    scorer = Scorer.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
+    assert scorer.score([long])[0].confidence == pytest.approx(by_hand(model, settings, short), abs=1e-6)
+
+
+def test_scoring_keeps_nothing(model: Path, settings: Settings, tmp_path: Path) -> None:
+    Scorer.open(release(tmp_path, model, settings), settings).score(requests(2))
+    assert not list(Path(settings.features).rglob("*"))
 
 
 def test_nothing_to_score(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -137,7 +163,10 @@ def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_pat
 @pytest.mark.parametrize(
     "changes",
     [
-        *({key: None} for key in ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site")),
+        *(
+            {key: None}
+            for key in ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site", "too_long")
+        ),
         {"threshold": None},
         {"threshold": "high"},
         {"layer": "0"},
@@ -160,7 +189,7 @@ def test_opening_does_not_load_the_base_model(
     def refuse(*_: object) -> None:
         raise AssertionError("the base model was loaded")
 
-    monkeypatch.setattr("abstain.features.extract.load", refuse)
+    monkeypatch.setattr("abstain.features.work.load", refuse)
     scorer = Scorer.open(release(tmp_path, model, settings), settings)
     with pytest.raises(AssertionError, match="was loaded"):
         scorer.score(requests(1))

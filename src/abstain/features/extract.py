@@ -1,25 +1,55 @@
-"""From interactions to the probe's input: compute what the cache lacks, assemble in a fixed order."""
+"""From interactions to the probe's input: compute what the cache lacks, read the rest.
+
+Two decisions:
+
+* Interactions are cut into shards in the order of their contexts, so that answers about the same chunks are computed
+  together and what they share is computed once.
+* A prompt that does not fit the base model's window is refused, or loses its lowest-ranked chunks, as `llm.too_long`
+  says, before its key is made: the cache holds what was really read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from abstain.contracts import Interaction
-from abstain.features.cache import FeatureCache, Space, pass_key
-from abstain.llm.engine import Engine, States
-from abstain.llm.layout import load_layout
-from abstain.llm.loading import LoadedModel, choose_device, choose_dtype, load, resolve
+from abstain.errors import AbstainError
+from abstain.features.cache import FeatureCache, Space
+from abstain.features.table import write_table
+from abstain.features.work import SHARD_ROWS, Done, LocalRunner, ShardRunner, ShardWork, engine_for, row_key
+from abstain.llm.asks import Request, States
+from abstain.llm.layout import Layout, load_layout
+from abstain.llm.loading import choose_device, choose_dtype, resolve
+from abstain.llm.window import Window
 from abstain.params import LLMParams
 from abstain.settings import Settings
 
-SHARD_ROWS = 64
+ATTEMPTS = 3
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is asked of the base model about one interaction; `dropped` of its chunks did not fit."""
+
+    request: Request
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An interaction that the base model cannot read, and why."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -29,77 +59,130 @@ class FeatureSource:
     params: LLMParams
     settings: Settings
 
+    @cached_property
+    def ask(self) -> States:
+        return States(self.params.layer, self.params.site)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return load_layout(self.params.layout)
+
+    @cached_property
+    def _window(self) -> Window:
+        return Window(resolve(self.params.model, self.settings))
+
+    @cached_property
+    def _reader(self) -> FeatureCache:
+        """For a service that asks often: what was there when it first asked is enough."""
+        return self.cache()
+
     def space(self) -> Space:
-        """The cache space of these parameters. Raises `AbstainError` where model or layout is not to be found."""
-        dtype = choose_dtype(self.settings, choose_device(self.settings))
-        return Space(
-            model=str(resolve(self.params.model, self.settings)),
-            layout=load_layout(self.params.layout).digest,
-            layer=self.params.layer,
-            site=self.params.site,
-            dtype=str(dtype).removeprefix("torch."),
-        )
+        """The cache space of these parameters. Raises `AbstainError` where the base model is not to be found."""
+        return self._work([]).space(self.ask)
 
     def cache(self) -> FeatureCache:
         return FeatureCache(self.settings.features, self.space())
 
-    def keys(self, interactions: Sequence[Interaction]) -> list[str]:
-        layout = load_layout(self.params.layout)
-        return [pass_key(layout.render_interaction(interaction)) for interaction in interactions]
+    def prepare(self, interaction: Interaction) -> Prepared | Refused:
+        """The pass of an answered question (eq. 3 of the probe's paper), cut to the window as `llm.too_long` says."""
+        name, texts = f"interaction {interaction.interaction_id}", [context.text for context in interaction.contexts]
+        for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
+            kept = texts[: len(texts) - dropped]
+            pass_ = self._layout.render(interaction.question, kept, interaction.answer)
+            excess = self._window.excess(pass_)
+            if not excess:
+                return Prepared(Request(pass_, self.ask, name), dropped)
+        return Refused(excess)
+
+    def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
+        """The cache key of every interaction; None for one that is refused."""
+        return [row_key(p.request) if isinstance(p, Prepared) else None for p in map(self.prepare, interactions)]
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
-        """How many of `interactions` would need a forward pass."""
-        return len(self.cache().missing(self.keys(interactions)))
+        """How many different rows of `interactions` would need a forward pass."""
+        return len(self.cache().missing(key for key in self.keys(interactions) if key))
 
-    def load_model(self) -> LoadedModel:
-        device = choose_device(self.settings)
-        return load(resolve(self.params.model, self.settings), device, choose_dtype(self.settings, device))
-
-    def states(
-        self, interactions: Sequence[Interaction], progress: Progress = lambda done, total: None
-    ) -> list[Tensor]:
-        """S_in of every interaction (eq. 5), in order: states of answer and EOS tokens, each (L + 1, d).
-
-        Only what the cache lacks is computed, and is written shard by shard: a killed run repeats at most
-        one shard. The base model is not even loaded where nothing is missing.
-        """
-        cache = self.cache()
+    def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardWork]:
+        """What the cache lacks of `interactions`, cut into shards; passes are rendered as they are needed."""
         keys = self.keys(interactions)
-        missing = set(cache.missing(keys))
-        if missing:
-            layout = load_layout(self.params.layout)
-            todo = {
-                key: (interaction.interaction_id, layout.render_interaction(interaction))
-                for key, interaction in zip(keys, interactions, strict=True)
-                if key in missing
-            }
-            self._compute(cache, todo, progress)
-        return cache.get(keys)
+        missing = set(self.cache().missing(key for key in keys if key))
+        first = {key: at for at, key in reversed(list(enumerate(keys))) if key in missing}
+        order = sorted(first.values(), key=lambda at: _place(interactions[at]))
+        requests = (p.request for at in order if isinstance(p := self.prepare(interactions[at]), Prepared))
+        while some := list(islice(requests, SHARD_ROWS)):
+            yield self._work(some)
 
-    def _compute(self, cache: FeatureCache, todo: dict[str, tuple[str, tuple]], progress: Progress) -> None:
-        engine = Engine(self.load_model(), self.settings.batch_tokens)
-        ask = States(layers=(self.params.layer,), site=self.params.site)
-        names: dict[str, str] = {}  # an error names an interaction by its id; a text that shares its id, by its key too
-        for key, (name, _) in todo.items():
-            names[f"{name} ({key[:8]})" if name in names else name] = key
-        passes = {name: todo[key][1] for name, key in names.items()}
-        shard: dict[str, Tensor] = {}
-        progress(0, len(todo))
-        for done, (name, states) in enumerate(engine.states(passes, ask), start=1):
-            shard[names[name]] = states[0]
-            if len(shard) == SHARD_ROWS or done == len(todo):
-                cache.put(shard)
-                shard = {}
-                progress(done, len(todo))
+    def fill(
+        self,
+        interactions: Sequence[Interaction],
+        progress: Progress = lambda done, total: None,
+        runner: ShardRunner | None = None,
+    ) -> Done:
+        """Compute what the cache lacks of `interactions`, and what that cost.
+
+        Shards are written as they are done: a run that is killed repeats those that were under way. The base model is
+        not even loaded where nothing is missing.
+        """
+        total = self.missing(interactions)
+        cost = Done(0, 0, 0)
+        if total:
+            progress(0, total)
+            for done in (runner or LocalRunner(self.settings)).run(self.shards(interactions)):
+                cost += done
+                progress(cost.rows, total)
+        return cost
+
+    def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
+        """`(index, S_in)` of every interaction that is not refused (eq. 5): states of answer and EOS, (L + 1, d).
+
+        In the order in which they lie in the cache; what is missing, or turns out to be damaged, is computed first.
+        """
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for at, key in enumerate(self.keys(interactions)):
+            if key:
+                places[key].append(at)
+        for _ in range(ATTEMPTS):
+            if not places:
+                return
+            self.fill([interactions[at[0]] for at in places.values()])
+            for key, row in self.cache().read(list(places)):
+                for at in places.pop(key):
+                    yield at, row
+        if places:
+            raise AbstainError(
+                f"{len(places)} rows of {self.settings.features} were damaged again after they had been computed anew: "
+                "check that disk, or set ABSTAIN_FEATURES to another"
+            )
+
+    def save(self, interactions: Sequence[Interaction], file: Path) -> None:
+        """Write the states of `interactions` to `file` (table.py), in order; of a refused one, none."""
+        cache = self.cache()
+        kind = cache.width_dtype()
+        assert kind is not None, "fill first"
+        lengths = np.zeros(len(interactions), np.int64)
+        known = [(at, key) for at, key in enumerate(self.keys(interactions)) if key]
+        lengths[[at for at, _ in known]] = cache.lengths(key for _, key in known)
+        write_table(file, lengths.tolist(), *kind, self.read(interactions), self.space().model)
+
+    def states(self, interactions: Sequence[Interaction]) -> list[Tensor | Refused]:
+        """S_in of every interaction, in order, for a few of them: what is computed is not kept in the cache."""
+        prepared = [self.prepare(interaction) for interaction in interactions]
+        requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
+        rows = dict(self._reader.read(list(requests)))
+        if lacking := {key: request for key, request in requests.items() if key not in rows}:
+            work = self._work([])
+            engine = engine_for(work.model, work.revision, work.dtype, self.settings)
+            rows |= {key: row for key, row in engine.run(lacking) if isinstance(row, Tensor)}
+        return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
+
+    def _work(self, requests: Sequence[Request]) -> ShardWork:
+        return ShardWork(
+            model=self.params.model,
+            revision=str(resolve(self.params.model, self.settings)),
+            dtype=str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch."),
+            requests=tuple(requests),
+        )
 
 
-def pack(states: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Ragged rows as two tensors: `states` (sum of lengths, d) and `offsets` (rows + 1)."""
-    lengths = torch.tensor([0, *(len(row) for row in states)])
-    return {"states": torch.cat(list(states)), "offsets": lengths.cumsum(0)}
-
-
-def unpack(packed: dict[str, Tensor]) -> list[Tensor]:
-    """The inverse of `pack`, in float32."""
-    offsets = packed["offsets"].tolist()
-    return [packed["states"][a:b].float() for a, b in pairwise(offsets)]
+def _place(interaction: Interaction) -> tuple[tuple[str, ...], str, str]:
+    return tuple(context.text for context in interaction.contexts), interaction.question, interaction.answer

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
-from abstain.features.extract import FeatureSource
+from abstain.features.extract import FeatureSource, Refused
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import pin, resolve
 from abstain.models.onnx_probe import OnnxProbe
@@ -19,13 +21,17 @@ from abstain.settings import Settings
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with one answer, and why: shown when `confidence >= threshold`."""
+    """What to do with one answer, and why: shown when `confidence >= threshold`.
+
+    An answer that the base model cannot read has no confidence, and is not shown; `reason` says why.
+    """
 
     interaction_id: str
     decision: Literal["show", "abstain"]
-    confidence: float
+    confidence: float | None
     threshold: float
     version: str
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Scorer:
         probe = OnnxProbe(file)
         try:
             meta = probe.metadata
-            llm = LLMParams.model_validate({key: meta[key] for key in ("model", "layout", "layer", "site")})
+            llm = LLMParams.model_validate({key: meta[key] for key in ("model", "layout", "layer", "site", "too_long")})
             trained_on = meta["model_revision"]
             version, _, layout_digest = meta["version"], float(meta["threshold"]), meta["layout_digest"]
         except (KeyError, ValueError):
@@ -63,15 +69,21 @@ class Scorer:
 
     def score(self, interactions: Sequence[Interaction]) -> list[Verdict]:
         """One verdict an interaction, in order."""
-        rows = [states.float() for states in self.source.states(interactions)]
-        threshold, version = float(self.probe.metadata["threshold"]), self.probe.metadata["version"]
+        found = self.source.states(interactions)
+        confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
         return [
-            Verdict(
-                interaction.interaction_id,
-                "show" if confidence >= threshold else "abstain",
-                float(confidence),
-                threshold,
-                version,
-            )
-            for interaction, confidence in zip(interactions, self.probe.confidence(rows), strict=True)
+            self.refuse(interaction.interaction_id, row.reason)
+            if isinstance(row, Refused)
+            else self.decide(interaction.interaction_id, float(next(confidences)))
+            for interaction, row in zip(interactions, found, strict=True)
         ]
+
+    def decide(self, interaction_id: str, confidence: float) -> Verdict:
+        """Show or abstain, at the released threshold."""
+        threshold, version = float(self.probe.metadata["threshold"]), self.probe.metadata["version"]
+        decision: Literal["show", "abstain"] = "show" if confidence >= threshold else "abstain"
+        return Verdict(interaction_id, decision, confidence, threshold, version)
+
+    def refuse(self, interaction_id: str, reason: str) -> Verdict:
+        """Abstain, because the base model cannot read it."""
+        return replace(self.decide(interaction_id, -1.0), confidence=None, reason=reason)

@@ -1,0 +1,153 @@
+"""A shard of work: rows that are computed together and written together, on this machine or on another.
+
+Two decisions:
+
+* What a shard holds is fixed before anybody computes it, and it is computed by itself. So a row's neighbours, and with
+  them the last bits of its numbers, do not depend on who computes what: every runner writes the same bytes on one kind
+  of hardware.
+* A shard carries texts and names, no paths and no tensors: it is JSON that any host with the same base model and the
+  same cache can work on. What comes back is in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from abstain.errors import AbstainError
+from abstain.features.cache import Space, pass_key, write_rows
+from abstain.features.store import open_store
+from abstain.llm.asks import NLL, Ask, Choices, Request, States, relevant
+from abstain.llm.engine import NUMERICS, Engine
+from abstain.llm.layout import Segment
+from abstain.llm.loading import choose_device, load, resolve
+from abstain.settings import Settings
+
+SHARD_ROWS = 64
+ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices)}
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`."""
+
+    model: str
+    revision: str
+    dtype: str
+    requests: tuple[Request, ...]
+
+    def space(self, ask: Ask) -> Space:
+        """The cache space of the results of `ask`."""
+        return Space(self.revision, self.dtype, repr(ask), NUMERICS)
+
+    @property
+    def name(self) -> str:
+        """Digest of everything in it: equal work, equal name."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        asks = list(dict.fromkeys(request.ask for request in self.requests))
+        rows = [
+            [asks.index(request.ask), request.name, [list(asdict(segment).values()) for segment in request.pass_]]
+            for request in self.requests
+        ]
+        declared = [[type(ask).__name__, asdict(ask)] for ask in asks]
+        return json.dumps({**asdict(self), "requests": rows, "asks": declared}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ShardWork:
+        content: dict[str, Any] = json.loads(text)
+        asks = [
+            ASKS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+            for kind, fields in content.pop("asks")
+        ]
+        rows = content.pop("requests")
+        requests = tuple(
+            Request(tuple(Segment(*segment) for segment in segments), asks[ask], name) for ask, name, segments in rows
+        )
+        return cls(**content, requests=requests)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a finished shard cost: rows, tokens of their passes, and tokens that were run through the base model."""
+
+    rows: int
+    pass_tokens: int
+    forward_tokens: int
+
+    def __add__(self, other: Done) -> Done:
+        return Done(
+            self.rows + other.rows,
+            self.pass_tokens + other.pass_tokens,
+            self.forward_tokens + other.forward_tokens,
+        )
+
+
+class ShardRunner(Protocol):
+    """Who computes shards: this process, a Prefect work pool, a Dask cluster."""
+
+    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+        """Yield what each shard cost once it is in the cache. Raises `AbstainError` where one cannot be computed."""
+
+    def close(self) -> None:
+        """Let go of whatever was started for it."""
+
+
+class LocalRunner:
+    """Computes in this process, one shard after the other."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+        for work in shards:
+            yield compute(work, self._settings)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def compute(work: ShardWork, settings: Settings) -> Done:
+    """Compute `work` and write its rows to the cache, a file for each ask."""
+    engine = engine_for(work.model, work.revision, work.dtype, settings)
+    before = engine.work.pass_tokens, engine.work.forward_tokens
+    requests = {str(at): request for at, request in enumerate(work.requests)}
+    rows: defaultdict[Ask, dict[str, Tensor]] = defaultdict(dict)
+    for at, result in engine.run(requests):
+        assert isinstance(result, Tensor)
+        rows[requests[at].ask][row_key(requests[at])] = result
+    store = open_store(settings.features)
+    for ask, found in rows.items():
+        write_rows(store, work.space(ask), dict(sorted(found.items())))
+    return Done(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
+
+
+def row_key(request: Request) -> str:
+    """The key of a request's row in the space of its ask: the text up to the last segment that matters."""
+    return pass_key(relevant(request.pass_, request.ask))
+
+
+def engine_for(model: str, revision: str, dtype: str, settings: Settings) -> Engine:
+    """The engine for a base model, loaded once a process.
+
+    Raises `AbstainError` where this machine has another revision.
+    """
+    found = resolve(model, settings)
+    if str(found) != revision:
+        raise AbstainError(f"the shard wants {revision}, but this machine has {found}: fetch that revision here")
+    return _engine(model, revision, dtype, settings)
+
+
+@lru_cache(maxsize=1)
+def _engine(model: str, _revision: str, dtype: str, settings: Settings) -> Engine:
+    loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
+    return Engine(loaded, settings.batch_tokens)
