@@ -134,17 +134,46 @@ def score(
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     from dataclasses import asdict
 
-    from abstain.serve.requests import from_flags, read_requests
+    from abstain.serve.requests import from_flags, read_interactions
     from abstain.serve.scorer import Scorer
     from abstain.settings import load_settings
     from tasks.promotion import production
 
     if (file is None) == (question is None or answer is None):
         raise AbstainError("give either a FILE, or --question and --answer (and --context, once a chunk)")
-    requests = read_requests(file) if file else [from_flags(question or "", answer or "", context or [])]
+    requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
     for verdict in Scorer.open(bundle / "probe.onnx", load_settings()).score(requests):
         print(json.dumps(asdict(verdict)))
+
+
+@app.command()
+def generate(
+    file: Annotated[Path | None, typer.Argument(help="JSON Lines of questions; `-` reads standard input")] = None,
+    question: Annotated[str | None, typer.Option("--question", "-q")] = None,
+    context: Annotated[list[str] | None, typer.Option("--context", "-c", help="a retrieved chunk; repeatable")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 48,
+    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest answer; above: a sample")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="sample from this much of the probability")] = 1.0,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+) -> None:
+    """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
+    from dataclasses import asdict
+
+    from abstain.llm.asks import Generate
+    from abstain.serve.answers import answer
+    from abstain.serve.requests import question_from_flags, read_questions
+    from abstain.serve.scorer import Scorer
+    from abstain.settings import load_settings
+    from tasks.promotion import production
+
+    if (file is None) == (question is None):
+        raise AbstainError("give either a FILE, or --question (and --context, once a chunk)")
+    questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
+    bundle, _ = production()
+    scorer = Scorer.open(bundle / "probe.onnx", load_settings())
+    for one in answer(scorer, questions, Generate(max_new_tokens, temperature, top_p, seed=seed)):
+        print(json.dumps({"answer": one.answer, **asdict(one.verdict)}))
 
 
 @app.command()

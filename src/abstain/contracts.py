@@ -53,6 +53,14 @@ class Context(Row):
     text: Text
 
 
+class Question(Row):
+    """A question with what was retrieved for it, to be answered."""
+
+    interaction_id: Text
+    question: Text
+    contexts: tuple[Context, ...] = Field(description="ranked, best first; may be empty")
+
+
 class Interaction(Row):
     """One answered question. The same id with the same content is a duplicate, with other content a conflict."""
 

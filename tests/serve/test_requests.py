@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from abstain.errors import AbstainError
-from abstain.serve.requests import from_flags, read_requests
+from abstain.serve.requests import from_flags, read_interactions
 
 
 def row(key: str = "i-1", **changes: Any) -> dict[str, Any]:
@@ -32,30 +32,33 @@ def write(folder: Path, *lines: dict[str, Any] | str) -> Path:
 
 def test_rows_are_read_in_order_and_blank_lines_skipped(tmp_path: Path) -> None:
     file = write(tmp_path, row("b"), "", "   ", row("a", contexts=[]))
-    assert [request.interaction_id for request in read_requests(file)] == ["b", "a"]
+    assert [request.interaction_id for request in read_interactions(file)] == ["b", "a"]
 
 
 def test_feedback_inside_a_row_is_left_out(tmp_path: Path) -> None:
     thumb = {"thumb": "up", "given_at": "2026-09-02T12:00:00Z"}
-    assert read_requests(write(tmp_path, row(thumb=thumb))) == read_requests(write(tmp_path, row()))
+    assert read_interactions(write(tmp_path, row(thumb=thumb))) == read_interactions(write(tmp_path, row()))
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\u000b"])
 def test_a_line_separator_inside_a_text_does_not_end_the_row(tmp_path: Path, separator: str) -> None:
     answer = f"one{separator}two"
     line = json.dumps(row(answer=answer), ensure_ascii=separator == "\u000b")
-    assert [request.answer for request in read_requests(write(tmp_path, line, row("b", answer="x")))] == [answer, "x"]
+    assert [request.answer for request in read_interactions(write(tmp_path, line, row("b", answer="x")))] == [
+        answer,
+        "x",
+    ]
 
 
 def test_what_a_windows_editor_writes_is_read(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_bytes("\r\n".join([json.dumps(row("a")), json.dumps(row("b"))]).encode())
-    assert [request.interaction_id for request in read_requests(file)] == ["a", "b"]
+    assert [request.interaction_id for request in read_interactions(file)] == ["a", "b"]
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(row("piped")) + "\n"))
-    assert [request.interaction_id for request in read_requests(Path("-"))] == ["piped"]
+    assert [request.interaction_id for request in read_interactions(Path("-"))] == ["piped"]
 
 
 @pytest.mark.parametrize(
@@ -73,22 +76,22 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_that_is_none_names_file_line_and_field(tmp_path: Path, bad: dict[str, Any] | str, says: str) -> None:
     file = write(tmp_path, row("a"), "", bad, "not looked at")
     with pytest.raises(AbstainError) as caught:
-        read_requests(file)
+        read_interactions(file)
     assert str(caught.value).startswith(f"{file}, line 3: {says}")
     assert "\n" not in str(caught.value)
 
 
 def test_an_empty_file_says_what_it_should_hold(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"requests.jsonl holds no interactions: one JSON object a line"):
-        read_requests(write(tmp_path))
+    with pytest.raises(AbstainError, match=r"requests.jsonl holds no rows: one JSON object a line"):
+        read_interactions(write(tmp_path))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"nowhere.jsonl cannot be read \(.*No such file"):
-        read_requests(tmp_path / "nowhere.jsonl")
+        read_interactions(tmp_path / "nowhere.jsonl")
     (tmp_path / "latin.jsonl").write_bytes('{"question": "Gebühr?"}'.encode("latin-1"))
     with pytest.raises(AbstainError, match=r"latin.jsonl cannot be read \(.*utf-8"):
-        read_requests(tmp_path / "latin.jsonl")
+        read_interactions(tmp_path / "latin.jsonl")
 
 
 def test_flags_make_an_interaction() -> None:

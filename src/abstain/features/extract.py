@@ -20,13 +20,14 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from abstain.contracts import Interaction
+from abstain.contracts import Interaction, Question
 from abstain.errors import AbstainError
 from abstain.features.cache import FeatureCache, Space
 from abstain.features.table import write_table
 from abstain.features.work import SHARD_ROWS, Done, LocalRunner, ShardRunner, ShardWork, engine_for, row_key
-from abstain.llm.asks import Request, States
-from abstain.llm.layout import Layout, load_layout
+from abstain.llm.asks import Ask, Generate, Request, States
+from abstain.llm.engine import Engine
+from abstain.llm.layout import Layout, Pass, load_layout
 from abstain.llm.loading import choose_device, choose_dtype, resolve
 from abstain.llm.window import Window
 from abstain.params import LLMParams
@@ -85,14 +86,25 @@ class FeatureSource:
 
     def prepare(self, interaction: Interaction) -> Prepared | Refused:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window as `llm.too_long` says."""
-        name, texts = f"interaction {interaction.interaction_id}", [context.text for context in interaction.contexts]
+        return self._fit(interaction, interaction.answer, self.ask, 0)
+
+    def prepare_question(self, question: Question, ask: Generate) -> Prepared | Refused:
+        """The pass of a question that is still to be answered, cut so that the answer fits the window too."""
+        return self._fit(question, None, ask, ask.max_new_tokens + 1)
+
+    def _fit(self, asked: Question | Interaction, answer: str | None, ask: Ask, more: int) -> Prepared | Refused:
+        texts = [context.text for context in asked.contexts]
         for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
-            kept = texts[: len(texts) - dropped]
-            pass_ = self._layout.render(interaction.question, kept, interaction.answer)
-            excess = self._window.excess(pass_)
+            pass_ = self._layout.render(asked.question, texts[: len(texts) - dropped], answer)
+            excess = self._window.excess(pass_, more)
             if not excess:
-                return Prepared(Request(pass_, self.ask, name), dropped)
+                return Prepared(Request(pass_, ask, f"interaction {asked.interaction_id}"), dropped)
         return Refused(excess)
+
+    def continued(self, prompt: Pass, answer: str) -> Pass:
+        """`prompt` with an answer, and what the layout puts after it."""
+        whole = self._layout.render("", [], answer)
+        return (*prompt, *whole[[segment.name for segment in whole].index("answer") :])
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
         """The cache key of every interaction; None for one that is refused."""
@@ -170,10 +182,13 @@ class FeatureSource:
         requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
         rows = dict(self._reader.read(list(requests)))
         if lacking := {key: request for key, request in requests.items() if key not in rows}:
-            work = self._work([])
-            engine = engine_for(work.model, work.revision, work.dtype, self.settings)
-            rows |= {key: row for key, row in engine.run(lacking) if isinstance(row, Tensor)}
+            rows |= {key: row for key, row in self.engine().run(lacking) if isinstance(row, Tensor)}
         return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
+
+    def engine(self) -> Engine:
+        """The base model, loaded once a process."""
+        work = self._work([])
+        return engine_for(work.model, work.revision, work.dtype, self.settings)
 
     def _work(self, requests: Sequence[Request]) -> ShardWork:
         return ShardWork(

@@ -1,0 +1,76 @@
+"""Answer and decide in one reading: the base model answers, and the probe judges the states it had while it did.
+
+An answer's states are captured token by token (llm/decode.py). They are those of a second pass over the finished
+answer, unless its text is split into other tokens than it was written in: then that pass is made after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from abstain.contracts import Question
+from abstain.errors import AbstainError
+from abstain.features.extract import Prepared, Refused
+from abstain.llm.asks import Generate, Request
+from abstain.llm.decode import Generated
+from abstain.llm.tokens import encode_pass
+from abstain.serve.scorer import Scorer, Verdict
+
+EMPTY = "the base model gave no answer"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, and what to do with it."""
+
+    answer: str
+    verdict: Verdict
+
+
+def answer(scorer: Scorer, questions: Sequence[Question], ask: Generate) -> list[Answered]:
+    """Answer `questions` as `ask` says, and decide about each answer, in order.
+
+    A question that does not fit the window, or is answered by nothing, is abstained from with the reason. Raises
+    `AbstainError` for states that are not finite, naming the row.
+    """
+    source = scorer.source
+    asked = Generate(ask.max_new_tokens, ask.temperature, ask.top_p, 1, ask.seed, source.ask)
+    prepared = [source.prepare_question(question, asked) for question in questions]
+    requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared)}
+    found = {int(key): result[0] for key, result in source.engine().run(requests) if isinstance(result, list)}
+    answered = {at: one for at, one in found.items() if one.text}
+    states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
+    again = {
+        str(at): Request(source.continued(requests[str(at)].pass_, one.text), source.ask, requests[str(at)].name)
+        for at, one in answered.items()
+        if not _is_written_as_read(scorer, one)
+    }
+    states |= {int(key): row for key, row in source.engine().run(again) if isinstance(row, Tensor)}
+    confidences = dict(zip(states, scorer.probe.confidence([row.float() for row in states.values()]), strict=True))
+    results: list[Answered] = []
+    for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
+        key = question.interaction_id
+        if isinstance(p, Refused):
+            results.append(Answered("", scorer.refuse(key, p.reason)))
+        elif at not in confidences:
+            results.append(Answered("", scorer.refuse(key, EMPTY)))
+        else:
+            results.append(Answered(found[at].text, scorer.decide(key, float(confidences[at]))))
+    return results
+
+
+def _is_written_as_read(scorer: Scorer, one: Generated) -> bool:
+    """Whether reading the answer's text gives the tokens that it was written in."""
+    tokenizer = scorer.source.engine().loaded.tokenizer
+    return tuple(encode_pass(tokenizer, scorer.source.continued((), one.text)[:1]).ids) == one.tokens
+
+
+def _states(one: Generated, request: Request) -> Tensor:
+    assert one.states is not None
+    if not torch.isfinite(one.states).all():
+        raise AbstainError(f"{request.name}: the base model's states are not finite; try ABSTAIN_DTYPE=float32")
+    return one.states
