@@ -1,0 +1,47 @@
+"""Seconds in turns, and operations: what all benchmarks measure with."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abstain.llm.loading import LoadedModel
+
+
+def in_turns(other: Callable[[], Any], engine: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
+    """Seconds of both (medians), and the median ratio of neighbouring runs."""
+    took = [(seconds(other), seconds(engine)) for _ in range(repeats)]
+    ratio = statistics.median(a / b for a, b in took)
+    return statistics.median(a for a, _ in took), statistics.median(b for _, b in took), ratio
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """How long one call takes, what it leaves under way on a GPU included."""
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def flops(loaded: LoadedModel, token_layers: int) -> float:
+    """Operations of the blocks' products with weights for tokens times layers; attention's own are left out."""
+    named = loaded.model.base_model.named_parameters()
+    weights = sum(p.numel() for name, p in named if "layers." in name and p.ndim == 2)
+    return 2.0 * token_layers * weights / loaded.model.config.num_hidden_layers
+
+
+def matrix_peak(dtype: torch.dtype, device: torch.device, budget: float = 0.3) -> float:
+    """Operations a second of a large matrix product, the best of several sizes: what is to be had."""
+    best = 0.0
+    for n in (512, 1024, 2048) if device.type == "cpu" else (4096, 8192):
+        a = torch.randn(n, n, dtype=dtype, device=device)
+        once = max(seconds(lambda a=a: a @ a), seconds(lambda a=a: a @ a) / 2, 1e-6)  # type: ignore[misc]
+        runs = max(int(budget / once), 1)
+        took = seconds(lambda a=a, runs=runs: [a @ a for _ in range(runs)][-1])  # type: ignore[misc]
+        best = max(best, 2.0 * n**3 * runs / took)
+    return best

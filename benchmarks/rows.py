@@ -1,0 +1,75 @@
+"""The prompts that are measured: paragraphs and questions of SQuAD, which is not the project's to ship.
+
+`--squad` names a JSON Lines file (`context`, `question`, `answers`, gzipped or not), by default the one beside a
+checkout. Where there is none, the project's own sample stands in: its prompts are shorter and resemble each other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from abstain.llm.asks import Request
+from abstain.llm.layout import Layout, Pass, load_layout
+
+SQUAD = Path(__file__).parents[1].parent / "shared/data/squad/squad2_dev_cs224n.jsonl.gz"
+LAYOUT = "rag-chatml-v1"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answered question."""
+
+    contexts: tuple[str, ...]
+    question: str
+    answer: str
+
+    def pass_(self, layout: Layout, *, with_context: bool = True) -> Pass:
+        return layout.render(self.question, self.contexts if with_context else (), self.answer)
+
+
+def layout() -> Layout:
+    return load_layout(LAYOUT)
+
+
+def unrelated(file: Path, count: int) -> list[Row]:
+    """Rows of two paragraphs each; no paragraph is in two rows."""
+    by_context = _answered(file)
+    contexts = list(by_context)
+    pairs = zip(contexts[::2], contexts[1::2], strict=False)
+    return [Row((one, other), *by_context[one][0]) for one, other in list(pairs)[:count]]
+
+
+def repeated(file: Path, count: int, questions: int = 5) -> list[Row]:
+    """Rows of one paragraph each, every one asked `questions` things: what a knowledge base's answers look like."""
+    rich = {context: asked for context, asked in _answered(file).items() if len(asked) >= questions}
+    rows = [Row((context,), *one) for context, asked in rich.items() for one in asked[:questions]]
+    return rows[:count]
+
+
+def requests(rows: list[Row], ask: object) -> dict[str, Request]:
+    return {f"{at}": Request(row.pass_(layout()), ask, f"row {at}") for at, row in enumerate(rows)}  # type: ignore[arg-type]
+
+
+def _answered(file: Path) -> dict[str, list[tuple[str, str]]]:
+    """Context -> its questions and their first gold answers."""
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    if file.is_file():
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+            for row in map(json.loads, lines):
+                if row["answers"]:
+                    found[row["context"]].append((row["question"], row["answers"][0]))
+        return found
+    from abstain.sample.write import write_sample
+
+    print(f"{file} is not there: the project's own sample stands in")
+    with tempfile.TemporaryDirectory() as folder:
+        write_sample(Path(folder))
+        for line in (Path(folder) / "history.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            found["\n\n".join(c["text"] for c in row["contexts"])].append((row["question"], row["answer"]))
+    return found

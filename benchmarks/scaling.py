@@ -1,0 +1,138 @@
+"""What a retrain costs as data and workers grow: `python -m benchmarks.scaling`.
+
+Three decisions:
+
+* Warm against cold is a count of tokens run through the base model, which no busy machine can change.
+* Workers are processes of the Dask runner with one thread each, and read the same shards; one worker is the measure.
+* The cost of everything but the base model (keys, cache, table) is measured at sizes up to 100,000 interactions, with
+  states that are drawn instead of computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from abstain.contracts import Context, Interaction
+from abstain.features.cache import write_rows
+from abstain.features.extract import FeatureSource
+from abstain.features.store import open_store
+from abstain.features.work import Done, ShardWork, row_key
+from abstain.params import LLMParams
+from abstain.settings import Settings, load_settings
+from benchmarks.rows import LAYOUT, SQUAD, Row, repeated, unrelated
+
+PARAMS = LLMParams(model="smollm2-135m-instruct", layout=LAYOUT, layer=16, site="residual", too_long="refuse")
+ANSWER_TOKENS = 8
+
+
+class Drawn:
+    """A runner that writes states that nobody computed: what is left is the cost of all but the base model."""
+
+    def __init__(self, settings: Settings, width: int) -> None:
+        self._store = open_store(settings.features)
+        self._row = torch.randn(ANSWER_TOKENS, width).bfloat16()
+
+    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+        for work in shards:
+            rows = {row_key(request): self._row for request in work.requests}
+            write_rows(self._store, work.space(work.requests[0].ask), dict(sorted(rows.items())))
+            yield Done(len(rows), 0, 0)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def interactions(rows: Iterable[Row]) -> list[Interaction]:
+    """`rows` as a team's data would have them."""
+    now = datetime.now(UTC)
+    return [
+        Interaction(
+            interaction_id=f"i-{at}",
+            asked_at=now,
+            question=row.question,
+            answer=row.answer,
+            contexts=tuple(Context(chunk_id=f"d-{at}#{n}", text=text) for n, text in enumerate(row.contexts)),
+            model="m@1",
+        )
+        for at, row in enumerate(rows)
+    ]
+
+
+def at(folder: Path, **changes: object) -> Settings:
+    """This machine's settings, with a feature cache of its own."""
+    return load_settings().model_copy(update={"features_url": str(folder), **changes})
+
+
+def warm(folder: Path, rows: list[Interaction]) -> str:
+    """Benchmark 6: forward tokens of a retrain with 1 % new interactions, against the first."""
+    source = FeatureSource(PARAMS, at(folder))
+    new = max(len(rows) // 101, 1)
+    cold, again = source.fill(rows[:-new]), source.fill(rows)
+    share = again.forward_tokens / cold.forward_tokens
+    return (
+        f"{cold.rows} interactions: {cold.forward_tokens:,} tokens run; {again.rows} new ones: "
+        f"{again.forward_tokens:,}, {share:.2%} of that"
+    )
+
+
+def workers(folder: Path, rows: list[Interaction], counts: Iterable[int]) -> Iterator[str]:
+    """Benchmark 7: the same shards by one worker and by several, one thread each."""
+    from tasks.fan_out.on_dask import DaskRunner
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    first = 0.0
+    for count in counts:
+        settings = at(folder / f"workers-{count}", workers=count)
+        source, runner = FeatureSource(PARAMS, settings), DaskRunner(settings)
+        source.fill(rows[: 64 * count], runner=runner)  # every worker loads the model before the clock starts
+        start = time.perf_counter()
+        source.fill(rows[128:], runner=runner)
+        took = time.perf_counter() - start
+        runner.close()
+        first = first or took
+        yield f"| {count} | {took:.1f} | {first / took:.2f} |"
+
+
+def sizes(folder: Path, rows: list[Row], counts: Iterable[int], width: int) -> Iterator[str]:
+    """Benchmark 7: what an interaction costs but for the base model, in CPU time."""
+    for count in counts:
+        settings = at(folder / f"rows-{count}")
+        rounds = range(count // len(rows) + 1)
+        many = interactions(Row(row.contexts, f"{row.question} ({n})", row.answer) for n in rounds for row in rows)
+        source, table = FeatureSource(PARAMS, settings), folder / "table.safetensors"
+        start = time.process_time()
+        source.fill(many[:count], runner=Drawn(settings, width))
+        source.save(many[:count], table)
+        yield f"| {count:,} | {1000 * (time.process_time() - start) / count:.2f} |"
+        table.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
+    parser.add_argument("--squad", type=Path, default=SQUAD)
+    parser.add_argument("--rows", type=int, default=505, help="interactions that the base model really reads")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 10_000, 100_000])
+    parser.add_argument("--width", type=int, default=576, help="of the states that are drawn")
+    asked = parser.parse_args()
+    rows = repeated(asked.squad, asked.rows, questions=1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        print(warm(folder / "warm", interactions(rows)), flush=True)
+        print("\n| workers, one thread each | s | times one |\n| --: | --: | --: |", flush=True)
+        for line in workers(folder, interactions(rows), (1, 2)):
+            print(line, flush=True)
+        print("\n| interactions | CPU ms for each, the base model left out |\n| --: | --: |", flush=True)
+        for line in sizes(folder, unrelated(asked.squad, 64), asked.sizes, asked.width):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
