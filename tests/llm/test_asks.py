@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from abstain.errors import AbstainError
-from abstain.llm import decode, engine, vocabulary
+from abstain.llm import engine, vocabulary
 from abstain.llm.asks import NLL, Choices, Generate, Request, States, relevant
 from abstain.llm.decode import Generated
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, load_layout
 from abstain.llm.loading import LoadedModel
+from abstain.llm.stepper import Stepper
 from abstain.llm.tokens import encode_pass
 
 from .builders import WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
@@ -238,18 +239,89 @@ def test_an_empty_pass_is_refused_by_name() -> None:
 
 def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    honest = decode._Decoding._step
+    honest = Stepper.read
 
-    def watched(self: Any) -> Tensor:
-        widths.append(len(self.rows))
-        return honest(self)
+    def watched(self: Stepper, tokens: Any, taps: Any) -> Any:
+        widths.append(len(tokens))
+        return honest(self, tokens, taps)
 
-    monkeypatch.setattr(decode._Decoding, "_step", watched)
+    monkeypatch.setattr(Stepper, "read", watched)
     prompts = {f"{n}": tiny_pass(context="c" * n)[PROMPT] for n in range(4)}
     asks = {key: Generate(2 if key != "0" else 9) for key in prompts}
     found = dict(Engine(shared_model(), 4096).run({k: Request(p, asks[k], k) for k, p in prompts.items()}))
     assert widths[0] == 4 and widths[-1] == 1
     assert [len(found[key][0].tokens) for key in sorted(found)] == [9, 2, 2, 2]
+
+
+def every_answer(loaded: LoadedModel, prompt: Pass, tokens: list[int], most: int) -> dict[tuple[int, ...], float]:
+    """Mean log-probability of all answers of at most `most` of `tokens`, ended by EOS or by the limit."""
+    ids, eos = encode_pass(loaded.tokenizer, prompt).ids, loaded.tokenizer.eos_token_id
+    found: dict[tuple[int, ...], float] = {}
+    grow: list[tuple[tuple[int, ...], list[float]]] = [((), [])]
+    while grow:
+        answer, log_probs = grow.pop()
+        log_p = log_probabilities(loaded, [*ids, *answer])[-1]
+        found[answer, True] = (sum(log_probs) + float(log_p[eos])) / (len(log_probs) + 1)  # type: ignore[index]
+        for token in tokens:
+            longer, of_longer = (*answer, token), [*log_probs, float(log_p[token])]
+            if len(longer) == most:
+                found[longer, False] = sum(of_longer) / most  # type: ignore[index]
+            else:
+                grow.append((longer, of_longer))
+    return found
+
+
+def test_a_wide_beam_finds_the_likeliest_answer_that_contains_a_text() -> None:
+    """Against all answers there are, of a model whose vocabulary is cut to five tokens by its logits."""
+    loaded = tiny_model(seed=5)
+    letters = [loaded.tokenizer.encode(letter)[0] for letter in "abcd"]
+    allowed = [*letters, loaded.tokenizer.eos_token_id]
+    head = loaded.model.get_output_embeddings()
+    off = torch.full((300,), -1e4)
+    off[allowed] = 0.0
+    head.register_forward_hook(lambda _m, _i, out: out + off)
+    prompt = tiny_pass()[PROMPT]
+    answers = every_answer(loaded, prompt, letters, 3)
+    wanted = tuple(loaded.tokenizer.encode("cd"))
+    for contains in ((), ("cd",), ("da", "cd")):
+        phrases = [tuple(loaded.tokenizer.encode(text)) for text in contains]
+        fits = {
+            key: score
+            for key, score in answers.items()
+            if not phrases or any(key[0][n : n + 2] == phrase for phrase in phrases for n in (0, 1))  # type: ignore[index]
+        }
+        best = max(fits, key=fits.__getitem__)
+        (found,) = run(loaded, Generate(3, beams=200, contains=contains), {"a": prompt})["a"]
+        assert (found.tokens, found.ended) == best
+        assert float(found.log_probs.mean()) == pytest.approx(fits[best], abs=1e-4)
+    narrow = run(loaded, Generate(3, beams=4, contains=("cd",), samples=3), {"a": prompt})["a"]
+    assert 1 <= len(narrow) <= 3
+    assert all(wanted in (one.tokens[:2], one.tokens[1:3]) for one in narrow)
+    scores = [float(one.log_probs.mean()) for one in narrow]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_beams_share_a_prompt_with_other_asks(packed: bool) -> None:
+    prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
+    asks = {"beam": Generate(4, beams=3), "greedy": Generate(4), "one": Generate(4, beams=1)}
+    found: Any = dict(engine.run({key: Request(prompt, ask, key) for key, ask in asks.items()}))
+    assert found["one"][0].tokens == found["greedy"][0].tokens
+    assert float(found["beam"][0].log_probs.mean()) >= float(found["greedy"][0].log_probs.mean()) - 1e-5
+
+
+def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
+    with pytest.raises(AbstainError, match="has more tokens than the 3 of an answer: allow more"):
+        run(shared_model(), Generate(3, beams=2, contains=("concept",)), {"a": tiny_pass()[PROMPT]})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"contains": ("a",)}, {"beams": 2, "temperature": 1.0}, {"beams": 2, "states": States(1)}, {"samples": 2}],
+)
+def test_asks_that_contradict_themselves_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="beam"):
+        Generate(**wrong)
 
 
 REAL = [

@@ -51,11 +51,13 @@ class Choices:
 
 @dataclass(frozen=True)
 class Generate:
-    """An answer that continues the pass: greedy, or sampled where `temperature` > 0, ended by EOS or the limit.
+    """An answer that continues the pass, ended by EOS or by `max_new_tokens`.
 
-    `temperature` and `top_p` shape the distribution that is sampled; `samples` answers are drawn for a pass, under
-    `seed`. With `states`, the hidden states of the answer's tokens and of the EOS after it are kept on the way.
-    Result: a list of `samples` `Generated`.
+    Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
+    answers are drawn for a pass, under `seed`. With `beams` the `samples` best of a beam search, which contain one of
+    the texts of `contains` where there are any (beams.py). With `states`, the hidden states of the answer's tokens
+    and of the EOS after it are kept on the way; a beam search keeps none.
+    Result: a list of at most `samples` `Generated`.
     """
 
     max_new_tokens: int = 48
@@ -63,7 +65,17 @@ class Generate:
     top_p: float = 1.0
     samples: int = 1
     seed: int = 0
+    beams: int = 0
+    contains: tuple[str, ...] = ()
     states: States | None = None
+
+    def __post_init__(self) -> None:
+        if self.contains and not self.beams:
+            raise ValueError("only a beam search can be made to contain a text: set `beams`")
+        if self.beams and (self.states or self.temperature):
+            raise ValueError("a beam search neither samples nor keeps states")
+        if self.samples > max(self.beams, 1) and not self.temperature:
+            raise ValueError("several answers need a `temperature`, or as many `beams`")
 
 
 Ask = States | NLL | Choices | Generate

@@ -11,19 +11,17 @@ Two decisions:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from transformers import DynamicCache
 
 from abstain.errors import AbstainError
 from abstain.llm.asks import Generate
 from abstain.llm.attention import KeysValues
+from abstain.llm.beams import search
 from abstain.llm.decoder import Decoder, Tap
+from abstain.llm.stepper import Stepper
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,11 @@ class _Row:
     closing: bool = False
     done: bool = False
 
+    @property
+    def tap(self) -> Tap | None:
+        states = self.prompt.ask.states
+        return Tap(states.layer, states.site) if states else None
+
 
 def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, list[Generated]]]:
     """Yield `(key, answers)` for each prompt, in order.
@@ -76,110 +79,62 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
     rows = [
         _Row(prompt, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
         for prompt in prompts
+        if not prompt.ask.beams
         for sample in range(prompt.ask.samples)
     ]
     with torch.inference_mode():
-        _Decoding(decoder, rows, eos).run()
+        if rows:
+            _finish(decoder, rows, eos)
     for prompt in prompts:
-        yield prompt.key, [_finished(decoder, row) for row in rows if row.prompt is prompt]
+        if prompt.ask.beams:
+            with torch.inference_mode():
+                beams = search(decoder, prompt.ids, prompt.state, prompt.keys_values, prompt.ask, eos)
+            answers = [_generated(decoder, beam.tokens, beam.log_probs, []) for beam in beams]
+        else:
+            of_prompt = [row for row in rows if row.prompt is prompt]
+            answers = [_generated(decoder, row.tokens, row.log_probs, row.states) for row in of_prompt]
+        yield prompt.key, answers
 
 
-class _Decoding:
-    """The rows that are still on their way, and their shared cache, padded on the left."""
-
-    def __init__(self, decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
-        self.decoder = decoder
-        self.rows = rows
-        self.eos = eos
-        self.taps = {
-            Tap(row.prompt.ask.states.layer, row.prompt.ask.states.site) for row in rows if row.prompt.ask.states
-        }
-        width = max(len(row.prompt.ids) for row in rows)
-        lengths = torch.tensor([len(row.prompt.ids) for row in rows])
-        self.mask = (torch.arange(width) >= width - lengths[:, None]).long().to(decoder.device)
-        self.cache: Any = DynamicCache(config=decoder.config)
-        self._fill_cache(width)
-
-    def run(self) -> None:
-        """Decode until every row is done."""
-        self._choose(torch.cat([row.prompt.state for row in self.rows]))
-        while not all(row.done for row in self.rows):
-            alive = [at for at, row in enumerate(self.rows) if not row.done]
-            if 2 * len(alive) <= len(self.rows):
-                self._keep(alive)
-            self._choose(self._step())
-
-    def _fill_cache(self, width: int) -> None:
-        if any(row.prompt.keys_values is None for row in self.rows):
-            ids = torch.tensor([[0] * (width - len(row.prompt.ids)) + row.prompt.ids for row in self.rows])
-            self._forward(ids, (self.mask.cumsum(1) - 1).clamp_min(0))
-            self.decoder.count(ids.numel(), self.decoder.n_layers, ids.numel())
+def _finish(decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
+    """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
+    stepper = Stepper(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
+    final = torch.cat([row.prompt.state for row in rows])
+    while True:
+        _choose(decoder, rows, final, eos)
+        alive = [at for at, row in enumerate(rows) if not row.done]
+        if not alive:
             return
-        for layer in range(self.decoder.n_layers):
-            parts = [row.prompt.keys_values[layer] for row in self.rows if row.prompt.keys_values]
-            keys, values = (
-                torch.stack([pad(part[which], (0, 0, width - part[which].shape[1], 0)) for part in parts])
-                for which in (0, 1)
-            )
-            self.cache.update(keys, values, layer)
+        if 2 * len(alive) <= len(rows):
+            stepper.select(alive)
+            rows = [rows[at] for at in alive]
+        seen = stepper.read([row.feed for row in rows], {row.tap for row in rows if row.tap})
+        for at, row in enumerate(rows):
+            if row.tap and not row.done:
+                row.states.append(seen[row.tap][at].cpu().clone())
+        final = seen[Tap(decoder.n_layers)]
 
-    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        output = self.decoder.loaded.model.base_model(
-            input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        )
-        final: Tensor = output.last_hidden_state
-        return final
 
-    def _step(self) -> Tensor:
-        """Feed one token a row; the final states (rows, d). Rows that want states of it get them."""
-        ids = torch.tensor([[row.feed] for row in self.rows], device=self.decoder.device)
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.rows), 1)], 1)
-        seen: dict[Tap, Tensor] = {}
-        with ExitStack() as hooks:
-            for tap in self.taps - {Tap(self.decoder.n_layers)}:
-
-                def keep(_module: Any, _inputs: Any, output: Any, tap: Tap = tap) -> None:
-                    seen[tap] = output[0] if isinstance(output, tuple) else output
-
-                hooks.callback(self.decoder.site(tap).register_forward_hook(keep).remove)
-            final = self._forward(ids, self.mask.sum(1, keepdim=True) - 1)[:, -1]
-        seen[Tap(self.decoder.n_layers)] = final
-        for at, row in enumerate(self.rows):
-            ask = row.prompt.ask
-            if ask.states and not row.done:
-                row.states.append(seen[Tap(ask.states.layer, ask.states.site)][at].reshape(-1).cpu().clone())
-        self.decoder.count(len(self.rows), self.decoder.n_layers, len(self.rows))
-        return final
-
-    def _choose(self, final: Tensor) -> None:
-        """Take every row one token on, or let it end."""
-        for row in self.rows:
-            if row.closing:  # what was fed last ended it: EOS, or without states the last token
-                row.done = row.done or row.feed == self.eos
-                row.feed = row.feed if self.eos is None else self.eos
-        open_rows = [at for at, row in enumerate(self.rows) if not row.closing]
-        if not open_rows:
-            return
-        logits = self.decoder.logits(final[open_rows])
-        log_p = logits.log_softmax(-1)
-        greedy = logits.argmax(-1).tolist()
-        for number, at in enumerate(open_rows):
-            row, ask = self.rows[at], self.rows[at].prompt.ask
-            token = greedy[number] if ask.temperature == 0 else _sample(logits[number], ask, row.generator)
-            row.log_probs.append(float(log_p[number, token]))
-            row.feed = token
-            if token == self.eos:
-                row.closing, row.done = True, ask.states is None
-                continue
-            row.tokens.append(token)
-            if len(row.tokens) == ask.max_new_tokens:
-                row.closing, row.done = True, ask.states is None
-
-    def _keep(self, alive: list[int]) -> None:
-        index = torch.tensor(alive, device=self.decoder.device)
-        self.cache.batch_select_indices(index)
-        self.mask = self.mask[index]
-        self.rows = [self.rows[at] for at in alive]
+def _choose(decoder: Decoder, rows: Sequence[_Row], final: Tensor, eos: int | None) -> None:
+    """Take every row one token on, or let it end."""
+    for row in rows:
+        if row.closing:  # its last token has been read, or EOS after it
+            row.done = row.done or row.feed == eos
+            row.feed = row.feed if eos is None else eos
+    still = [at for at, row in enumerate(rows) if not row.closing]
+    if not still:
+        return
+    logits = decoder.logits(final[still])
+    log_p = logits.log_softmax(-1)
+    likeliest = logits.argmax(-1).tolist()
+    for number, at in enumerate(still):
+        row, ask = rows[at], rows[at].prompt.ask
+        row.feed = likeliest[number] if ask.temperature == 0 else _sample(logits[number], ask, row.generator)
+        row.log_probs.append(float(log_p[number, row.feed]))
+        if row.feed != eos:
+            row.tokens.append(row.feed)
+        if row.feed == eos or len(row.tokens) == ask.max_new_tokens:
+            row.closing, row.done = True, ask.states is None
 
 
 def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
@@ -190,12 +145,14 @@ def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def _finished(decoder: Decoder, row: _Row) -> Generated:
-    text: str = decoder.loaded.tokenizer.decode(row.tokens, skip_special_tokens=True)
+def _generated(
+    decoder: Decoder, tokens: Sequence[int], log_probs: Sequence[float], states: Sequence[Tensor]
+) -> Generated:
+    text: str = decoder.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True)
     return Generated(
         text=text.strip(),
-        tokens=tuple(row.tokens),
-        log_probs=torch.tensor(row.log_probs),
-        ended=len(row.log_probs) > len(row.tokens),
-        states=torch.stack(row.states) if row.states else None,
+        tokens=tuple(tokens),
+        log_probs=torch.tensor(log_probs),
+        ended=len(log_probs) > len(tokens),
+        states=torch.stack(list(states)) if states else None,
     )

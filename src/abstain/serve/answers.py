@@ -7,7 +7,7 @@ answer, unless its text is split into other tokens than it was written in: then 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def answer(scorer: Scorer, questions: Sequence[Question], ask: Generate) -> list
     `AbstainError` for states that are not finite, naming the row.
     """
     source = scorer.source
-    asked = Generate(ask.max_new_tokens, ask.temperature, ask.top_p, 1, ask.seed, source.ask)
+    asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
     requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared)}
     found = {int(key): result[0] for key, result in source.engine().run(requests) if isinstance(result, list)}
