@@ -45,6 +45,7 @@ QUESTION = Segment(
     "\n<|im_start|>user\nIs the provided Response correct? Answer only Yes or No.<|im_end|>\n<|im_start|>assistant\n",
     literal=True,
 )
+EXACT_ROWS = 4
 YES_NO = ("Yes", "No")
 POLYGRAPH_BATCHES = (1, 2, 4, 8, 16)
 
@@ -82,7 +83,9 @@ def probe_only(loaded: LoadedModel, rows: Sequence[Row], what: str, repeats: int
     return Measured(what, f"naive loop, {str(loaded.model.dtype).removeprefix('torch.')}", other, own, ratio, note)
 
 
-def all_asks(loaded: LoadedModel, rows: Sequence[Row], repeats: int, batch_tokens: int) -> Measured:
+def all_asks(
+    loaded: LoadedModel, single: LoadedModel, rows: Sequence[Row], repeats: int, batch_tokens: int
+) -> Measured:
     """Benchmark 3: what methods 1 to 3 ask for, together, against one method after the other."""
     normal = [row.pass_(layout()) for row in rows]
     bare = [row.pass_(layout(), with_context=False) for row in rows]
@@ -108,21 +111,18 @@ def all_asks(loaded: LoadedModel, rows: Sequence[Row], repeats: int, batch_token
 
     engine = Engine(loaded, batch_tokens)
     found: dict[str, Any] = dict(engine.run(requests()))
-    states, normals, bares, yes = one_by_one()
+    states, normals, *_ = one_by_one()
     agreement = _agree(states, [found[f"states {at}"] for at in range(len(rows))])
-    off = max(
-        float((found[f"{kind} {name} {at}"] - expected[at][name]).nan_to_num().abs().mean())
-        for kind, expected in (("N", normals), ("B", bares))
-        for at in range(len(rows))
-        for name in expected[at]
-    )
-    off_yes = max(float((found[f"yes {at}"][:, 0] - yes[at]).abs().max()) for at in range(len(rows)))
-    assert off < 0.1 and off_yes < 0.05, (off, off_yes)
+    # bfloat16 rounds logits to an eighth: both sides are held against float32, and not against each other.
+    exact = naive.nll(single, normal[:EXACT_ROWS], SEGMENTS)
+    theirs = _mean_difference(exact, normals)
+    ours = _mean_difference(exact, [{name: found[f"N {name} {at}"] for name in SEGMENTS} for at in range(EXACT_ROWS)])
+    assert ours < 1.5 * theirs + 0.01, (ours, theirs)
     work = copy.deepcopy(engine.work)
     other, own, ratio = in_turns(one_by_one, lambda: list(engine.run(requests())), repeats)
     note = (
         f"{work.forward_tokens:,} tokens run, {work.vocabulary_rows:,} projected; states {agreement}; "
-        f"NLLs within {off:.3f} nats, p(Yes) within {off_yes:.3f}"
+        f"NLLs off from float32 by {ours:.3f} nats on average, the loop's by {theirs:.3f}"
     )
     return Measured("states, NLLs under N_c and B_c, Yes-score", "method by method", other, own, ratio, note)
 
@@ -176,6 +176,12 @@ def _difference_to(file: Path, found: dict[str, Any]) -> float:
     return float(np.abs(theirs["logprob"] - np.array(own)).max())
 
 
+def _mean_difference(exact: Sequence[dict[str, Tensor]], found: Sequence[dict[str, Tensor]]) -> float:
+    """Mean absolute difference of all NLLs of the rows of `exact`, in nats."""
+    pairs = [(row[name][:, 0], found[at][name][:, 0]) for at, row in enumerate(exact) for name in row]
+    return float(torch.cat([one - other for one, other in pairs]).abs().nanmean())
+
+
 def _agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
     """How equal two lists of states are; AssertionError where they are not equal enough to compare times."""
     if expected[0].dtype == torch.float32:
@@ -207,7 +213,7 @@ def main() -> None:
     for measured in (
         lambda: probe_only(half, apart, "states, unrelated prompts", asked.repeats, tokens),
         lambda: probe_only(half, shared, "states, five questions a context", asked.repeats, tokens),
-        lambda: all_asks(half, apart[: max(asked.rows // 2, 1)], asked.repeats, tokens),
+        lambda: all_asks(half, single, apart[: max(asked.rows // 2, 1)], asked.repeats, tokens),
         lambda: probe_only(single, apart, "states, unrelated prompts", 1, tokens),
         lambda: across_dtypes(half, single, apart, tokens),
         *([lambda: against_polygraph(asked.polygraph, half, apart, asked.repeats, tokens)] if asked.polygraph else []),

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
-from abstain.features import extract, work
-from abstain.features.extract import FeatureSource, Prepared, Refused
+from abstain.features import rows, work
+from abstain.features.extract import FeatureSource, Prepared, Refused, chunk_nll
 from abstain.features.table import StateTable
-from abstain.features.work import LocalRunner, engine_for
-from abstain.llm.asks import Request, States
+from abstain.features.work import LocalRunner
+from abstain.llm.asks import NLL, Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
 from abstain.params import LLMParams
@@ -39,12 +39,7 @@ def source(model: Path, tmp_path: Path) -> FeatureSource:
 def engine(source: FeatureSource) -> Engine:
     """The engine that this process runs for `source`: its `work` says what was really computed."""
     work._engine.cache_clear()
-    return engine_of(source)
-
-
-def engine_of(source: FeatureSource) -> Engine:
-    shard = source._work([])
-    return engine_for(shard.model, shard.revision, shard.dtype, source.settings)
+    return source.engine()
 
 
 def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
@@ -130,11 +125,11 @@ def test_the_model_is_not_even_loaded_where_nothing_is_missing(
 def test_answers_about_the_same_chunks_are_computed_together(source: FeatureSource) -> None:
     """Whatever their order: the context that five questions share is run once."""
     chunks = [Context(chunk_id=f"doc#{n}", text=f"{n} is described here at some length. " * 4) for n in range(3)]
-    rows = [
+    asked = [
         interaction(n).model_copy(update={"contexts": (chunks[n % 3],), "question": f"Question {n}?"})
         for n in range(15)
     ]
-    cost = source.fill(rows)
+    cost = source.fill(asked)
     assert cost.forward_tokens < 0.5 * cost.pass_tokens
 
 
@@ -146,8 +141,7 @@ def test_equal_text_is_computed_once_whatever_its_id_and_its_time(source: Featur
 
 
 def test_different_texts_under_one_id_each_get_their_own_states(source: FeatureSource) -> None:
-    rows = [interaction(1, "Yes.", key="same"), interaction(1, "No, never.", key="same")]
-    yes, no = states_of(source, rows)
+    yes, no = states_of(source, [interaction(1, "Yes.", key="same"), interaction(1, "No, never.", key="same")])
     assert (len(yes), len(no)) == (len("Yes.") + 1, len("No, never.") + 1)
 
 
@@ -173,7 +167,7 @@ def test_another_dtype_and_other_weights_are_other_rows(source: FeatureSource, t
 def test_a_run_that_dies_keeps_its_whole_shards(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extract, "SHARD_ROWS", 4)
+    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
 
     def die(done: int, total: int) -> None:
         if done == 8:
@@ -187,7 +181,7 @@ def test_a_run_that_dies_keeps_its_whole_shards(
 
 
 def test_progress_goes_from_nothing_to_all(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extract, "SHARD_ROWS", 4)
+    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
     seen: list[tuple[int, int]] = []
     source.fill(ROWS, lambda done, total: seen.append((done, total)))
     assert seen == [(0, 9), (4, 9), (8, 9), (9, 9)]
@@ -196,7 +190,7 @@ def test_progress_goes_from_nothing_to_all(source: FeatureSource, monkeypatch: p
 def test_a_damaged_shard_is_set_aside_and_computed_again(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extract, "SHARD_ROWS", 4)
+    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
     expected = states_of(source, ROWS)
     shard = sorted(Path(source.settings.features).rglob("*.safetensors"))[0]
     content = bytearray(shard.read_bytes())
@@ -266,3 +260,31 @@ def test_another_revision_than_the_shards_is_refused(source: FeatureSource) -> N
     (shard,) = source.shards(ROWS[:1])
     with pytest.raises(AbstainError, match="the shard wants tiny-bank@0000, but this machine has tiny-bank@"):
         list(LocalRunner(source.settings).run([replace(shard, revision="tiny-bank@0000")]))
+
+
+def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
+    source: FeatureSource, engine: Engine
+) -> None:
+    texts = [f"Chunk {n} says something." for n in range(4)]
+    first = dict(source.rows.read(chunk_nll([texts[0], texts[1], texts[0]])))
+    assert engine.work.passes == 2
+    torch.testing.assert_close(first[0], first[2], equal_nan=True, rtol=0, atol=0)
+    again = dict(source.rows.read(chunk_nll(texts)))
+    assert engine.work.passes == 4
+    ids = engine.loaded.tokenizer.encode(texts[3])
+    with torch.inference_mode():
+        log_p = engine.loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    torch.testing.assert_close(again[3][1:, 0], expected, atol=1e-4, rtol=0)
+
+
+def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: FeatureSource) -> None:
+    prepared = [p.request for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
+    asked = [replace(request, ask=ask) for request in prepared for ask in (States(1), States(3), NLL(("answer",)))]
+    cost = source.rows.fill(asked)
+    assert cost.rows == 3 * len(ROWS)
+    assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
+    assert len(list(Path(source.settings.features).glob("*/*.safetensors"))) == 3
+    found = dict(source.rows.read(asked))
+    assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
+    assert found[0].dtype == torch.float32 and found[2].shape[1] == 2

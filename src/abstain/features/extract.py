@@ -1,41 +1,31 @@
-"""From interactions to the probe's input: compute what the cache lacks, read the rest.
+"""From interactions to the probe's input, and from chunks of the knowledge base to what depends on them alone.
 
-Two decisions:
-
-* Interactions are cut into shards in the order of their contexts, so that answers about the same chunks are computed
-  together and what they share is computed once.
-* A prompt that does not fit the base model's window is refused, or loses its lowest-ranked chunks, as `llm.too_long`
-  says, before its key is made: the cache holds what was really read.
+A prompt that does not fit the base model's window is refused, or loses its lowest-ranked chunks, as `llm.too_long`
+says, before its key is made: the cache holds what was really read.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from abstain.contracts import Interaction, Question
-from abstain.errors import AbstainError
 from abstain.features.cache import FeatureCache, Space
+from abstain.features.rows import Progress, RowSource
 from abstain.features.table import write_table
-from abstain.features.work import SHARD_ROWS, Done, LocalRunner, ShardRunner, ShardWork, engine_for, row_key
-from abstain.llm.asks import Ask, Generate, Request, States
+from abstain.features.work import Done, ShardRunner, ShardWork, row_key
+from abstain.llm.asks import NLL, Ask, Generate, Request, States
 from abstain.llm.engine import Engine
-from abstain.llm.layout import Layout, Pass, load_layout
-from abstain.llm.loading import choose_device, choose_dtype, resolve
+from abstain.llm.layout import Layout, Pass, Segment, load_layout
+from abstain.llm.loading import resolve
 from abstain.llm.window import Window
 from abstain.params import LLMParams
 from abstain.settings import Settings
-
-ATTEMPTS = 3
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,10 @@ class FeatureSource:
         return States(self.params.layer, self.params.site)
 
     @cached_property
+    def rows(self) -> RowSource:
+        return RowSource(self.params.model, self.settings)
+
+    @cached_property
     def _layout(self) -> Layout:
         return load_layout(self.params.layout)
 
@@ -75,14 +69,15 @@ class FeatureSource:
     @cached_property
     def _reader(self) -> FeatureCache:
         """For a service that asks often: what was there when it first asked is enough."""
-        return self.cache()
+        return self.rows.cache(self.ask)
 
     def space(self) -> Space:
         """The cache space of these parameters. Raises `AbstainError` where the base model is not to be found."""
-        return self._work([]).space(self.ask)
+        return self.rows.space(self.ask)
 
-    def cache(self) -> FeatureCache:
-        return FeatureCache(self.settings.features, self.space())
+    def engine(self) -> Engine:
+        """The base model, loaded once a process."""
+        return self.rows.engine()
 
     def prepare(self, interaction: Interaction) -> Prepared | Refused:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window as `llm.too_long` says."""
@@ -92,15 +87,6 @@ class FeatureSource:
         """The pass of a question that is still to be answered, cut so that the answer fits the window too."""
         return self._fit(question, None, ask, ask.max_new_tokens + 1)
 
-    def _fit(self, asked: Question | Interaction, answer: str | None, ask: Ask, more: int) -> Prepared | Refused:
-        texts = [context.text for context in asked.contexts]
-        for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
-            pass_ = self._layout.render(asked.question, texts[: len(texts) - dropped], answer)
-            excess = self._window.excess(pass_, more)
-            if not excess:
-                return Prepared(Request(pass_, ask, f"interaction {asked.interaction_id}"), dropped)
-        return Refused(excess)
-
     def continued(self, prompt: Pass, answer: str) -> Pass:
         """`prompt` with an answer, and what the layout puts after it."""
         whole = self._layout.render("", [], answer)
@@ -108,21 +94,15 @@ class FeatureSource:
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
         """The cache key of every interaction; None for one that is refused."""
-        return [row_key(p.request) if isinstance(p, Prepared) else None for p in map(self.prepare, interactions)]
+        return [row_key(request) if request else None for request in _Asked(self, interactions)]
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
         """How many different rows of `interactions` would need a forward pass."""
-        return len(self.cache().missing(key for key in self.keys(interactions) if key))
+        return self.rows.missing(_Asked(self, interactions))
 
     def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardWork]:
-        """What the cache lacks of `interactions`, cut into shards; passes are rendered as they are needed."""
-        keys = self.keys(interactions)
-        missing = set(self.cache().missing(key for key in keys if key))
-        first = {key: at for at, key in reversed(list(enumerate(keys))) if key in missing}
-        order = sorted(first.values(), key=lambda at: _place(interactions[at]))
-        requests = (p.request for at in order if isinstance(p := self.prepare(interactions[at]), Prepared))
-        while some := list(islice(requests, SHARD_ROWS)):
-            yield self._work(some)
+        """What the cache lacks of `interactions`, cut into shards."""
+        return self.rows.shards(_Asked(self, interactions))
 
     def fill(
         self,
@@ -130,45 +110,16 @@ class FeatureSource:
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> Done:
-        """Compute what the cache lacks of `interactions`, and what that cost.
-
-        Shards are written as they are done: a run that is killed repeats those that were under way. The base model is
-        not even loaded where nothing is missing.
-        """
-        total = self.missing(interactions)
-        cost = Done(0, 0, 0)
-        if total:
-            progress(0, total)
-            for done in (runner or LocalRunner(self.settings)).run(self.shards(interactions)):
-                cost += done
-                progress(cost.rows, total)
-        return cost
+        """Compute what the cache lacks of `interactions`, and what that cost: as `RowSource.fill`."""
+        return self.rows.fill(_Asked(self, interactions), progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
-        """`(index, S_in)` of every interaction that is not refused (eq. 5): states of answer and EOS, (L + 1, d).
-
-        In the order in which they lie in the cache; what is missing, or turns out to be damaged, is computed first.
-        """
-        places: defaultdict[str, list[int]] = defaultdict(list)
-        for at, key in enumerate(self.keys(interactions)):
-            if key:
-                places[key].append(at)
-        for _ in range(ATTEMPTS):
-            if not places:
-                return
-            self.fill([interactions[at[0]] for at in places.values()])
-            for key, row in self.cache().read(list(places)):
-                for at in places.pop(key):
-                    yield at, row
-        if places:
-            raise AbstainError(
-                f"{len(places)} rows of {self.settings.features} were damaged again after they had been computed anew: "
-                "check that disk, or set ABSTAIN_FEATURES to another"
-            )
+        """`(index, S_in)` of every interaction that is not refused (eq. 5): states of answer and EOS, (L + 1, d)."""
+        return self.rows.read(_Asked(self, interactions))
 
     def save(self, interactions: Sequence[Interaction], file: Path) -> None:
         """Write the states of `interactions` to `file` (table.py), in order; of a refused one, none."""
-        cache = self.cache()
+        cache = self.rows.cache(self.ask)
         kind = cache.width_dtype()
         assert kind is not None, "fill first"
         lengths = np.zeros(len(interactions), np.int64)
@@ -185,19 +136,34 @@ class FeatureSource:
             rows |= {key: row for key, row in self.engine().run(lacking) if isinstance(row, Tensor)}
         return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
 
-    def engine(self) -> Engine:
-        """The base model, loaded once a process."""
-        work = self._work([])
-        return engine_for(work.model, work.revision, work.dtype, self.settings)
-
-    def _work(self, requests: Sequence[Request]) -> ShardWork:
-        return ShardWork(
-            model=self.params.model,
-            revision=str(resolve(self.params.model, self.settings)),
-            dtype=str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch."),
-            requests=tuple(requests),
-        )
+    def _fit(self, asked: Question | Interaction, answer: str | None, ask: Ask, more: int) -> Prepared | Refused:
+        texts = [context.text for context in asked.contexts]
+        for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
+            pass_ = self._layout.render(asked.question, texts[: len(texts) - dropped], answer)
+            excess = self._window.excess(pass_, more)
+            if not excess:
+                return Prepared(Request(pass_, ask, f"interaction {asked.interaction_id}"), dropped)
+        return Refused(excess)
 
 
-def _place(interaction: Interaction) -> tuple[tuple[str, ...], str, str]:
-    return tuple(context.text for context in interaction.contexts), interaction.question, interaction.answer
+class _Asked(Sequence[Request | None]):
+    """The requests of interactions, made when they are looked at; None for a refused one."""
+
+    def __init__(self, source: FeatureSource, interactions: Sequence[Interaction]) -> None:
+        self._source, self._interactions = source, interactions
+
+    def __len__(self) -> int:
+        return len(self._interactions)
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        prepared = self._source.prepare(self._interactions[at])
+        return prepared.request if isinstance(prepared, Prepared) else None
+
+
+def chunk_nll(texts: Sequence[str]) -> list[Request]:
+    """What depends on a chunk alone: NLL and entropy of its tokens, read by themselves.
+
+    No layout is in such a pass, so its row is found by the chunk's text, in whatever context and for whatever
+    question the chunk was retrieved: `RowSource(model, settings).read(chunk_nll(texts))` computes a chunk once.
+    """
+    return [Request((Segment("chunk", text),), NLL(("chunk",)), f"chunk {text[:40]!r}") for text in texts]
