@@ -32,18 +32,17 @@ def stats() -> None:
     if not found:
         console.print(f"{root} holds no features yet")
         return
-    table = Table("space", "model", "dtype", "asked", "engine", "rows", "shards", "size", "last written")
     for one in found:
         space = one.space
-        table.add_row(
-            one.digest,
-            *((space.model, space.dtype, space.ask, space.engine) if space else ("(unreadable)", "", "", "")),
-            f"{one.distinct}" + (f" (+{one.rows - one.distinct} twice)" if one.rows > one.distinct else ""),
-            f"{one.shards}" + (f" ({one.unreadable} unreadable)" if one.unreadable else ""),
-            _size(one.bytes),
-            f"{one.written:%Y-%m-%d %H:%M}",
+        what = f"{space.ask} of {space.model}, {space.dtype}, engine {space.engine}" if space else "unreadable"
+        twice = f" ({one.rows - one.distinct} twice)" if one.rows > one.distinct else ""
+        unreadable = f" ({one.unreadable} unreadable)" if one.unreadable else ""
+        console.print(f"{one.digest}  {what}", soft_wrap=True)
+        console.print(
+            f"    {one.distinct:,} rows{twice} in {one.shards:,} shards{unreadable}, {_size(one.bytes)}, "
+            f"last written {one.written:%Y-%m-%d %H:%M} UTC",
+            soft_wrap=True,
         )
-    console.print(table)
     console.print(f"{_size(sum(one.bytes for one in found))} in {root}")
 
 
