@@ -12,7 +12,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint types contracts up down lock clean
+.PHONY: help setup demo test test-fast lint types contracts up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_P
 
 down: setup ## stop them
 	@$(BIN)/python -m tasks.server down
+
+worker: setup ## a worker for ABSTAIN_RUNNER=prefect, one for each GPU: CUDA_VISIBLE_DEVICES=0 make worker
+	@$(BIN)/python -m tasks.server worker
 
 lock: setup ## write requirements.lock anew from requirements.in
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header --no-annotate \

@@ -6,16 +6,22 @@ abstain retrain            or, from the Prefect UI: deployment retrain/nightly
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from prefect import flow
 from prefect.futures import PrefectFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from abstain.settings import load_settings
+from tasks.fan_out.stage import STEP, fan_out
 from tasks.pipeline import StageResult, read_graph, run_stage
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts
 from tasks.record import commit, push
 from tasks.workspace import Workspace, open_workspace
+
+FANNED_OUT = "features"
+"""The stage whose work `ABSTAIN_RUNNER` may give to other processes before it starts."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,19 @@ def retrain(promote: bool = True, new_holdout: str | None = None) -> Retrained:
 
 
 def run_dag(workspace: Workspace) -> list[StageResult]:
-    """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised."""
-    futures: dict[str, PrefectFuture[StageResult]] = {}
-    for stage, waits_for in read_graph(workspace).items():
+    """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised.
+
+    Where other processes compute features, they do so before the stage that finds them in the cache then.
+    """
+    graph = read_graph(workspace)
+    futures: dict[str, PrefectFuture[Any]] = {}
+    for stage, waits_for in graph.items():
         upstream = [futures[up] for up in waits_for]
+        if stage == FANNED_OUT and load_settings().runner != "local":
+            futures[STEP] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
+            upstream = [*upstream, futures[STEP]]
         futures[stage] = run_stage.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
     wait(list(futures.values()))
     for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running
         future.state.result()
-    return [future.result() for future in futures.values()]
+    return [futures[stage].result() for stage in graph]

@@ -13,11 +13,12 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
+from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.feedback.dataset import training_table
 from abstain.feedback.store import read_dataset
-from abstain.params import load_params
+from abstain.params import Params, load_params
 from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.shell import run
@@ -113,11 +114,16 @@ def make_plan(workspace: Workspace) -> Plan:
     for name, ups in graph.items():
         after = [f"after {up}" for up in sorted(ups) if stale[up]]
         stale[name] = changed.get(name, []) + after
+    params, rows = read_labelled(workspace)
+    return Plan(stale, len(rows), FeatureSource(params.llm, load_settings()).missing(rows))
+
+
+def read_labelled(workspace: Workspace) -> tuple[Params, list[Interaction]]:
+    """The workspace's parameters, and the interactions that have a label under them: the rows of stage `dataset`."""
     params = load_params(workspace.path / paths.PARAMS)
     data = read_dataset(workspace.path / paths.DATA)
     labelled = set(training_table(data, params.labels, params.split)[0]["interaction_id"])
-    rows = [row for row in data.interactions if row.interaction_id in labelled]
-    return Plan(stale, len(rows), FeatureSource(params.llm, load_settings()).missing(rows))
+    return params, [row for row in data.interactions if row.interaction_id in labelled]
 
 
 def _reasons(entries: list[object]) -> list[str]:

@@ -2,6 +2,7 @@
 
 python -m tasks.server up      server with UI, worker and deployments, in the background (`make up`)
 python -m tasks.server down    stop them, and what they are running (`make down`)
+python -m tasks.server worker  in the foreground: a worker that computes features (`make worker`)
 
 Both servers keep the same SQLite database, `$ABSTAIN_HOME/prefect/prefect.db`, so every past run is listed in the UI.
 `server.pid` and `worker.pid` are locked by the process that they name, for as long as it lives: a file that a
@@ -40,6 +41,7 @@ PORT = os.environ.get("ABSTAIN_UI_PORT", "4200")
 UI = f"http://{HOST}:{PORT}"
 HEALTH = "/api/health"
 POOL = "local"
+GPU_POOL = "gpu"
 START_SECONDS = 120
 STOP_SECONDS = 20
 
@@ -123,6 +125,21 @@ def down() -> None:
     print(f"stopped: {' and '.join(stopped)}" if stopped else "nothing is up")
 
 
+def worker() -> None:
+    """Become a worker of the pool of those that compute features: one flow run at a time, until it is stopped.
+
+    It joins the server at `PREFECT_API_URL`, else that of `make up`. Raises `AbstainError` where there is none.
+    """
+    if "PREFECT_API_URL" not in os.environ:
+        address = running_server()
+        if address is None:
+            raise AbstainError("no server is up: run `make up` first, or set PREFECT_API_URL to your team's server")
+        _report_to(address)
+    env = environment(project_root())
+    command = ["prefect", "worker", "start", "--pool", GPU_POOL, "--type", "process", "--limit", "1"]
+    os.execvpe(Path(sys.executable).parent / command[0], command, env)
+
+
 def _start_server(root: Path) -> str:
     print("starting the Prefect server ...", end=" ", flush=True)
     began = time.monotonic()
@@ -142,6 +159,8 @@ def _start_worker(root: Path, address: str) -> None:
     command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
     process = _spawn("worker", command, root)
     _wait_for(f"{address}/api/work_pools/{POOL}", process, "worker")
+    if not _answers(f"{address}/api/work_pools/{GPU_POOL}"):  # the first `make worker` completes it
+        _post(f"{address}/api/work_pools/", {"name": GPU_POOL, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     print(f"done after {time.monotonic() - began:.0f} s")
 
@@ -325,7 +344,7 @@ def _log(name: str) -> Path:
 
 
 def main() -> None:
-    """Entry point of `make up`, `make down` and the temporary server."""
+    """Entry point of `make up`, `make down`, `make worker` and the temporary server."""
     try:
         prepare_environment()
         match sys.argv[1:]:
@@ -333,10 +352,12 @@ def main() -> None:
                 up()
             case ["down"]:
                 down()
+            case ["worker"]:
+                worker()
             case ["child", port]:
                 _serve_child(int(port))
             case _:
-                raise AbstainError("run `python -m tasks.server up` or `python -m tasks.server down`")
+                raise AbstainError("run `python -m tasks.server up`, `down` or `worker`")
     except AbstainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

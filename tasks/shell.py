@@ -34,7 +34,10 @@ def environment(cwd: Path) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     env["PYTHONPATH"] = os.pathsep.join([str(cwd / "src"), str(cwd)])
     env["PYTHONUNBUFFERED"] = "1"
-    env["ABSTAIN_HOME"] = str(load_settings().home.resolve())
+    settings = load_settings()
+    env["ABSTAIN_HOME"] = str(settings.home.resolve())
+    if settings.features_url:
+        env["ABSTAIN_FEATURES"] = settings.features
     # A person's own settings may sign, or refuse to merge: no run has a passphrase, or an editor.
     own = {"commit.gpgsign": "false", "tag.gpgsign": "false", "merge.ff": "true", "core.editor": "true"}
     env["GIT_CONFIG_COUNT"] = str(len(own))

@@ -19,6 +19,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_defaults_need_no_environment_and_make_no_folders(tmp_path: Path) -> None:
     settings = load_settings()
     assert (settings.device, settings.dtype, settings.batch_tokens, settings.origin) == ("auto", "auto", 2048, None)
+    assert (settings.runner, settings.workers, settings.dask_scheduler) == ("local", 1, None)
     assert settings.models == tmp_path / ".abstain" / "models"
     assert settings.features == str(tmp_path / ".abstain" / "features")
     assert list(tmp_path.iterdir()) == []
@@ -51,7 +52,15 @@ def test_features_lie_in_a_folder_or_at_a_url(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("BATCH_TOKENS", "0"), ("BATCH_TOKENS", "many"), ("DTYPE", "float16"), ("DTYPE", "")]
+    ("name", "value"),
+    [
+        ("BATCH_TOKENS", "0"),
+        ("BATCH_TOKENS", "many"),
+        ("DTYPE", "float16"),
+        ("DTYPE", ""),
+        ("RUNNER", "ray"),
+        ("WORKERS", "0"),
+    ],
 )
 def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"ABSTAIN_{name}", value)

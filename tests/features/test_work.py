@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_a_name_is_that_of_the_content(one: ShardWork, other: ShardWork) -> None
 
 
 def test_a_name_is_the_same_on_every_machine() -> None:
-    work = ShardWork("m", "m@1", "float32", (Request((Segment("answer", "é"),), States(2, "residual"), "i"),))
-    assert work.name == "NAME"
+    work = ShardWork("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), States(2, "residual"), "i"),))
+    assert work.name == "7a14641e3c5caf6d7fff4efc622a8938"
     assert {"States", "NLL", "Choices"} == ASKS.keys()
 
 
@@ -87,6 +88,6 @@ def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
 
 def test_another_revision_than_this_machine_has_is_refused(source: FeatureSource) -> None:
     (work,) = source.shards([interaction(1)])
-    other = ShardWork(work.model, "tiny-bank@0", work.dtype, work.requests)
+    other = replace(work, revision="tiny-bank@0")
     with pytest.raises(AbstainError, match=r"wants tiny-bank@0, but this machine has tiny-bank@"):
         compute(other, source.settings)

@@ -110,7 +110,8 @@ def test_up_runs_what_is_deployed_and_down_leaves_nothing(
 
     up = server("up")
     assert up.returncode == 0, up.stdout + up.stderr
-    assert "retrain/nightly" in up.stdout and "ingest/hourly" in up.stdout
+    for deployment in ("retrain/nightly", "ingest/hourly", "extract/gpu"):
+        assert deployment in up.stdout
     api = re.search(r"PREFECT_API_URL=(\S+) (\S+/prefect) deployment run", up.stdout)
     assert api is not None, up.stdout
     again = server("up")
@@ -130,6 +131,12 @@ def test_up_runs_what_is_deployed_and_down_leaves_nothing(
     assert processes_of(project) == []
     assert states(project, "sleeper") == ["CRASHED"]
     assert server("down").stdout == "nothing is up\n"
+
+
+def test_a_worker_without_a_server_is_one_line_with_the_remedy(project: Project) -> None:
+    done = project.command([sys.executable, "-m", "tasks.server", "worker"])
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "no server is up: run `make up` first, or set PREFECT_API_URL" in done.stderr
 
 
 def test_a_port_in_use_is_one_line_with_the_remedy(server: Callable[..., subprocess.CompletedProcess[str]]) -> None:

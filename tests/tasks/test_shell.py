@@ -44,6 +44,16 @@ def test_no_telemetry_and_the_workspace_s_own_code_first(tmp_path: Path) -> None
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "src")
 
 
+def test_a_relative_feature_cache_is_the_same_folder_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ABSTAIN_FEATURES", "shared")
+    assert environment(tmp_path)["ABSTAIN_FEATURES"] == str(tmp_path / "shared")
+    monkeypatch.setenv("ABSTAIN_FEATURES", "s3://bucket/prefix")
+    assert environment(tmp_path)["ABSTAIN_FEATURES"] == "s3://bucket/prefix"
+
+
 def test_somebody_commits_where_git_knows_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")

@@ -48,8 +48,7 @@ class RowSource:
 
     def engine(self) -> Engine:
         """The base model, loaded once a process."""
-        work = self._work(())
-        return engine_for(work.model, work.revision, work.dtype, self.settings)
+        return engine_for(self._work(()), self.settings)
 
     def missing(self, requests: Requests) -> int:
         """How many different rows of `requests` would need a forward pass."""
@@ -119,6 +118,7 @@ class RowSource:
             model=self.model,
             revision=str(resolve(self.model, self.settings)),
             dtype=str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch."),
+            batch_tokens=self.settings.batch_tokens,
             requests=requests,
         )
 

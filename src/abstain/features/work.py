@@ -37,11 +37,15 @@ ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, 
 
 @dataclass(frozen=True)
 class ShardWork:
-    """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`."""
+    """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`.
+
+    `batch_tokens` goes with them: how much one forward pass holds may decide the last bits of a result.
+    """
 
     model: str
     revision: str
     dtype: str
+    batch_tokens: int
     requests: tuple[Request, ...]
 
     def space(self, ask: Ask) -> Space:
@@ -118,7 +122,7 @@ class LocalRunner:
 
 def compute(work: ShardWork, settings: Settings) -> Done:
     """Compute `work` and write its rows to the cache, a file for each ask."""
-    engine = engine_for(work.model, work.revision, work.dtype, settings)
+    engine = engine_for(work, settings)
     before = engine.work.pass_tokens, engine.work.forward_tokens
     requests = {str(at): request for at, request in enumerate(work.requests)}
     rows: defaultdict[Ask, dict[str, Tensor]] = defaultdict(dict)
@@ -136,18 +140,18 @@ def row_key(request: Request) -> str:
     return pass_key(relevant(request.pass_, request.ask))
 
 
-def engine_for(model: str, revision: str, dtype: str, settings: Settings) -> Engine:
-    """The engine for a base model, loaded once a process.
+def engine_for(work: ShardWork, settings: Settings) -> Engine:
+    """The engine for the base model of `work`, loaded once a process.
 
     Raises `AbstainError` where this machine has another revision.
     """
-    found = resolve(model, settings)
-    if str(found) != revision:
-        raise AbstainError(f"the shard wants {revision}, but this machine has {found}: fetch that revision here")
-    return _engine(model, revision, dtype, settings)
+    found = resolve(work.model, settings)
+    if str(found) != work.revision:
+        raise AbstainError(f"the shard wants {work.revision}, but this machine has {found}: fetch that revision here")
+    return _engine(work.model, work.revision, work.dtype, work.batch_tokens, settings)
 
 
 @lru_cache(maxsize=1)
-def _engine(model: str, _revision: str, dtype: str, settings: Settings) -> Engine:
+def _engine(model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings) -> Engine:
     loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
-    return Engine(loaded, settings.batch_tokens)
+    return Engine(loaded, batch_tokens)

@@ -1,0 +1,221 @@
+"""The fan-out on Prefect: a real server, real workers, and flow runs that are killed, frozen, or say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Project, new_project
+from tests.fan_out import rows, shards, source_in
+from tests.llm.builders import save_tiny_model
+from tests.tasks.test_server import free_port, processes_of, states
+
+pytestmark = pytest.mark.slow
+
+RUN = """
+import sys
+from pathlib import Path
+from abstain.errors import AbstainError
+from abstain.features.work import ShardWork
+from tasks.fan_out.on_prefect import PrefectRunner
+from tests.fan_out import rows, source_in
+home, model, count, workers, lost_after, revision = sys.argv[1:]
+source = source_in(Path(home), Path(model), runner="prefect", workers=int(workers))
+runner = PrefectRunner(source.settings, float(lost_after))
+try:
+    if revision:
+        requests = tuple(source.prepare(row).request for row in rows(int(count)))
+        list(runner.run([ShardWork(model, revision, "float32", 24, requests)]))
+    else:
+        source.fill(rows(int(count)), lambda done, total: print(f"progress {done}/{total}", flush=True), runner)
+    print("finished", flush=True)
+except AbstainError as error:
+    print(f"error: {error}", flush=True)
+"""
+
+HOOK = """
+from prefect import flow, task
+from abstain.errors import AbstainError
+from flows import retrain
+from tasks.fan_out.stage import STEP
+
+def stub(name):
+    @task(name=name)
+    def said(workspace, stage):
+        print("at", name, stage, flush=True)
+        if workspace == name:
+            raise AbstainError("no worker")
+        return stage
+    return said
+
+retrain.read_graph = lambda workspace: {"dataset": set(), "features": {"dataset"}, "report": {"features"}}
+retrain.run_stage, retrain.fan_out = stub("stage"), stub(STEP)
+print("returned", flow(retrain.run_dag, validate_parameters=False)("nothing"))
+try:
+    flow(retrain.run_dag, validate_parameters=False)(STEP)
+except AbstainError as error:
+    print("error:", error)
+"""
+
+
+class Cluster:
+    """A server with workers of the pool `gpu`, as `make up` and `make worker` start them."""
+
+    def __init__(self, project: Project, model: Path) -> None:
+        self.project, self.model = project, model
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def start_worker(self) -> None:
+        with (self.project.home / f"gpu-{len(self.workers)}.log").open("wb") as log:
+            environment = self.project.environment | {
+                "ABSTAIN_DEVICE": "cpu",
+                "OMP_NUM_THREADS": "1",
+                "PREFECT_WORKER_QUERY_SECONDS": "1",
+            }
+            command = [sys.executable, "-m", "tasks.server", "worker"]
+            self.workers.append(
+                subprocess.Popen(command, cwd=self.project.root, env=environment, stdout=log, stderr=log)
+            )
+
+    @property
+    def api(self) -> str:
+        return (self.project.home / "server.pid").read_text().split()[1] + "/api"
+
+    def start_run(self, shards: int, workers: int = 1, lost_after: float = 60, revision: str = "") -> Run:
+        script = [sys.executable, "-c", RUN, str(self.project.home), str(self.model)]
+        arguments = [str(shards * 64), str(workers), str(lost_after), revision]
+        process = self.project.start(
+            ["env", f"PREFECT_API_URL={self.api}", *script, *arguments], stderr=subprocess.STDOUT
+        )
+        return Run(process, self.project.home / "features" / "todo")
+
+
+class Run:
+    """A run that waits for its shards."""
+
+    def __init__(self, process: subprocess.Popen[str], todo: Path) -> None:
+        self.process, self.todo = process, todo
+        self.patience = threading.Timer(180, process.kill)
+        self.patience.daemon = True
+        self.patience.start()
+
+    def until(self, sign: str) -> str:
+        """Its output up to the line that matches `sign`."""
+        assert self.process.stdout is not None
+        seen = []
+        for line in self.process.stdout:
+            seen.append(line)
+            if re.search(sign, line):
+                return "".join(seen)
+        raise AssertionError(f"{sign} was never seen:\n{''.join(seen[-40:])}")
+
+    def helper(self, seconds: float = 60) -> tuple[int, str]:
+        """The process of a flow run that is at a shard, and the shard."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for file in self.todo.glob("*.beat"):
+                with suppress(OSError, ValueError):
+                    beat = json.loads(file.read_text())
+                    if beat["shard"] and list(self.todo.glob(f"*.{beat['shard']}.todo")):
+                        return beat["pid"], beat["shard"]
+            time.sleep(0.01)
+        raise AssertionError("no flow run is at a shard")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Cluster]:
+    project = new_project(tmp_path_factory.mktemp("cluster"))
+
+    def server(what: str) -> subprocess.CompletedProcess[str]:
+        return project.command(["env", f"ABSTAIN_UI_PORT={free_port()}", sys.executable, "-m", "tasks.server", what])
+
+    cluster = Cluster(project, model)
+    try:
+        up = server("up")
+        assert up.returncode == 0 and "extract/gpu" in up.stdout, up.stdout + up.stderr
+        yield cluster
+    finally:
+        for worker in cluster.workers:
+            worker.send_signal(signal.SIGINT)
+        server("down")
+        for worker in cluster.workers:
+            worker.wait(30)
+    assert processes_of(project) == []
+
+
+def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_of_one_process(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    here, alone = source_in(cluster.project.home, cluster.model), source_in(tmp_path / "local", cluster.model)
+    alone.fill(rows(8 * 64))
+    run = cluster.start_run(shards=8, workers=2, lost_after=8)
+    assert run.until("no worker polls the work pool gpu: .*`make worker`").count("no worker polls") == 1
+    cluster.start_worker()
+
+    run.until("progress 64/512")
+    pid, shard = run.helper()
+    before = shards(here)
+    os.kill(pid, signal.SIGKILL)
+    assert list(run.todo.glob(f"*.{shard}.todo")), "it was killed between two shards"
+    assert 1 <= len(before) < 8
+
+    cluster.start_worker()
+    assert re.search(f"flow run .* died at shard {shard} .*", run.until("flow run .* died at shard"))
+    frozen, held = run.helper()
+    os.kill(frozen, signal.SIGSTOP)
+    assert f"died at shard {held}" in run.until("flow run .* died at shard .*no heartbeat for")
+    run.until("^finished")
+    assert run.process.wait(60) == 0
+    with suppress(ProcessLookupError):
+        os.kill(frozen, signal.SIGKILL)
+    ended = states(cluster.project, "extract")
+    assert ended.count("CRASHED") + ended.count("CANCELLED") >= 2 and "RUNNING" not in ended, ended
+
+    after = shards(here)
+    assert before.items() <= after.items(), "a finished shard was computed again"
+    assert {name: content for name, (content, _) in after.items()} == {
+        name: content for name, (content, _) in shards(alone).items()
+    }
+    assert list(run.todo.iterdir()) == []
+
+
+def test_what_a_worker_cannot_do_is_the_same_line_here(cluster: Cluster) -> None:
+    if not cluster.workers:
+        cluster.start_worker()
+    run = cluster.start_run(shards=1, revision="tiny-bank@0")
+    said = run.until("^error: ")
+    assert re.search(r"^error: the shard wants tiny-bank@0, but this machine has tiny-bank@\w+: fetch", said, re.M)
+    assert "died" not in said, "it was tried again"
+    assert run.process.wait(60) == 0 and list(run.todo.iterdir()) == []
+
+
+@pytest.mark.parametrize(("runner", "before"), [("local", []), ("prefect", ["at fan_out features"])])
+def test_a_retrain_fans_out_after_what_the_features_wait_for_and_before_them(
+    cluster: Cluster, runner: str, before: list[str]
+) -> None:
+    done = cluster.project.command(
+        ["env", f"PREFECT_API_URL={cluster.api}", f"ABSTAIN_RUNNER={runner}", sys.executable, "-c", HOOK]
+    )
+    said = [line for line in done.stdout.splitlines() if line.startswith(("at ", "returned", "error: "))]
+    first = ["at stage dataset", *before, "at stage features", "at stage report"]
+    assert said[: len(first) + 1] == [*first, "returned ['dataset', 'features', 'report']"], done.stdout + done.stderr
+    if before:
+        assert said[len(first) + 1 :] == ["at stage dataset", "at fan_out features", "error: no worker"]
