@@ -12,7 +12,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint types contracts up down worker lock clean
+.PHONY: help setup demo test test-fast bench lint types contracts up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,10 @@ test: setup ## every test
 
 test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(BIN)/pytest -m "not slow"
+
+bench: setup ## what reading the base model costs (docs/extraction.md has the figures)
+	@$(BIN)/python -m benchmarks.extraction
+	@$(BIN)/python -m benchmarks.scaling
 
 lint: setup ## ruff and hadolint
 	@$(BIN)/ruff check

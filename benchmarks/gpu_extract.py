@@ -3,7 +3,7 @@
 Tokens a second and the share of the chip's measured bfloat16 matrix rate, for the probe's states at layers 16 and 32
 and for all asks, against the naive loop and the arithmetic floor; and the latency table of the probe's paper (layer
 32 / 16, the best 7 / 5 / 3 / 1 chunks). `--small` takes the same way with a small model, so that it runs on a CPU.
-Weights and tokens are random, which costs the same; no result is looked at but that both sides agree.
+Weights and tokens are random, which costs the same; that results are right is for the tests to say.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from abstain.llm.asks import Request
 from abstain.llm.layout import Layout, Pass, load_layout
 
 SQUAD = Path(__file__).parents[1].parent / "shared/data/squad/squad2_dev_cs224n.jsonl.gz"
@@ -49,10 +48,6 @@ def repeated(file: Path, count: int, questions: int = 5) -> list[Row]:
     rich = {context: asked for context, asked in _answered(file).items() if len(asked) >= questions}
     rows = [Row((context,), *one) for context, asked in rich.items() for one in asked[:questions]]
     return rows[:count]
-
-
-def requests(rows: list[Row], ask: object) -> dict[str, Request]:
-    return {f"{at}": Request(row.pass_(layout()), ask, f"row {at}") for at, row in enumerate(rows)}  # type: ignore[arg-type]
 
 
 def _answered(file: Path) -> dict[str, list[tuple[str, str]]]:

@@ -121,13 +121,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=505, help="interactions that the base model really reads")
     parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--width", type=int, default=576, help="of the states that are drawn")
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     asked = parser.parse_args()
     rows = repeated(asked.squad, asked.rows, questions=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print(warm(folder / "warm", interactions(rows)), flush=True)
         print("\n| workers, one thread each | s | times one |\n| --: | --: | --: |", flush=True)
-        for line in workers(folder, interactions(rows), (1, 2)):
+        for line in workers(folder, interactions(rows), asked.workers):
             print(line, flush=True)
         print("\n| interactions | CPU ms for each, the base model left out |\n| --: | --: |", flush=True)
         for line in sizes(folder, unrelated(asked.squad, 64), asked.sizes, asked.width):

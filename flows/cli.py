@@ -28,6 +28,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cache_cli.app, name="cache")
+AT_ONCE = 64
+"""Rows of a file that are scored or answered before any is printed."""
+
 console = Console(markup=False, highlight=False)
 
 
@@ -143,8 +146,10 @@ def score(
         raise AbstainError("give either a FILE, or --question and --answer (and --context, once a chunk)")
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
-    for verdict in Scorer.open(bundle / "probe.onnx", load_settings()).score(requests):
-        print(json.dumps(asdict(verdict)))
+    scorer = Scorer.open(bundle / "probe.onnx", load_settings())
+    for at in range(0, len(requests), AT_ONCE):
+        for verdict in scorer.score(requests[at : at + AT_ONCE]):
+            print(json.dumps(asdict(verdict)), flush=True)
 
 
 @app.command()
@@ -172,8 +177,13 @@ def generate(
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
     scorer = Scorer.open(bundle / "probe.onnx", load_settings())
-    for one in answer(scorer, questions, Generate(max_new_tokens, temperature, top_p, seed=seed)):
-        print(json.dumps({"answer": one.answer, **asdict(one.verdict)}))
+    try:
+        ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
+    except ValueError as error:
+        raise AbstainError(str(error)) from None
+    for at in range(0, len(questions), AT_ONCE):
+        for one in answer(scorer, questions[at : at + AT_ONCE], ask):
+            print(json.dumps({"answer": one.answer, **asdict(one.verdict)}), flush=True)
 
 
 @app.command()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` in one step; readers see the old bytes or the new ones, never a part."""
-    if path.exists() and path.read_bytes() == content:
-        return
+    with suppress(FileNotFoundError):  # there is none, or none any more
+        if path.read_bytes() == content:
+            return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)

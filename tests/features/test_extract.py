@@ -288,3 +288,27 @@ def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: Fe
     found = dict(source.rows.read(asked))
     assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
     assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
+
+
+def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:
+    def about(chunk: int, n: int) -> Interaction:
+        text = hashlib.sha256(str(chunk).encode()).hexdigest() * 5
+        context = Context(chunk_id=f"doc#{chunk}", text=text)
+        return interaction(n).model_copy(update={"contexts": (context,), "question": f"Question {n}?"})
+
+    asked = [about(n % 20, n) for n in range(100)]  # 20 chunks, 5 questions each
+    works = list(source.shards(asked))
+    assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
+    chunks = [{request.pass_[1].text for request in work.requests} for work in works]
+    assert len(chunks) == 2 and not chunks[0] & chunks[1]
+
+
+def test_bytes_written_are_those_of_the_states_and_a_header(source: FeatureSource) -> None:
+    cost = source.fill(ROWS)
+    tokens = sum(len(row.answer.encode()) + 1 for row in ROWS)
+    (shard,) = Path(source.settings.features).rglob("*.safetensors")
+    payload = tokens * WIDTH * 4
+    assert cost.rows == len(ROWS)
+    assert payload < shard.stat().st_size < payload + 200 * len(ROWS) + 1000
+    source.save(ROWS, shard.parent / "table")
+    assert payload < (shard.parent / "table").stat().st_size < payload + 8 * (len(ROWS) + 1) + 1000

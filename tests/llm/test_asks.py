@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from abstain.llm.loading import LoadedModel
 from abstain.llm.stepper import Stepper
 from abstain.llm.tokens import encode_pass
 
-from .builders import WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
+from .builders import WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
 
 FAMILIES = ["llama", "gemma3", "gpt2", "opt"]
 TOLERANCE = 1e-4
@@ -86,6 +87,8 @@ def test_the_first_token_of_a_pass_is_predicted_by_nothing() -> None:
 def test_an_empty_segment_has_no_nll() -> None:
     assert run(shared_model(), NLL(("context",)), {"a": tiny_pass(context="")})["a"].shape == (0, 2)
     assert len(run(shared_model(), States(2), {"a": tiny_pass(answer="")})["a"]) == 1  # EOS alone
+    nothing = run(shared_model(), States(2, segments=("context",)), {"a": tiny_pass(context="")})["a"]
+    assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -196,9 +199,11 @@ def test_all_asks_of_one_pass_cost_one_pass() -> None:
 def test_the_vocabulary_is_never_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = shared_model()
     seen: list[int] = []
+    engine = Engine(loaded, 4096)
     head = loaded.model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: seen.append(out.shape[0]))
-    monkeypatch.setattr(vocabulary, "CHUNK_BYTES", 4 * 300 * 7)
-    found = run(loaded, NLL(("context", "question_mark", "question", "turn", "answer")), tiny_passes())
+    monkeypatch.setitem(vocabulary.CHUNK_BYTES, "cpu", 4 * 300 * 7)
+    ask = NLL(("context", "question_mark", "question", "turn", "answer"))
+    found = dict(engine.run({key: Request(pass_, ask, key) for key, pass_ in tiny_passes().items()}))
     head.remove()
     assert max(seen) == 7 and len(seen) > 10
     for key, pass_ in tiny_passes().items():
@@ -317,11 +322,73 @@ def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"contains": ("a",)}, {"beams": 2, "temperature": 1.0}, {"beams": 2, "states": States(1)}, {"samples": 2}],
+    [
+        {"contains": ("a",)},
+        {"beams": 2, "temperature": 1.0},
+        {"beams": 2, "states": States(1)},
+        {"samples": 2},
+        {"max_new_tokens": 0},
+        {"top_p": 0.0},
+        {"temperature": 1e-9},
+        {"seed": 2**62},
+    ],
 )
-def test_asks_that_contradict_themselves_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="beam"):
+def test_asks_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="beam|token|top_p|seed"):
         Generate(**wrong)
+
+
+def test_segments_that_do_not_follow_each_other_are_asked_for_one_by_one() -> None:
+    for segments in (("answer", "question"), ("context", "question")):
+        with pytest.raises(AbstainError, match="do not follow each other in the prompt layout"):
+            relevant(tiny_pass(), NLL(segments))
+    with pytest.raises(ValueError, match="a choice needs tokens"):
+        Choices(())
+
+
+def test_logits_that_are_made_in_a_way_nobody_here_knows_are_not_guessed() -> None:
+    """Some families scale their logits after the projection: their states can be read, their probabilities not."""
+    loaded = tiny_model(seed=3)
+    honest = type(loaded.model).forward
+
+    def scaled(self: Any, *given: Any, **named: Any) -> Any:
+        output = honest(self, *given, **named)
+        output.logits = output.logits * 0.25
+        return output
+
+    loaded.model.forward = scaled.__get__(loaded.model)
+    assert len(run(loaded, States(2), {"a": tiny_pass()})["a"]) == len("None.") + 1
+    with pytest.raises(AbstainError, match="tiny-llama does more to its logits than is known here: ask it for states"):
+        run(loaded, NLL(("answer",)), {"a": tiny_pass()})
+
+
+def test_threads_that_share_a_model_wait_for_each_other() -> None:
+    loaded, pass_ = tiny_model(seed=2), tiny_passes()
+    expected = run(loaded, States(2), pass_)
+    engine = Engine(loaded, 150)
+    requests = {key: Request(p, States(2), key) for key, p in pass_.items()}
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: dict(engine.run(requests)), range(12)))
+    for found in results:
+        for key, states in expected.items():
+            close(found[key], states)
+
+
+def test_many_samples_of_long_prompts_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    honest = Stepper.__init__
+
+    def watched(self: Stepper, decoder: Any, ids: Any, keys_values: Any) -> None:
+        widths.append(len(ids))
+        honest(self, decoder, ids, keys_values)
+
+    monkeypatch.setattr(Stepper, "__init__", watched)
+    prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
+    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
+    assert widths == [40, 40, 40]
+    widths.clear()
+    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
+    assert len(widths) >= 2 and sum(widths) == 6
 
 
 REAL = [

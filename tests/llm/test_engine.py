@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from abstain.errors import AbstainError
 from abstain.llm import attention
 from abstain.llm.asks import Request, Site, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, Segment, load_layout
-from abstain.llm.loading import LoadedModel, load
+from abstain.llm.loading import LoadedModel, load, window_of
 from abstain.llm.plan import Plan
 from abstain.llm.tokens import encode_pass
 
@@ -276,8 +277,9 @@ def test_a_forward_pass_stays_within_its_tokens(llama: LoadedModel, tokens: int,
 def test_padded_batches_hold_passes_of_like_length(llama: LoadedModel) -> None:
     passes = {f"i-{n}": tiny_pass(f"{n}") for n in range(7)}
     length = len(encode_pass(llama.tokenizer, tiny_pass("0")).ids)
+    engine = Engine(llama, 3 * length, packed=False)
     with Calls(llama) as calls:
-        states_of(llama, passes, (1,), tokens=3 * length, packed=False)
+        list(engine.run({key: Request(pass_, States(1), key) for key, pass_ in passes.items()}))
     assert calls.shapes == [(3, length), (3, length), (1, length)]
 
 
@@ -298,6 +300,26 @@ def test_a_model_whose_attention_is_not_as_packing_needs_it_is_padded(monkeypatc
     monkeypatch.setattr(attention.Forest, "_of_path", forgets_the_prefix)
     assert not Engine(loaded, 4096).decoder.packs
     assert largest_difference(states_of(loaded, tiny_passes(), (2, LAYERS)), expected) <= TOLERANCE
+
+
+def test_without_shared_prefixes_no_ask_goes_deeper_than_it_needs(llama: LoadedModel) -> None:
+    passes = {"deep": (tiny_pass("A."), States(4)), "shallow": (tiny_pass("B."), States(1))}
+    engine = Engine(llama, 4096, packed=False)
+    list(engine.run({key: Request(pass_, ask, key) for key, (pass_, ask) in passes.items()}))
+    lengths = [len(encode_pass(llama.tokenizer, pass_).ids) for pass_, _ in passes.values()]
+    assert engine.work.layer_tokens[1] == sum(lengths) and engine.work.layer_tokens[4] == lengths[0]
+
+
+def test_a_model_with_longrope_reads_what_it_was_trained_on() -> None:
+    assert window_of(LlamaConfig(max_position_embeddings=64)) == 64
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    config = LlamaConfig(
+        hidden_size=16,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        rope_parameters={**rope, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4},
+    )
+    assert window_of(config) == 32
 
 
 def test_keys_and_values_are_let_go_of(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

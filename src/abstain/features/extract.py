@@ -94,7 +94,8 @@ class FeatureSource:
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
         """The cache key of every interaction; None for one that is refused."""
-        return [row_key(request) if request else None for request in _Asked(self, interactions)]
+        prepared = map(self.prepare, interactions)
+        return [row_key(p.request) if isinstance(p, Prepared) else None for p in prepared]
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
         """How many different rows of `interactions` would need a forward pass."""
@@ -146,7 +147,7 @@ class FeatureSource:
         return Refused(excess)
 
 
-class _Asked(Sequence[Request | None]):
+class _Asked:
     """The requests of interactions, made when they are looked at; None for a refused one."""
 
     def __init__(self, source: FeatureSource, interactions: Sequence[Interaction]) -> None:
@@ -155,7 +156,7 @@ class _Asked(Sequence[Request | None]):
     def __len__(self) -> int:
         return len(self._interactions)
 
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+    def __getitem__(self, at: int, /) -> Request | None:
         prepared = self._source.prepare(self._interactions[at])
         return prepared.request if isinstance(prepared, Prepared) else None
 

@@ -2,18 +2,18 @@
 
 Two decisions:
 
-* Requests are a sequence that may make its items when they are looked at: the texts of all answers are never in
-  memory, only their keys are.
-* They are cut into shards in the order of their texts, so that passes that begin alike are computed together and what
-  they share is computed once, and what each shard holds depends on nothing but what is missing.
+* Requests may be made when they are looked at: the passes of all answers are never in memory, only their keys are.
+* They are cut into shards in an order that brings passes together that begin alike, so that what they share is computed
+  once; what each shard holds depends on nothing but what is missing.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor
 
@@ -28,8 +28,16 @@ from abstain.settings import Settings
 ATTEMPTS = 3
 
 Progress = Callable[[int, int], None]
-Requests = Sequence[Request | None]
-"""None stands for a row that cannot be asked for; it has no key and no result."""
+BLOCK = 128
+"""Characters of a pass by which it is decided what passes have in common when they are put in order."""
+
+
+class Requests(Protocol):
+    """What is asked, by number; None for a row that cannot be asked for, which has no key and no result."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> Request | None: ...
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,7 @@ class RowSource:
 
     def shards(self, requests: Requests) -> Iterator[ShardWork]:
         """What the cache lacks of `requests`, cut into shards."""
-        order = self._lacking(requests)
-        for at in range(0, len(order), SHARD_ROWS):
-            some = (requests[index] for index in order[at : at + SHARD_ROWS])
-            yield self._work(tuple(request for request in some if request))
+        return self._cut(requests, self._lacking(requests))
 
     def fill(
         self,
@@ -72,12 +77,12 @@ class RowSource:
         Shards are written as they are done: a run that is killed repeats those that were under way. The base model is
         not even loaded where nothing is missing.
         """
-        total, cost = self.missing(requests), Done(0, 0, 0)
-        if total:
-            progress(0, total)
-            for done in (runner or LocalRunner(self.settings)).run(self.shards(requests)):
+        lacking, cost = self._lacking(requests), Done(0, 0, 0)
+        if lacking:
+            progress(0, len(lacking))
+            for done in (runner or LocalRunner(self.settings)).run(self._cut(requests, lacking)):
                 cost += done
-                progress(cost.rows, total)
+                progress(cost.rows, len(lacking))
         return cost
 
     def read(self, requests: Requests) -> Iterator[tuple[int, Tensor]]:
@@ -102,16 +107,27 @@ class RowSource:
                 "check that disk, or set ABSTAIN_FEATURES to another"
             )
 
-    def _lacking(self, requests: Requests) -> list[int]:
-        """Where each missing row is asked for first, in the order of the texts."""
-        first: dict[tuple[Ask, str], int] = {}
+    def _lacking(self, requests: Requests) -> list[tuple[bytes, int]]:
+        """Where each missing row is asked for first, after what its pass begins with, in the order of that."""
+        first: dict[tuple[Ask, str], tuple[bytes, int]] = {}
         for at, asked in _keys(requests):
-            first.setdefault(asked, at)
+            if asked not in first:
+                first[asked] = _beginning(requests[at]), at
         by_ask: defaultdict[Ask, list[str]] = defaultdict(list)
         for ask, key in first:
             by_ask[ask].append(key)
-        missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
-        return sorted(missing, key=lambda at: _text(requests[at]))
+        return sorted(first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys))
+
+    def _cut(self, requests: Requests, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardWork]:
+        """Shards of `SHARD_ROWS`, or up to twice that where it would part passes that have most in common."""
+        at = 0
+        while at < len(lacking):
+            end = at + SHARD_ROWS
+            while end < min(len(lacking), at + 2 * SHARD_ROWS) and _alike(lacking[end - 1][0], lacking[end][0]):
+                end += 1
+            some = (requests[index] for _, index in lacking[at:end])
+            yield self._work(tuple(request for request in some if request))
+            at = end
 
     def _work(self, requests: tuple[Request, ...]) -> ShardWork:
         return ShardWork(
@@ -123,7 +139,7 @@ class RowSource:
         )
 
 
-class _Part(Sequence[Request | None]):
+class _Part:
     """Some of `requests`, made when they are looked at."""
 
     def __init__(self, requests: Requests, indices: Sequence[int]) -> None:
@@ -132,16 +148,28 @@ class _Part(Sequence[Request | None]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+    def __getitem__(self, at: int, /) -> Request | None:
         return self._requests[self._indices[at]]
 
 
 def _keys(requests: Requests) -> Iterator[tuple[int, tuple[Ask, str]]]:
-    for at, request in enumerate(requests):
-        if request:
+    for at in range(len(requests)):
+        if request := requests[at]:
             yield at, (request.ask, row_key(request))
 
 
-def _text(request: Request | None) -> tuple[Any, ...]:
+def _beginning(request: Request | None) -> bytes:
+    """Two bytes for each block of the text up to there: what begins alike is sorted side by side, in little memory."""
     assert request is not None
-    return (*(segment.text for segment in request.pass_), repr(request.ask))
+    text = "\0".join(segment.text for segment in request.pass_).encode()
+    digest, marks = hashlib.sha256(), bytearray()
+    for at in range(0, len(text), BLOCK):
+        digest.update(text[at : at + BLOCK])
+        marks += digest.digest()[:2]
+    return bytes(marks)
+
+
+def _alike(one: bytes, other: bytes) -> bool:
+    """Whether two beginnings have more than half in common."""
+    half = 2 * (min(len(one), len(other)) // 4 + 1)
+    return one[:half] == other[:half]

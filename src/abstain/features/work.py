@@ -5,7 +5,7 @@ Two decisions:
 * What a shard holds is fixed before anybody computes it, and it is computed by itself. So a row's neighbours, and with
   them the last bits of its numbers, do not depend on who computes what: every runner writes the same bytes on one kind
   of hardware.
-* A shard carries texts and names, no paths and no tensors: it is JSON that any host with the same base model and the
+* A shard carries texts and names, no tensors: it is JSON that any host with the same base model and the
   same cache can work on. What comes back is in the cache.
 """
 

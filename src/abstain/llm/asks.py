@@ -48,6 +48,10 @@ class Choices:
 
     tokens: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("a choice needs tokens to choose from")
+
 
 @dataclass(frozen=True)
 class Generate:
@@ -70,6 +74,12 @@ class Generate:
     states: States | None = None
 
     def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.samples < 1 or self.beams < 0:
+            raise ValueError("an answer has at least one token, and there is at least one")
+        if not 0 < self.top_p <= 1 or not (self.temperature == 0 or self.temperature >= 0.01):
+            raise ValueError("top_p is above 0 and at most 1; a temperature is 0 or at least 0.01")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError("a seed is from 0 to 2**31 - 1")
         if self.contains and not self.beams:
             raise ValueError("only a beam search can be made to contain a text: set `beams`")
         if self.beams and (self.states or self.temperature):
@@ -98,4 +108,7 @@ def relevant(pass_: Pass, ask: Ask) -> Pass:
     for wanted in ask.segments:
         if wanted not in names:
             raise AbstainError(f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}")
+    start = names.index(ask.segments[0])
+    if tuple(names[start : start + len(ask.segments)]) != ask.segments:
+        raise AbstainError(f"{', '.join(ask.segments)} do not follow each other in the prompt layout: ask one by one")
     return pass_[: names.index(ask.segments[-1]) + 1]

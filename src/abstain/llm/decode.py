@@ -38,15 +38,23 @@ class Generated:
     states: Tensor | None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Prompt:
-    """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values."""
+    """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
+
+    These go over into the cache of the answers, and are let go of here.
+    """
 
     key: str
     ids: list[int]
     ask: Generate
     state: Tensor
     keys_values: KeysValues | None
+
+    @property
+    def rows(self) -> int:
+        """How many answers are on their way for it."""
+        return self.ask.beams or self.ask.samples
 
 
 @dataclass
@@ -99,6 +107,8 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
 def _finish(decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
     """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
     stepper = Stepper(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
+    for row in rows:
+        row.prompt.keys_values = None
     final = torch.cat([row.prompt.state for row in rows])
     while True:
         _choose(decoder, rows, final, eos)

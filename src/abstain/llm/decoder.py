@@ -3,7 +3,7 @@
 Three decisions:
 
 * Early exit by a hook that raises: the plain Hugging Face forward runs, and stops the moment the deepest layer
-  asked for has been seen. No model is rewritten, so any causal LM works, and nothing above is ever computed.
+  asked for has been seen. No model is rewritten, and nothing above that layer is ever computed.
 * The deepest layer is computed for the tokens that somebody asked for alone: of the others it needs no more than
   keys and values. Its block is called twice, once until those are known, once with what was asked for.
 * Passes are packed (attention.py) where a check at the start shows that this gives what a plain forward gives.
@@ -13,6 +13,8 @@ Three decisions:
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,11 +27,13 @@ from torch import Tensor, nn
 from abstain.errors import AbstainError
 from abstain.llm.asks import Site
 from abstain.llm.attention import Forest, KeysValues, packed_attention
-from abstain.llm.loading import LoadedModel
+from abstain.llm.loading import LoadedModel, window_of
 from abstain.llm.prefix_tree import Node, build, walk
 
+log = logging.getLogger(__name__)
+
 CHECK_TOLERANCE = 0.1
-"""Of the packed states' relative difference: bfloat16 reaches 0.03, a token that is not seen 0.5 and more."""
+"""Of a relative difference: bfloat16 reaches 0.03, a token that is not seen 0.5 and more."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,18 @@ class Decoder:
         self.work = Work()
         self.config = loaded.model.config.get_text_config()
         self.n_layers: int = self.config.num_hidden_layers
-        self.window: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.window = window_of(self.config)
+        # Hooks and the choice of attention are set on the one model that a process has: one thread at a time.
+        self.lock = threading.RLock()
         self._decoder: nn.Module = loaded.model.base_model
         self._blocks = _find_blocks(self._decoder, self.n_layers)
-        self.packs = self._packing_agrees() if packed is None else packed
+        with self.lock, torch.inference_mode():
+            passes = _check_passes(min(self.config.vocab_size, 200))
+            ids = [torch.tensor([of_pass], device=self.device) for of_pass in passes]
+            plain = [loaded.model(input_ids=one, output_hidden_states=True) for one in ids]
+            final = [one.hidden_states[-1][0] for one in plain]
+            self.packs = self._packing_agrees(passes, final) if packed is None else packed
+            self._projects = _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE
         self.work = Work()
 
     @property
@@ -114,12 +126,22 @@ class Decoder:
         Where the model packs, runs may go on from others, in `runs` or in `kept`; `keep` names runs whose keys and
         values are to be added to `kept`.
         """
-        with torch.inference_mode():
+        with self.lock, torch.inference_mode():
             return self._packed(runs, wanted, depth, kept, keep) if self.packs else self._padded(runs, wanted, depth)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits (rows, vocabulary), float32, of final states (rows, d)."""
+        """Next-token logits (rows, vocabulary), float32, of final states (rows, d).
+
+        Raises `AbstainError` for a model that makes them in a way that is not known here.
+        """
+        if not self._projects:
+            raise AbstainError(
+                f"{self.loaded.ref.name} does more to its logits than is known here: ask it for states alone"
+            )
         self.work.vocabulary_rows += len(hidden)
+        return self._project(hidden)
+
+    def _project(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.loaded.model.get_output_embeddings()(hidden).float()
         cap = getattr(self.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -214,34 +236,35 @@ class Decoder:
         self.work.layer_tokens[depth] += at_depth
         self.work.forward_tokens += tokens
 
-    def _packing_agrees(self) -> bool:
-        """Whether packed passes with a shared prefix give what a plain forward gives, on this model and device."""
-        vocabulary = self.config.vocab_size
-        prefix = [(7 * n + 3) % min(vocabulary, 200) for n in range(40)]
-        passes = [[*prefix, *((11 * n + first) % min(vocabulary, 200) for n in range(9))] for first in (1, 2)]
+    def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
+        """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""
         tap = Tap(self.n_layers)
         runs = list(walk(build(passes, 32)))
+        kept: dict[Node, KeysValues] = {}
         try:
-            with torch.inference_mode():
-                kept: dict[Node, KeysValues] = {}
-                first = self._packed(runs[:1], {runs[0]: {tap: (0, 1)}}, tap.layer, kept, {runs[0]})
-                whole = {run: {tap: (0, len(run))} for run in runs[1:]}
-                packed = self._packed(runs[1:], whole, tap.layer, kept, set())
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-            return False  # this architecture does not take its attention from the registry, or asks more of it
-        plain = self.loaded.model.base_model
-        with torch.inference_mode():
-            expected = [
-                plain(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0].float() for ids in passes
-            ]
-        differences = [_relative(first[runs[0]][tap].float(), expected[0][:1])]
-        for run in runs[1:]:
-            of_pass = next(e for e, ids in zip(expected, passes, strict=True) if ids[run.start : run.end] == run.ids)
-            differences.append(_relative(packed[run][tap].float(), of_pass[run.start : run.end]))
+            found = self._packed(runs[:1], {runs[0]: {tap: (0, 1)}}, tap.layer, kept, {runs[0]})
+            found |= self._packed(runs[1:], {run: {tap: (0, len(run))} for run in runs[1:]}, tap.layer, kept, set())
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            log.info("%s is read in padded batches (%s: %s)", self.loaded.ref.name, type(error).__name__, error)
+            return False  # its attention is not taken from the registry, or needs more than that
+        differences = []
+        for run, taps in found.items():
+            of_pass = next(at for at, ids in enumerate(passes) if ids[run.start : run.end] == run.ids)
+            rows = taps[tap]
+            differences.append(_relative(rows, expected[of_pass][run.start : run.start + len(rows)]))
         return max(differences) <= CHECK_TOLERANCE
 
 
+def _check_passes(tokens: int) -> list[list[int]]:
+    """Two passes that share a prefix, which is longer than the runs that it is cut into."""
+    prefix = [(7 * n + 3) % tokens for n in range(40)]
+    return [[*prefix, *((11 * n + first) % tokens for n in range(9))] for first in (1, 2)]
+
+
 def _relative(one: Tensor, other: Tensor) -> float:
+    one, other = one.float(), other.float()
     return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).mean())
 
 
@@ -270,7 +293,7 @@ def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
 def to_host(rows: Tensor) -> Tensor:
     """A copy of `rows` on the CPU; from CUDA into pinned memory, and not there before `copies_done` has been called."""
     if rows.device.type != "cuda":
-        return rows.cpu().clone() if rows.device.type == "cpu" else rows.cpu()
+        return rows.to("cpu", copy=True)
     host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     return host.copy_(rows, non_blocking=True)
 

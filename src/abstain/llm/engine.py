@@ -32,6 +32,8 @@ NUMERICS = "forest-1"
 Result = Tensor | list[Generated]
 DECODE_ROWS = 32
 """Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
+DECODE_BATCHES = 8
+"""How many batches' tokens may wait, with their keys and values, to be decoded side by side."""
 
 
 class Engine:
@@ -59,7 +61,7 @@ class Engine:
         wants = [self._encode(key, request) for key, request in requests.items()]
         self.work.passes += len(wants)
         self.work.pass_tokens += sum(len(want.ids) for want in wants)
-        for depth, group in by_depth(wants, self.decoder.n_layers):
+        for depth, group in by_depth(wants, self.decoder.n_layers, self.decoder.packs):
             yield from self._run_group(depth, group)
 
     def _encode(self, key: str, request: Request) -> Want:
@@ -68,7 +70,9 @@ class Engine:
         ids = encoded.ids
         if not ids:
             raise AbstainError(f"{request.name}: a pass without any tokens: check the layout's literals")
-        longest = len(ids) + (ask.max_new_tokens if isinstance(ask, Generate) else 0)
+        longest = len(ids)
+        if isinstance(ask, Generate):
+            longest += ask.max_new_tokens + bool(ask.states)  # whose last is that of EOS
         if self.decoder.window is not None and longest > self.decoder.window:
             raise AbstainError(
                 f"{request.name}: {longest} tokens are more than the {self.decoder.window} that "
@@ -94,7 +98,9 @@ class Engine:
             for want, path in plan.finished(number):
                 if isinstance(want.request.ask, Generate):
                     prompts.append(_prompt(want, path, plan))
-                    if len(prompts) == DECODE_ROWS:
+                    rows = sum(prompt.rows for prompt in prompts)
+                    tokens = sum(prompt.rows * len(prompt.ids) for prompt in prompts)
+                    if rows >= DECODE_ROWS or tokens >= DECODE_BATCHES * self.batch_tokens:
                         yield from decode(self.decoder, prompts)
                         prompts = []
                 else:
@@ -160,10 +166,10 @@ class _Rows:
     def surprise(self, decoder: Decoder) -> Tensor:
         """(pairs, 2): -log p of the pair's token, and the entropy of its row's p, in nats."""
         hidden = torch.cat(self.hidden)
-        row, token = (torch.tensor(part, device=hidden.device) for part in (self._row, self._token))
         with torch.inference_mode():
-            log_p, entropy = log_probabilities(decoder.logits, hidden, row, token, decoder.config.vocab_size)
-            return torch.stack([-log_p, entropy[row]], 1)
+            vocabulary = decoder.config.vocab_size
+            log_p, entropy = log_probabilities(decoder.logits, hidden, self._row, self._token, vocabulary)
+            return torch.stack([-log_p, entropy], 1)
 
     def _pairs(self, rows: Sequence[int], tokens: Sequence[int]) -> slice:
         self._row += rows
@@ -194,7 +200,7 @@ def _assemble(want: Want, path: Sequence[Node], plan: Plan) -> Tensor:
         elif first < last:
             parts.append(plan.surprise(node)[first:last])
     if not parts:  # the segment is empty
-        return torch.empty(0, 2)
+        return plan.no_rows if isinstance(ask, States) else torch.empty(0, 2)
     result = torch.cat(parts)
     known = result[1:] if isinstance(ask, NLL) and want.first == 0 else result
     if not torch.isfinite(known).all():

@@ -58,7 +58,9 @@ def resolve(name: str, settings: Settings) -> ModelRef:
         return ModelRef(name, digest, str(settings.models / f"{name}-{digest}"))
     folder = Path(name)
     if folder.is_dir():
-        weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+        # Whatever decides weights or tokens: a tokenizer that changed makes other features.
+        kinds = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+        weights = sorted(file for kind in kinds for file in folder.glob(kind))
         if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
             raise AbstainError(f"{folder} is no model folder: it needs config.json and *.safetensors")
         return ModelRef(folder.name, _sha256(weights, settings), str(folder.resolve()))
@@ -97,9 +99,22 @@ def read_window(ref: ModelRef) -> int | None:
     from transformers import AutoConfig
 
     _ensure_files(ref)
-    window: int | None = getattr(
-        AutoConfig.from_pretrained(ref.path).get_text_config(), "max_position_embeddings", None
-    )
+    return window_of(AutoConfig.from_pretrained(ref.path).get_text_config())
+
+
+def window_of(config: Any) -> int | None:
+    """The most tokens that a model of `config` reads in one pass; None where it names no limit.
+
+    With longrope positions turn otherwise when a pass is longer than in training, and with it those of every pass in
+    the same batch: such a model reads what it was trained on.
+    """
+    window: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        trained = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        return trained or window
     return window
 
 

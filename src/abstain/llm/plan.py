@@ -72,6 +72,7 @@ class Plan:
             self.runs = [Node(list(ids), passes=[at]) for at, ids in enumerate(self.passes)]
             self.runs.sort(key=len, reverse=True)
             self.batches = _fill_padded(self.runs, batch_tokens)
+        self.no_rows = torch.empty(0, decoder.config.hidden_size, dtype=decoder.loaded.model.dtype)
         self.kept: dict[Node, KeysValues] = {}
         self.found = {run: Found() for run in self.runs}
         self.wanted: defaultdict[Node, dict[Tap, Span]] = defaultdict(dict)
@@ -138,11 +139,11 @@ class Plan:
             del self.kept[node]
 
 
-def by_depth(wants: Sequence[Want], n_layers: int) -> list[tuple[int, list[Want]]]:
+def by_depth(wants: Sequence[Want], n_layers: int, shares: bool) -> list[tuple[int, list[Want]]]:
     """Requests grouped by the layers they need, deepest first.
 
     A shallower one joins a deeper group where the prefix that it shares with it saves more than the layers that its
-    other tokens then go through in vain.
+    other tokens then go through in vain. Without prefixes that are shared (`shares`), where it is equal to one of them.
     """
     groups: dict[int, list[Want]] = {}
     for depth in sorted({want.tap(n_layers)[0].layer for want in wants}, reverse=True):
@@ -152,6 +153,8 @@ def by_depth(wants: Sequence[Want], n_layers: int) -> list[tuple[int, list[Want]
             for deeper, ids in passes.items():
                 at = bisect.bisect(ids, want.ids)
                 shared = max(common_prefix(want.ids, near) for near in ids[max(at - 1, 0) : at + 1])
+                if shared < len(want.ids) and not shares:
+                    continue
                 if (len(want.ids) - shared) * deeper <= len(want.ids) * depth:
                     groups[deeper].append(want)
                     break

@@ -42,7 +42,7 @@ class Stepper:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
         final = Tap(self._decoder.n_layers)
         seen: dict[Tap, Tensor] = {}
-        with ExitStack() as hooks:
+        with self._decoder.lock, ExitStack() as hooks:
             for tap in taps - {final}:
 
                 def keep(_module: Any, _inputs: Any, output: Any, tap: Tap = tap) -> None:

@@ -6,30 +6,31 @@ Liger and cut-cross-entropy fuse this further, and give the loss alone: neither 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 1 << 24
-"""Of one chunk's logits in float32: what stays in a CPU's cache is what makes the reductions cheap."""
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Of one chunk's logits in float32: small enough for a CPU's cache, large enough to keep a GPU busy."""
 
 
 def log_probabilities(
-    logits: Callable[[Tensor], Tensor], hidden: Tensor, row: Tensor, token: Tensor, vocabulary: int
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, rows: Sequence[int], tokens: Sequence[int], vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """log p of each `token` after its `row` of `hidden`, and the entropy of every row's p, in nats.
+    """log p of each of `tokens` after its row of `hidden`, and the entropy of that row's p, in nats.
 
-    `logits` maps (n, d) to (n, vocabulary) in float32; `hidden` (rows, d); `row` (sorted) and `token` int64 (pairs,).
-    Results (pairs,) and (rows,), float32, on the device of `hidden`.
+    `logits` maps (n, d) to (n, vocabulary) in float32; `hidden` (n, d); `rows` ascend. Results (len(tokens),), float32,
+    on the device of `hidden`.
     """
-    chunk = max(1, CHUNK_BYTES // (4 * vocabulary))
+    chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 1 << 28) // (4 * vocabulary))
+    row, token = (torch.tensor(part, device=hidden.device) for part in (rows, tokens))
     log_p = torch.empty(len(row), device=hidden.device)
     entropy = torch.empty(len(hidden), device=hidden.device)
-    cuts = torch.searchsorted(row, torch.arange(0, len(hidden) + chunk, chunk, device=row.device)).tolist()
-    for number, at in enumerate(range(0, len(hidden), chunk)):
+    for at in range(0, len(hidden), chunk):
         scores = logits(hidden[at : at + chunk])
-        pairs = slice(cuts[number], cuts[number + 1])
+        pairs = slice(bisect_left(rows, at), bisect_left(rows, at + chunk))
         chosen = scores[row[pairs] - at, token[pairs]]
         highest = scores.amax(-1, keepdim=True)
         scores -= highest
@@ -37,4 +38,4 @@ def log_probabilities(
         total = weights.sum(-1)
         log_p[pairs] = chosen - (highest.squeeze(1) + total.log())[row[pairs] - at]
         entropy[at : at + chunk] = total.log() - torch.linalg.vecdot(weights, scores) / total
-    return log_p, entropy
+    return log_p, entropy[row]

@@ -1,0 +1,47 @@
+"""The benchmarks run, so that they never rot: small, and not for their figures."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import MODELS, ROOT
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = os.environ | {"ABSTAIN_HOME": str(MODELS.parent), "OMP_NUM_THREADS": "1", "ABSTAIN_DEVICE": "cpu"}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_gpu_benchmark_runs_small() -> None:
+    said = run("benchmarks.gpu_extract", "--small", "--rows", "2", "--runs", "2")
+    assert len(re.findall(r"^\| (?:states, layer|all asks)", said, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\| [48] \| [7531] \| \d+\.\d \| \d+\.\d \|$", said, re.MULTILINE)) == 8
+
+
+def test_the_extraction_benchmark_compares_before_it_times() -> None:
+    said = run("benchmarks.extraction", "--rows", "4", "--repeats", "1")
+    assert said.count("cosine at least 0.999") == 3 and "equal within" in said
+    assert "NLLs off from float32" in said
+
+
+def test_the_memory_benchmark_runs_small() -> None:
+    said = run("benchmarks.memory", "--rows", "200", "--width", "64")
+    assert "assemble" in said and "train" in said
+
+
+def test_the_scaling_benchmark_runs_small() -> None:
+    said = run("benchmarks.scaling", "--rows", "40", "--sizes", "100", "--workers")
+    share = re.search(r"(\d+\.\d+)% of that", said)
+    assert share is not None and "| 100 |" in said
