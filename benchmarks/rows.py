@@ -66,5 +66,6 @@ def _answered(file: Path) -> dict[str, list[tuple[str, str]]]:
         write_sample(Path(folder))
         for line in (Path(folder) / "history.jsonl").read_text().splitlines():
             row = json.loads(line)
-            found["\n\n".join(c["text"] for c in row["contexts"])].append((row["question"], row["answer"]))
+            if row["contexts"]:
+                found[row["contexts"][0]["text"]].append((row["question"], row["answer"]))
     return found

@@ -154,10 +154,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[C
         yield cluster
     finally:
         for worker in cluster.workers:
-            worker.send_signal(signal.SIGINT)
-        server("down")
+            worker.terminate()  # SIGINT is ignored by all that a background job starts
         for worker in cluster.workers:
-            worker.wait(30)
+            worker.wait(60)
+        server("down")
     assert processes_of(project) == []
 
 
