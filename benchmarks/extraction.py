@@ -117,7 +117,7 @@ def all_asks(
     # bfloat16 rounds logits to an eighth: both sides are held against float32, and not against each other.
     exact = naive.nll(single, normal[:EXACT_ROWS], SEGMENTS)
     theirs = _mean_difference(exact, normals)
-    ours = _mean_difference(exact, [{name: found[f"N {name} {at}"] for name in SEGMENTS} for at in range(EXACT_ROWS)])
+    ours = _mean_difference(exact, [{name: found[f"N {name} {at}"] for name in SEGMENTS} for at in range(len(exact))])
     assert ours < 1.5 * theirs + 0.01, (ours, theirs)
     work = copy.deepcopy(engine.work)
     other, own, ratio = in_turns(one_by_one, lambda: list(engine.run(requests())), repeats)

@@ -429,9 +429,12 @@ def relative(one: Tensor, other: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
     layers = (1, 16, 30)
+    engine = Engine(embedded, 2048)
+    assert engine.decoder.packs
     with Calls(embedded) as calls:
-        states = states_of(embedded, real_passes(), layers, tokens=2048)
-    assert calls.head == 0
+        list(engine.run({key: Request(pass_, States(16), key) for key, pass_ in real_passes().items()}))
+    assert calls.head == 0 and max(calls.blocks) == 16
+    states = states_of(embedded, real_passes(), layers, tokens=2048)
     for key, pass_ in real_passes().items():
         expected = reference(embedded, pass_, layers)
         assert float((states[key] - expected).abs().max()) <= TOLERANCE * float(expected.abs().max())
