@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 from abstain.errors import AbstainError
 from abstain.llm.layout import Pass
+
+_encoding = threading.Lock()
+"""A tokenizer keeps how it splits special tokens as a state: another thread's choice must not come in between."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ def encode_pass(tokenizer: Any, pass_: Pass) -> EncodedPass:
                 )
             new = [tokenizer.eos_token_id]
         else:
-            new = tokenizer.encode(segment.text, add_special_tokens=False, split_special_tokens=not segment.literal)
+            with _encoding:
+                new = tokenizer.encode(segment.text, add_special_tokens=False, split_special_tokens=not segment.literal)
         spans[segment.name] = (len(ids), len(ids) + len(new))
         ids += new
     return EncodedPass(ids, spans)
