@@ -63,7 +63,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
             yield key, [replace(result[0], states=result[0].states + 5)] if isinstance(result, list) else result
 
     monkeypatch.setattr(Engine, "run", spoil)
-    monkeypatch.setattr(answers, "_is_written_as_read", lambda scorer, one: written_as_read)
+    monkeypatch.setattr(answers, "_is_written_as_read", lambda *_: written_as_read)
     (spoilt,) = answer(scorer, questions()[:1], ASK)
     same = spoilt.verdict.confidence == pytest.approx(honest.verdict.confidence, abs=1e-6)
     assert same == (not written_as_read)

@@ -109,14 +109,14 @@ class RowSource:
 
     def _lacking(self, requests: Requests) -> list[tuple[bytes, int]]:
         """Where each missing row is asked for first, after what its pass begins with, in the order of that."""
-        first: dict[tuple[Ask, str], tuple[bytes, int]] = {}
+        first: dict[tuple[Ask, str], int] = {}
         for at, asked in _keys(requests):
-            if asked not in first:
-                first[asked] = _beginning(requests[at]), at
+            first.setdefault(asked, at)
         by_ask: defaultdict[Ask, list[str]] = defaultdict(list)
         for ask, key in first:
             by_ask[ask].append(key)
-        return sorted(first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys))
+        missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
+        return sorted((_beginning(requests[at]), at) for at in missing)
 
     def _cut(self, requests: Requests, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardWork]:
         """Shards of `SHARD_ROWS`, or up to twice that where it would part passes that have most in common."""

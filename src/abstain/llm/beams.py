@@ -48,15 +48,17 @@ def search(
         raise AbstainError(f"{ask.contains} has more tokens than the {ask.max_new_tokens} of an answer: allow more")
     stepper = Stepper(decoder, [ids], [keys_values])
     beams, finished = [Beam(lacks=_lacks((), phrases))], list[Beam]()
+    rows: list[int] = []
     for _ in range(ask.max_new_tokens):
+        if rows:  # what was chosen last is read only where something is to follow it
+            stepper.select(rows)
+            state = stepper.read([beam.tokens[-1] for beam in beams], set())[Tap(decoder.n_layers)]
         candidates = _continuations(beams, decoder.logits(state).log_softmax(-1), phrases, ask, eos)
         finished += [beam for beam, _ in candidates if beam.ended]
         going_on = _shared_out([(beam, row) for beam, row in candidates if not beam.ended], ask.beams)
         if not going_on:
             break
-        beams = [beam for beam, _ in going_on]
-        stepper.select([row for _, row in going_on])
-        state = stepper.read([beam.tokens[-1] for beam in beams], set())[Tap(decoder.n_layers)]
+        beams, rows = [beam for beam, _ in going_on], [row for _, row in going_on]
     finished += [beam for beam in beams if not beam.lacks]
     return sorted(finished, key=lambda beam: -beam.score)[: ask.samples]
 

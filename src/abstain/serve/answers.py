@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from abstain.errors import AbstainError
 from abstain.features.extract import Prepared, Refused
 from abstain.llm.asks import Generate, Request
 from abstain.llm.decode import Generated
+from abstain.llm.layout import Pass
 from abstain.llm.tokens import encode_pass
 from abstain.serve.scorer import Scorer, Verdict
 
@@ -37,19 +39,19 @@ def answer(scorer: Scorer, questions: Sequence[Question], ask: Generate) -> list
     A question that does not fit the window, or is answered by nothing, is abstained from with the reason. Raises
     `AbstainError` for states that are not finite, naming the row.
     """
-    source = scorer.source
+    source, engine = scorer.source, scorer.source.engine()
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
     requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared)}
-    found = {int(key): result[0] for key, result in source.engine().run(requests) if isinstance(result, list)}
+    found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
     states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
     again = {
         str(at): Request(source.continued(requests[str(at)].pass_, one.text), source.ask, requests[str(at)].name)
         for at, one in answered.items()
-        if not _is_written_as_read(scorer, one)
+        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
     }
-    states |= {int(key): row for key, row in source.engine().run(again) if isinstance(row, Tensor)}
+    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
     confidences = dict(zip(states, scorer.probe.confidence([row.float() for row in states.values()]), strict=True))
     results: list[Answered] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
@@ -63,10 +65,9 @@ def answer(scorer: Scorer, questions: Sequence[Question], ask: Generate) -> list
     return results
 
 
-def _is_written_as_read(scorer: Scorer, one: Generated) -> bool:
-    """Whether reading the answer's text gives the tokens that it was written in."""
-    tokenizer = scorer.source.engine().loaded.tokenizer
-    return tuple(encode_pass(tokenizer, scorer.source.continued((), one.text)[:1]).ids) == one.tokens
+def _is_written_as_read(tokenizer: Any, text: Pass, one: Generated) -> bool:
+    """Whether reading `text`, the answer's segment, gives the tokens that it was written in."""
+    return tuple(encode_pass(tokenizer, text).ids) == one.tokens
 
 
 def _states(one: Generated, request: Request) -> Tensor:
