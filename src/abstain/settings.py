@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from abstain.errors import AbstainError
@@ -41,11 +41,30 @@ class Settings(BaseSettings):
     dask_scheduler: str | None = Field(
         None, description="address of a running Dask scheduler; default: a cluster of `workers` local processes"
     )
+    user_key: SecretStr | None = Field(
+        None, exclude=True, description="secret of the users' pseudonyms; default: the home's own, `user.key`"
+    )
+
+    index: SecretStr | None = Field(
+        None,
+        exclude=True,
+        description="postgresql:// URL of a vector index that many processes share; default: one in this process",
+    )
 
     @property
     def models(self) -> Path:
         """Safetensors copies of the embedded models."""
         return self.home.resolve() / "models"
+
+    @property
+    def embeddings(self) -> Path:
+        """Embeddings of the knowledge base, kept by content."""
+        return self.home.resolve() / "embeddings"
+
+    @property
+    def user_key_file(self) -> Path:
+        """The secret of the users' pseudonyms, where ABSTAIN_USER_KEY gives none."""
+        return self.home.resolve() / "user.key"
 
     @property
     def features(self) -> str:

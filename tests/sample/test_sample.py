@@ -15,10 +15,12 @@ import torch
 import yaml
 
 from abstain import paths
-from abstain.contracts import ImportedInteraction
+from abstain.contracts import ImportedInteraction, Interaction
 from abstain.errors import AbstainError
 from abstain.feedback.ingest import IngestReport, ingest
-from abstain.feedback.store import QuarantinedRow, read_dataset, read_quarantine
+from abstain.feedback.quarantine import QuarantinedRow
+from abstain.feedback.sources.files import by_hand
+from abstain.feedback.store import Store, read_rows
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
 from abstain.params import load_params
@@ -140,8 +142,9 @@ def test_reviews_are_true_and_drawn_with_the_probability_that_they_record(sample
 def taken(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[IngestReport, IngestReport, Path]:
     """The reports on history and on the week after it, and the data folder."""
     data = tmp_path_factory.mktemp("ingested") / "data"
-    first = ingest([sample / "handbook", sample / "history.jsonl"], data, PARAMS.validation, EXPORTED[0])
-    return first, ingest([sample / "incoming.jsonl"], data, PARAMS.validation, EXPORTED[1]), data
+    before = by_hand([str(sample / "handbook"), str(sample / "history.jsonl")])
+    first = ingest(before, data, PARAMS.validation, EXPORTED[0])
+    return first, ingest(by_hand([str(sample / "incoming.jsonl")]), data, PARAMS.validation, EXPORTED[1]), data
 
 
 def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, IngestReport, Path]) -> None:
@@ -155,13 +158,13 @@ def test_of_the_incoming_rows_one_is_known_and_six_are_refused(taken: tuple[Inge
     _, incoming, data = taken
     assert (incoming.duplicate, incoming.quarantined) == (1, 6)
     assert incoming.read == incoming.accepted + incoming.duplicate + incoming.quarantined
-    assert len(read_dataset(data).interactions) == len(ANSWERED)
+    assert len(list(Store(data).rows(Interaction))) == len(ANSWERED)
     assert incoming.quarantine
     assert_reasons(
-        read_quarantine(data / incoming.quarantine),
+        tuple(read_rows(data / incoming.quarantine, QuarantinedRow)),
         [
             r"line: truncated JSON: ",
-            r"asked_at: input should be a valid datetime",
+            r"asked_at: value error, not a timestamp: write it in UTC",
             r"anwser: unknown field, did you mean 'answer'\?",
             r"interaction_id: 'q-00002' is known with other content \(differs in answer\)",
             r"review\.\w+: this field is missing",

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from abstain.errors import AbstainError
 from abstain.feedback.ingest import ingest
+from abstain.feedback.sources.files import by_hand
 from abstain.params import ValidationParams
 from abstain.sample.write import EXPORTED, write_sample
 
-VALIDATION = ValidationParams(max_failed_fraction=0, max_feedback_delay_days=90, max_text_chars=20_000)
+VALIDATION = ValidationParams(
+    max_failed_fraction=0, max_feedback_delay_days=90, max_text_chars=20_000, max_clock_skew_seconds=0
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -22,9 +25,9 @@ def main(arguments: list[str]) -> None:
         raise AbstainError("usage: python -m abstain.sample DATA, where DATA is a folder that is not there yet")
     with tempfile.TemporaryDirectory() as folder:
         write_sample(Path(folder))
-        files = [Path(folder) / "handbook", Path(folder) / "history.jsonl"]
+        sources = by_hand([f"{folder}/handbook", f"{folder}/history.jsonl"])
         # Not the user's own limits, nor the clock: the bytes are always the same.
-        ingest(files, Path(arguments[0]), VALIDATION, EXPORTED[0])
+        ingest(sources, Path(arguments[0]), VALIDATION, EXPORTED[0])
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def draw_thumb(
     flip = FLIP_RIGHT if right else FLIP_CONFIDENT if sure else FLIP_WRONG
     up = right != (rng.random() < flip)
     given = _later(question.asked_at, rng.randrange(20, 3600), exported_at)
-    return ImportedFeedback(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):03d}")
+    return ImportedFeedback(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):020x}")
 
 
 def draw_review(

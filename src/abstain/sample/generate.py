@@ -19,7 +19,10 @@ import torch
 from abstain import paths
 from abstain.contracts import Chunk
 from abstain.files import write_atomically
-from abstain.knowledge.retrieval import EMBEDDED_ENCODER, DenseIndex, SentenceEncoder
+from abstain.knowledge.embeddings import Embeddings
+from abstain.knowledge.encoder import EMBEDDED_ENCODER, SentenceEncoder
+from abstain.knowledge.faiss_index import FaissIndex
+from abstain.knowledge.retriever import Retriever
 from abstain.llm.asks import Generate, Request
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, load_layout
@@ -40,8 +43,9 @@ META = "answers.meta.json"
 
 def retrieve(pages: Sequence[Page], questions: Sequence[Question]) -> list[list[Chunk]]:
     """For each question the at most `K` chunks that its asker may read, best first."""
-    index = DenseIndex([chunk for page in pages for chunk in page.chunks()], SentenceEncoder())
-    hits = (index.search(question.text, K, question.entitlements, MAX_GAP) for question in questions)
+    retriever = Retriever(FaissIndex(), Embeddings(SentenceEncoder()))
+    retriever.sync(chunk for page in pages for chunk in page.chunks())
+    hits = (retriever.search(question.text, K, question.entitlements, MAX_GAP) for question in questions)
     return [[hit.chunk for hit in found] for found in hits]
 
 

@@ -1,0 +1,243 @@
+"""How often retrieval finds what answers a question, and how long a search takes: `python -m benchmarks.retrieval`.
+
+Three decisions:
+
+* Recall on the sample: gold is the chunk that states the fact that was asked for, and the asker's entitlements apply.
+  Questions that no chunk answers for their asker are left out and counted.
+* Recall on FeedbackQA, which is not the project's to ship (`--feedbackqa` names its folder): people's questions, each
+  written for one passage, which is gold. Once with every passage as one chunk, once cut as ingest cuts documents.
+* Latency is of the search alone, after embedding, one question at a time: 45,000 chunks with entitlements, vectors
+  drawn, because an exact search takes as long whatever they mean. Where other things run, too, the time on the
+  processor says what the search itself took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abstain.contracts import Chunk, Document
+from abstain.knowledge.chunks import chunk_document
+from abstain.knowledge.embeddings import Embeddings, unit
+from abstain.knowledge.encoder import SentenceEncoder, Vectors
+from abstain.knowledge.faiss_index import FaissIndex
+from abstain.knowledge.index import Entry, VectorIndex
+from abstain.knowledge.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
+from abstain.knowledge.retriever import Retriever, open_index
+from abstain.settings import load_settings
+
+FEEDBACKQA = Path(__file__).parents[1].parent / "shared/data/feedbackqa"
+K = 10
+RIGHTS = ("premium", "staff", "advisers", "board", "partners", "branch")
+
+
+class Drawn:
+    """An encoder of which only name and width are asked."""
+
+    identity = "drawn"
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        raise AssertionError("the vectors are drawn")
+
+
+def recall_row(name: str, chunks: Sequence[Chunk], questions: Sequence[GoldQuestion], embeddings: Embeddings) -> str:
+    """One line of the table: recall at every k with its interval."""
+    retriever = Retriever(FaissIndex(), embeddings)
+    retriever.sync(chunks)
+    cells = [f"{one.share:.3f} ({one.low:.3f} to {one.high:.3f})" for one in recall_at(measure(retriever, questions))]
+    return f"| {name} | {len(chunks):,} | {len(questions):,} | {' | '.join(cells)} |"
+
+
+def head() -> str:
+    paper = " | ".join(f"{PAPER[k]:.2f}" for k in KS)
+    return (
+        f"| on | chunks | questions | {' | '.join(f'R@{k}' for k in KS)} |\n| --- | --: | --: |{' --: |' * len(KS)}\n"
+        f"| the paper's table 3 | | | {paper} |"
+    )
+
+
+def sample(embeddings: Embeddings) -> Iterator[str]:
+    """Recall on the shipped sample."""
+    from abstain.sample.handbook import build_handbook
+    from abstain.sample.judge import is_answerable
+    from abstain.sample.questions import build_questions
+
+    pages = build_handbook()
+    of_page = {page.doc_id: page.chunks() for page in pages}
+    asked = build_questions(pages)
+    stated = [
+        GoldQuestion(question=one.text, gold=gold, entitlements=one.entitlements)
+        for one in asked
+        if (gold := tuple(c.chunk_id for c in of_page[one.fact.doc_id] if is_answerable(one.fact, [c.text])))
+    ]
+    chunks = [chunk for found in of_page.values() for chunk in found]
+    good = answerable(stated, chunks)
+    yield recall_row("the sample", chunks, good, embeddings)
+    yield (
+        f"\nOf the sample's {len(asked):,} questions {len(asked) - len(stated)} ask for what stands on no page, and "
+        f"{len(stated) - len(good)} come from people who may not read the page: left out."
+    )
+
+
+def feedbackqa(folder: Path, count: int, embeddings: Embeddings) -> Iterator[str]:
+    """Recall on FeedbackQA's knowledge base, over all domains and within each."""
+    passages = list(_rows(folder / "kb_passages.jsonl.gz"))
+    asked = list(_rows(folder / "kb_questions.jsonl.gz"))
+    drawn = random.Random(0).sample(asked, min(count, len(asked)))
+    by_domain = {domain: [row for row in passages if row["domain"] == domain] for domain in _domains(passages)}
+    for how, cut in (("passages whole", False), ("passages cut", True)):
+        chunks = {
+            domain: [chunk for row in rows for chunk in (chunk_document(_document(row)) if cut else [_whole(row)])]
+            for domain, rows in by_domain.items()
+        }
+        everything = [chunk for found in chunks.values() for chunk in found]
+        yield recall_row(f"FeedbackQA, all, {how}", everything, _gold(drawn), embeddings)
+        for domain, found in chunks.items():
+            own = _gold(row for row in drawn if row["domain"] == domain)
+            yield recall_row(f"{domain} alone, {how}", found, own, embeddings)
+    yield f"\nFeedbackQA: {len(drawn):,} of its {len(asked):,} questions, drawn with seed 0."
+
+
+def latency(count: int, queries: int, dimension: int, postgres: str | None) -> Iterator[str]:
+    """Milliseconds of a search for `K` chunks among `count`, by who asks and where the index is."""
+    draw = np.random.default_rng(0)
+    entries = [Entry(_chunk(n, draw), product=f"product {n % 20}") for n in range(count)]
+    vectors = unit(draw.standard_normal((count, dimension)).astype(np.float32))
+    questions = unit(draw.standard_normal((queries, dimension)).astype(np.float32))
+    askers: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = [
+        ("everything", RIGHTS, {}),
+        ("two of six rights", RIGHTS[:2], {}),
+        ("no right", (), {}),
+        ("two of six rights, one product of 20", RIGHTS[:2], {"product": "product 7"}),
+    ]
+    columns = ("index", "may read", "chunks to search", "searches", "p50 ms", "p99 ms", "p99 ms on the processor")
+    yield f"\n| {' | '.join(columns)} |\n| --- | --- |{' --: |' * 5}"
+    for name, url in (("faiss", None), *([("pgvector", postgres)] if postgres else [])):
+        with closing(open_index(url, Drawn(dimension))) as index:
+            index.upsert(entries, vectors)
+            for who, held, where in askers:
+                readable = sum(_fits(entry, held, where) for entry in entries)
+                some = questions if url is None else questions[: max(queries // 10, 1)]
+                p50, p99, busy = timed(index, some, held, where)
+                own = f"{busy:.1f}" if url is None else "on the server"
+                yield f"| {name} | {who} | {readable:,} | {len(some):,} | {p50:.1f} | {p99:.1f} | {own} |"
+
+
+def timed(
+    index: VectorIndex, questions: Vectors, held: Sequence[str], where: Mapping[str, str]
+) -> tuple[float, float, float]:
+    """Median and 99th percentile of one search, and the latter of its time on the processor, all in milliseconds."""
+    took, busy = [], []
+    for question in questions:
+        start, start_busy = time.perf_counter(), time.thread_time()
+        hits = index.search(question, K, held, where)
+        took.append(1000 * (time.perf_counter() - start))
+        busy.append(1000 * (time.thread_time() - start_busy))
+        assert all(set(hit.chunk.entitlements) <= set(held) for hit in hits)
+    return float(np.median(took)), float(np.percentile(took, 99)), float(np.percentile(busy, 99))
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _domains(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return sorted({row["domain"] for row in rows})
+
+
+def _gold(rows: Iterable[Mapping[str, Any]]) -> list[GoldQuestion]:
+    return [GoldQuestion(question=row["question"], gold=(row["gold_kb_id"],)) for row in rows]
+
+
+def _path(row: Mapping[str, Any]) -> list[str]:
+    return [" ".join(part.split()) for part in (row["page_title"], *row["section_headers"]) if part and part.strip()]
+
+
+def _document(row: Mapping[str, Any]) -> Document:
+    """A passage as a document of its own: its headings, then its text, where a line is a paragraph."""
+    title, *headings = _path(row) or [row["kb_id"]]
+    parts = [f"{'#' * min(level, 6)} {heading}" for level, heading in enumerate(headings, start=1)]
+    lines = [line.strip() for line in row["text"].split("\n") if line.strip()]
+    return Document(doc_id=row["kb_id"], title=title, updated_at=_LONG_AGO, body="\n\n".join([*parts, " ".join(lines)]))
+
+
+def _whole(row: Mapping[str, Any]) -> Chunk:
+    path = _path(row) or [row["kb_id"]]
+    text = " > ".join(path) + "\n" + row["text"]
+    return _text_chunk(f"{row['kb_id']}#0", text, tuple(path))
+
+
+def _chunk(number: int, draw: np.random.Generator) -> Chunk:
+    """A chunk that two of five may read, or who holds one right, or two."""
+    rights = () if draw.random() < 0.4 else tuple(draw.choice(RIGHTS, size=draw.integers(1, 3), replace=False).tolist())
+    text = f"Product {number % 20} > Section {number}\n" + "What a section of a handbook says about a fee. " * 12
+    return _text_chunk(f"d{number // 10}#{number}", text, ("Product", "Section"), rights)
+
+
+def _text_chunk(chunk_id: str, text: str, path: tuple[str, ...], rights: tuple[str, ...] = ()) -> Chunk:
+    return Chunk(
+        chunk_id=chunk_id,
+        doc_id=chunk_id.partition("#")[0],
+        section_path=path,
+        kind="text",
+        text=text,
+        entitlements=rights,
+        updated_at=_LONG_AGO,
+        content_hash=chunk_id,
+    )
+
+
+def _fits(entry: Entry, held: Sequence[str], where: Mapping[str, str]) -> bool:
+    return set(entry.chunk.entitlements) <= set(held) and where.items() <= entry.metadata.items()
+
+
+_LONG_AGO: Any = "2020-01-01T00:00:00Z"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieval")
+    parser.add_argument("--feedbackqa", type=Path, default=FEEDBACKQA)
+    parser.add_argument("--questions", type=int, default=4000, help="of FeedbackQA's, drawn with a seed")
+    parser.add_argument("--chunks", type=int, default=45_000, help="to search for the latency")
+    parser.add_argument("--queries", type=int, default=2000)
+    parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--parts", nargs="*", default=["sample", "feedbackqa", "latency"])
+    asked = parser.parse_args()
+    settings = load_settings()
+    embeddings = Embeddings(SentenceEncoder(device=settings.device), settings.embeddings)
+    if {"sample", "feedbackqa"} & set(asked.parts):
+        print(head(), flush=True)
+    if "sample" in asked.parts:
+        print(*sample(embeddings), sep="\n", flush=True)
+    if "feedbackqa" in asked.parts:
+        if asked.feedbackqa.is_dir():
+            for line in feedbackqa(asked.feedbackqa, asked.questions, embeddings):
+                print(line, flush=True)
+        else:
+            print(f"{asked.feedbackqa} is not there: left out")
+    if "latency" in asked.parts:
+        from tests.postgres import database, start_postgres
+
+        with tempfile.TemporaryDirectory(prefix="abstain-postgres-") as folder:
+            Path(folder).chmod(0o755)
+            with start_postgres(Path(folder) / "data") as server, database(server) as url:
+                for line in latency(asked.chunks, asked.queries, asked.dimension, url):
+                    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

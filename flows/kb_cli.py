@@ -1,0 +1,119 @@
+"""`abstain kb`: ask the knowledge base, and measure how often it finds what it should.
+
+The encoder and the index are imported by the commands, as in `flows.cli`: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from abstain.errors import AbstainError
+
+if TYPE_CHECKING:
+    from abstain.contracts import Chunk
+    from abstain.knowledge.retriever import Retriever
+
+app = typer.Typer(help="The knowledge base: search, recall.", no_args_is_help=True)
+console = Console(markup=False, highlight=False)
+
+
+@app.command()
+def search(
+    question: Annotated[str, typer.Argument()],
+    entitlement: Annotated[
+        list[str] | None, typer.Option("--entitlement", "-e", help="what the asker may read; repeatable")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="chunks at most")] = 5,
+    product: Annotated[str | None, typer.Option("--product", "-p", help="only of this product")] = None,
+    doc: Annotated[str | None, typer.Option("--doc", help="only of this document")] = None,
+) -> None:
+    """Show the chunks nearest to a question, best first, among those that its asker may read."""
+    if not question.strip():
+        raise AbstainError("the question is empty: write what you look for")
+    where = {name: value for name, value in (("product", product), ("doc_id", doc)) if value is not None}
+    with _knowledge_base() as base:
+        hits = base.retriever.search(question, k, entitlement or (), where=where)
+    if not hits:
+        console.print("nothing that this asker may read")
+    for place, hit in enumerate(hits, start=1):
+        needs = f"  needs {', '.join(hit.chunk.entitlements)}" if hit.chunk.entitlements else ""
+        console.print(f"{place}. {hit.score:.3f}  {hit.chunk.chunk_id}{needs}", soft_wrap=True)
+        console.print("   " + hit.chunk.text.replace("\n", "\n   "), soft_wrap=True)
+
+
+@app.command()
+def recall(
+    file: Annotated[Path, typer.Argument(help='JSON Lines: {"question", "gold": [ids of chunks or documents]}')],
+) -> None:
+    """Measure how often a gold chunk is among the first k (docs/knowledge.md has the fields of FILE)."""
+    from abstain.knowledge.recall import PAPER, answerable, measure, read_questions, recall_at
+
+    questions = read_questions(file)
+    with _knowledge_base() as base:
+        asked = answerable(questions, base.chunks)
+        if not asked:
+            raise AbstainError(
+                f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
+                "base and that its asker may read: check the ids and the entitlements"
+            )
+        with _bar("questions") as progress:
+            ranks = measure(base.retriever, asked, progress)
+    table = Table("k", "recall", "95 % interval", "paper's table 3")
+    for one in recall_at(ranks):
+        table.add_row(str(one.k), f"{one.share:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{PAPER[one.k]:.2f}")
+    console.print(table)
+    console.print(
+        f"{len(asked)} questions over {base.held} chunks; {len(questions) - len(asked)} questions left out: they have "
+        "no gold that is still there and that the asker may read",
+        soft_wrap=True,
+    )
+
+
+@dataclass(frozen=True)
+class _KnowledgeBase:
+    chunks: Sequence[Chunk]
+    retriever: Retriever
+    held: int
+
+
+@contextmanager
+def _knowledge_base() -> Iterator[_KnowledgeBase]:
+    """The current data's chunks, and a retriever that holds them."""
+    from abstain import paths
+    from abstain.feedback.store import Store
+    from abstain.knowledge.embeddings import Embeddings
+    from abstain.knowledge.encoder import SentenceEncoder
+    from abstain.knowledge.retriever import Retriever, open_index
+    from abstain.settings import load_settings
+    from tasks.workspace import open_workspace
+
+    settings = load_settings()
+    with open_workspace() as workspace:
+        store = Store(workspace.path / paths.DATA)
+        chunks = list(store.chunks())
+        products = {document.doc_id: document.product for document in store.documents()}
+    if all(chunk.removed_at is not None for chunk in chunks):
+        raise AbstainError("the knowledge base is empty: `abstain ingest` a folder of Markdown or HTML documents first")
+    encoder = SentenceEncoder(device=settings.device)
+    url = settings.index.get_secret_value() if settings.index else None
+    with closing(open_index(url, encoder)) as index:
+        retriever = Retriever(index, Embeddings(encoder, settings.embeddings))
+        with _bar("index") as progress:
+            synced = retriever.sync(chunks, products, progress)
+        yield _KnowledgeBase(chunks, retriever, synced.held)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from abstain.contracts import Chunk
+from abstain.knowledge import retriever as module
+from abstain.knowledge.embeddings import Embeddings
+from abstain.knowledge.faiss_index import FaissIndex
+from abstain.knowledge.retriever import Retriever, Synced
+from tests.knowledge.builders import BagOfWords, chunk
+
+CHUNKS = (chunk("a#1", "fee"), chunk("a#2", "fee card"), chunk("b#1", "loan", "staff"))
+DEAD = chunk("a#3", "fee fee", removed_at="2026-09-01T00:00:00Z")
+
+
+def new(folder: Path | None = None) -> tuple[Retriever, BagOfWords]:
+    encoder = BagOfWords()
+    return Retriever(FaissIndex(), Embeddings(encoder, folder)), encoder
+
+
+def found(retriever: Retriever, question: str, *held: str, **options: object) -> list[str]:
+    return [hit.chunk.chunk_id for hit in retriever.search(question, 9, held, **options)]  # type: ignore[arg-type]
+
+
+def test_a_tombstone_is_never_found() -> None:
+    retriever, encoder = new()
+    assert retriever.sync([*CHUNKS, DEAD]) == Synced(written=3, removed=0, held=3)
+    assert found(retriever, "fee") == ["a#1", "a#2"]
+    assert DEAD.text not in encoder.encoded
+    killed = CHUNKS[0].model_copy(update={"removed_at": DEAD.removed_at})
+    assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == Synced(written=0, removed=1, held=2)
+    assert found(retriever, "fee") == ["a#2"]
+    assert retriever.sync([*CHUNKS, DEAD.model_copy(update={"removed_at": None})]) == Synced(2, 0, 4)
+    assert found(retriever, "fee") == ["a#1", "a#3", "a#2"]
+    assert retriever.sync([]) == Synced(0, 4, 0)
+    assert found(retriever, "fee") == []
+
+
+def test_only_what_changed_is_written_and_only_what_is_new_is_encoded(tmp_path: Path) -> None:
+    retriever, encoder = new(tmp_path)
+    retriever.sync(CHUNKS)
+    assert (len(encoder.encoded), encoder.calls) == (3, 1)
+    assert retriever.sync(CHUNKS) == Synced(0, 0, 3)
+    assert encoder.calls == 1
+    closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
+    assert retriever.sync([closed, *CHUNKS[1:], chunk("c#1", "rate")], {"b": "loans"}) == Synced(3, 0, 4)
+    assert encoder.encoded[3:] == ["rate"]
+    assert found(retriever, "fee") == ["a#2", "c#1"]
+    assert found(retriever, "fee", "staff", where={"product": "loans"}) == ["b#1"]
+    # Another process, the same folder: everything is told to its index, nothing is encoded again.
+    again, encoder = new(tmp_path)
+    assert again.sync([closed, *CHUNKS[1:]]) == Synced(3, 0, 3)
+    assert encoder.calls == 0
+
+
+def test_many_chunks_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    retriever, _ = new()
+    told: list[tuple[int, int]] = []
+    many: list[Chunk] = [chunk(f"a#{n}", f"fee {n}") for n in range(5)]
+    retriever.sync(many, progress=lambda done, total: told.append((done, total)))
+    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert found(retriever, "fee") == [one.chunk_id for one in many]
+
+
+def test_hits_far_below_the_best_are_dropped() -> None:
+    retriever, _ = new()
+    retriever.sync(CHUNKS)
+    assert found(retriever, "fee", "staff") == ["a#1", "a#2", "b#1"]
+    assert found(retriever, "fee", "staff", max_gap=0.5) == ["a#1", "a#2"]
+    assert found(retriever, "loan", max_gap=0.5) == ["a#1", "a#2"]  # what may not be read does not raise the bar
+
+
+def test_a_question_that_means_nothing_scores_zero() -> None:
+    retriever, _ = new()
+    retriever.sync(CHUNKS)
+    assert [hit.score for hit in retriever.search("what?", 2)] == [0, 0]
