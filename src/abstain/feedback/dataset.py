@@ -1,65 +1,97 @@
-"""The joined training table: one row a labelled interaction, with its split. Pure.
+"""The joined training table: one row a labelled answer, with its split. Columnar and pure.
 
-The hold-out is frozen in its labels too: a verdict given after `split.holdout_frozen_at` does not change it.
+Three decisions:
+
+* The hold-out is frozen in its labels too: what is said from `split.holdout_frozen_at` on does not change it, and its
+  thumbs count by majority with a fixed weight, because how far thumbs are trusted changes as reviews come in.
+* How far that is comes from training rows alone, so that no verdict on the validation split, the hold-out or the newest
+  window reaches what is trained on.
+* The same rows in any order are the same table: by batch, moment and id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from abstain.feedback.labels import label_rows
+from abstain.errors import AbstainError
+from abstain.feedback.card import data_card
+from abstain.feedback.labels import disagreed, label_rows, last_verdicts, resolve, votes_of
+from abstain.feedback.reliability import compare, estimate
 from abstain.feedback.splits import assign_splits, check_splits
-from abstain.feedback.store import Dataset
 from abstain.params import LabelParams, SplitParams
 
-SPLITS = ("train", "validation", "holdout", "newest")
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
+FEEDBACK = ("given_at", "thumb", "user")
+REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
+COLUMNS = (
+    *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
+    *("line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
+    *("asked_at", "batch"),
+)
+
+ON_CARD = ("interaction_id", "group", "split", "correct", "weight", "source", "reviews_disagree", "thumbs_disagree")
 
 
-def training_table(data: Dataset, labels: LabelParams, split: SplitParams) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table, in the order of the interactions, and its summary for the data card.
+def training_table(
+    interactions: pd.DataFrame, feedback: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table and its summary for the data card. Columns that are not named are not looked at.
 
-    Columns: interaction_id, group, split, correct (0/1), weight, source (sme|thumb), product (or null),
-    inclusion_probability (or null). Raises `AbstainError` when a split that is needed lacks right or wrong answers.
+    Args:
+        interactions: interaction_id, asked_at, group, product, line_of_business, batch.
+        feedback: interaction_id, given_at, thumb, user (or null).
+        reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
+
+    Returns the table, of `COLUMNS`: correct is 0 or 1, source sme or thumb; inclusion_probability and what the deciding
+    review says (complete, judged_correct, truthful) are null without one; reviews_disagree where one review says right
+    and another wrong, thumbs_disagree where the thumbs' majority says the opposite of the experts.
+
+    Raises `AbstainError` when a split that is needed lacks right or wrong answers.
     """
-    splits = dict(
-        zip(
-            (row.interaction_id for row in data.interactions),
-            assign_splits([(row.split_group, row.asked_at) for row in data.interactions], split),
-            strict=True,
-        )
-    )
-    held = [row for row in data.interactions if splits[row.interaction_id] == "holdout"]
-    free = [row for row in data.interactions if splits[row.interaction_id] != "holdout"]
-    frozen = label_rows(held, data.feedback, data.reviews, labels, split.holdout_frozen_at)
-    current = label_rows(free, data.feedback, data.reviews, labels)
-    label_of = {label.interaction_id: label for label in (*frozen.labels, *current.labels)}
-    rows = [
-        {
-            "interaction_id": row.interaction_id,
-            "group": row.split_group,
-            "split": splits[row.interaction_id],
-            "correct": int(label_of[row.interaction_id].right),
-            "weight": label_of[row.interaction_id].weight,
-            "source": label_of[row.interaction_id].source,
-            "product": row.product,
-            "inclusion_probability": label_of[row.interaction_id].inclusion_probability,
-        }
-        for row in data.interactions
-        if row.interaction_id in label_of
-    ]
-    frame = pd.DataFrame(rows).astype({"product": "string", "inclusion_probability": "float64"})
-    check_splits(list(frame["split"]), [bool(c) for c in frame["correct"]])
-    counts = {name: frozen.counts()[name] + current.counts()[name] for name in frozen.counts()}
-    return frame, {"labels": counts, "splits": [_card(frame[frame["split"] == name], name) for name in SPLITS]}
+    asked = interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
+    ids = pd.Index(asked["interaction_id"])
+    if not ids.is_unique:
+        raise AbstainError(f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows")
+    asked["split"] = assign_splits(asked["group"], asked["asked_at"], split)
+    thumbs = _placed(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
+    judged = _placed(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)
+    user, names = pd.factorize(thumbs["user"], sort=True)
+    votes = votes_of(thumbs.assign(user=user + 1))
+    last = last_verdicts(judged, labels)
+    verdicts = resolve(last, labels)
+
+    train = (asked["split"] == "train").to_numpy(bool)
+    learnt = votes[train[votes["row"]]], verdicts[train[verdicts.index]]
+    pool = compare(*learnt)
+    known = estimate(*learnt, pool, len(names), labels)
+    balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
+    said = pd.DataFrame({"right": balance > 0, "weight": labels.thumb_weight})
+    if known:
+        said = said.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
+
+    answers = asked.join(label_rows(len(asked), verdicts, balance, said, labels))
+    answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
+    against = verdicts["right"] != (balance > 0)[verdicts.index]
+    answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
+    table = answers.loc[answers["source"].notna(), list(COLUMNS)].reset_index(drop=True)
+    check_splits(table["split"], table["correct"] == 1, split.by)
+    counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
+    return table, data_card(counted, learnt[0], last, pool, known, labels)
 
 
-def _card(frame: pd.DataFrame, split: str) -> dict[str, Any]:
-    return {
-        "split": split,
-        "answers": len(frame),
-        "groups": int(frame["group"].nunique()),
-        "right": round(float(frame["correct"].mean()), 3) if len(frame) else None,
-        "by experts": int((frame["source"] == "sme").sum()),
-    }
+def _placed(
+    rows: pd.DataFrame, columns: Sequence[str], ids: pd.Index, splits: pd.Series, frozen_at: datetime
+) -> pd.DataFrame:
+    """The thumbs or reviews that count, with the `row` of their answer; the first of `columns` is their moment."""
+    row = ids.get_indexer(pd.Index(rows["interaction_id"]))
+    # One more at the end, for the rows of unknown answers (-1).
+    held, left_out = (np.append(splits == name, False)[row] for name in ("holdout", "excluded"))
+    late = (rows[columns[0]] >= frozen_at).to_numpy(bool)
+    counts = (row >= 0) & ~left_out & ~(held & late)
+    placed: pd.DataFrame = rows.loc[counts, list(columns)].assign(row=row[counts])
+    return placed

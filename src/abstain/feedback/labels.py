@@ -1,107 +1,107 @@
-"""From reviews and thumbs to labels: one an interaction, with its source and weight beside it. Pure.
+"""From reviews and thumbs to labels: one an answer, with its source and weight beside it. Columnar and pure.
 
-Three decisions:
+Four decisions:
 
 * A review outranks every thumb: it says whether the answer is right, a thumb only whether it was useful.
-* Of several reviews the latest decides. Reviews that disagree are counted, and two latest ones of the same
-  moment make the answer right only if both say so: showing a wrong answer costs more than withholding one.
-* Of several thumbs the majority decides, a known user counting once, with the last one; a tie is no label.
+* Correctness, completeness and truthfulness stay apart; `labels.require` says which of them a right answer needs.
+* Where reviews disagree, `labels.conflicts` says which of them decide. Deciding reviews that still differ make the
+  answer right only if all say so: showing a wrong answer costs more than withholding one.
+* Of several thumbs each counts, a known user's last one only; as many ups as downs are no label. What a thumb's
+  label weighs is `reliability`'s to say, and a label that weighs nothing is none.
+
+Answers are known by their row, 0 to n - 1, in all tables here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from typing import Any, Literal
+import numpy as np
+import pandas as pd
 
-from abstain.contracts import Feedback, Interaction, Review
 from abstain.params import LabelParams
 
-Source = Literal["sme", "thumb"]
+VERDICTS = ("complete", "correct", "truthful")
 
 
-@dataclass(frozen=True)
-class Label:
-    """Whether the answer was right, who says so, and how much that counts in training."""
+def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:
+    """The thumbs that count, as (row, user, up), in an order that does not depend on that of `thumbs`.
 
-    interaction_id: str
-    right: bool
-    source: Source
-    weight: float
-    inclusion_probability: float | None = None
+    Args:
+        thumbs: row, user (0 for nobody in particular, else a number of their own), given_at, thumb.
+
+    Of two thumbs that a user gave at one moment, the down counts.
+    """
+    up = (thumbs["thumb"] == "up").to_numpy(bool)
+    row, user = thumbs["row"].to_numpy(), thumbs["user"].to_numpy()
+    order = np.lexsort((~up, thumbs["given_at"].astype("int64"), user, row))
+    row, user, up = row[order], user[order], up[order]
+    follows = (row[:-1] == row[1:]) & (user[:-1] == user[1:]) & (user[:-1] > 0)
+    last = np.append(~follows, True)[: len(row)]
+    return pd.DataFrame({"row": row[last], "user": user[last], "up": up[last]})
 
 
-@dataclass(frozen=True)
-class Labelling:
-    """The labels in the order of the interactions, and what did not become one."""
+def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
+    """Each reviewer's last word on each answer: row, reviewer, reviewed_at, the verdicts, right, inclusion_probability.
 
-    labels: tuple[Label, ...]
-    unlabelled: int
-    tied_thumbs: int
-    conflicting_reviews: int
+    Args:
+        reviews: row, reviewer, reviewed_at, complete, correct, truthful, inclusion_probability (or nan).
+    """
+    typed = reviews.astype({**dict.fromkeys(VERDICTS, "bool"), "inclusion_probability": "float64"})
+    moments = typed.groupby(["row", "reviewer", "reviewed_at"], as_index=False).agg(
+        {**dict.fromkeys(VERDICTS, "min"), "inclusion_probability": "max"}
+    )
+    moments["right"] = moments[list(params.require)].all(axis=1)
+    return moments.drop_duplicates(["row", "reviewer"], keep="last").reset_index(drop=True)
 
-    def counts(self) -> dict[str, int]:
-        """Labels by source; `unlabelled` includes the tied ones."""
-        return {
-            "sme": sum(label.source == "sme" for label in self.labels),
-            "thumb": sum(label.source == "thumb" for label in self.labels),
-            "right": sum(label.right for label in self.labels),
-            "unlabelled": self.unlabelled,
-            "tied_thumbs": self.tied_thumbs,
-            "conflicting_reviews": self.conflicting_reviews,
-        }
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"counts": self.counts(), "labels": [asdict(label) for label in self.labels]}
+def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
+    """One verdict an answer, by row: right, complete, correct, truthful, inclusion_probability.
+
+    A verdict is a yes where all deciding reviews say so, and `inclusion_probability` the largest of theirs.
+    """
+    by_row = last.groupby("row")
+    if params.conflicts == "latest":
+        deciding = last["reviewed_at"] == by_row["reviewed_at"].transform("max")
+    elif params.conflicts == "majority":
+        deciding = last["right"] == (by_row["right"].transform("mean") > 0.5)
+    else:
+        deciding = last["right"] == by_row["right"].transform("min")
+    chosen = last[deciding].groupby("row")
+    return chosen[["right", *VERDICTS]].min().assign(inclusion_probability=chosen["inclusion_probability"].max())
+
+
+def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
+    """The rows, ascending, of answers that were called right in one review and wrong in another, whoever gave them."""
+    right = reviews[list(params.require)].all(axis=1)
+    kinds = right.groupby(reviews["row"]).agg(["min", "max"])
+    return kinds.index[kinds["min"] != kinds["max"]].to_numpy()
 
 
 def label_rows(
-    interactions: Sequence[Interaction],
-    feedback: Iterable[Feedback],
-    reviews: Iterable[Review],
-    params: LabelParams,
-    frozen_at: datetime | None = None,
-) -> Labelling:
-    """Label `interactions`; with `frozen_at` as things stood then, without what was given at that moment or later."""
-    thumbs_of: dict[str, list[Feedback]] = {}
-    for thumb in feedback:
-        if frozen_at is None or thumb.given_at < frozen_at:
-            thumbs_of.setdefault(thumb.interaction_id, []).append(thumb)
-    reviews_of: dict[str, list[Review]] = {}
-    for review in reviews:
-        if frozen_at is None or review.reviewed_at < frozen_at:
-            reviews_of.setdefault(review.interaction_id, []).append(review)
+    answers: int, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
+) -> pd.DataFrame:
+    """The label of each answer, a row each: correct (0/1), weight, source (sme, thumb, or null: no label), and what the
+    deciding review says: complete, judged_correct, truthful, inclusion_probability, null without one.
 
-    labels: list[Label] = []
-    tied = conflicting = 0
-    for interaction in interactions:
-        key = interaction.interaction_id
-        if own := reviews_of.get(key):
-            latest = max(review.reviewed_at for review in own)
-            deciding = [review for review in own if review.reviewed_at == latest]
-            right = all(is_right(review, params) for review in deciding)
-            probability = deciding[-1].inclusion_probability
-            labels.append(Label(key, right, "sme", params.review_weight, probability))
-            conflicting += len({is_right(review, params) for review in own}) > 1
-        elif thumbs := thumbs_of.get(key):
-            balance = _balance(thumbs)
-            tied += balance == 0
-            if balance:
-                labels.append(Label(key, balance > 0, "thumb", params.thumb_weight))
-    return Labelling(tuple(labels), len(interactions) - len(labels), tied, conflicting)
-
-
-def is_right(review: Review, params: LabelParams) -> bool:
-    """Whether every verdict that `params.require` names is a yes."""
-    return all(getattr(review, name) for name in params.require)
-
-
-def _balance(thumbs: Sequence[Feedback]) -> int:
-    """Ups less downs, each known user's last thumb only."""
-    counted: list[Feedback] = [thumb for thumb in thumbs if not thumb.user]
-    last: dict[str, Feedback] = {}
-    for thumb in thumbs:
-        if thumb.user and (thumb.user not in last or thumb.given_at >= last[thumb.user].given_at):
-            last[thumb.user] = thumb
-    return sum(1 if thumb.thumb == "up" else -1 for thumb in (*counted, *last.values()))
+    Args:
+        verdicts: as `resolve` gives them.
+        balance: (answers,) ups less downs.
+        thumbs: (answers,) right and weight, what the thumbs of an answer say; read where `balance` is not 0.
+    """
+    reviewed = np.zeros(answers, bool)
+    reviewed[verdicts.index] = True
+    right, weight = thumbs["right"].to_numpy(bool, copy=True), thumbs["weight"].to_numpy(float)
+    right[verdicts.index] = verdicts["right"]
+    by_thumb = ~reviewed & (balance != 0) & (weight > 0)
+    source = np.where(reviewed, "sme", np.where(by_thumb, "thumb", ""))
+    every = verdicts.reindex(range(answers))
+    return pd.DataFrame(
+        {
+            "correct": right.astype("int64"),
+            "weight": np.where(reviewed, params.review_weight, weight),
+            "source": pd.Series(source, dtype="str").replace("", None),
+            "complete": every["complete"].astype("boolean"),
+            "judged_correct": every["correct"].astype("boolean"),
+            "truthful": every["truthful"].astype("boolean"),
+            "inclusion_probability": every["inclusion_probability"].astype("float64"),
+        }
+    )

@@ -1,11 +1,12 @@
-"""Which rows train, tune and judge the probe. Pure.
+"""Which rows train, tune and judge the probe: by group or by time (`split.by`). Pure.
 
 Three decisions:
 
-* A group goes where a hash of (seed, group) sends it: it never straddles two parts, and never moves as data
-  grows, whatever else arrives.
-* The hold-out is frozen by date: rows of its groups asked before `holdout_frozen_at` are `holdout`, the same
-  rows for every challenger; later ones are `newest`, the window that shows drift. Neither is trained on.
+* A group never straddles what trains and what judges. By group, it goes where a hash of (seed, group) sends it, and
+  never moves as data grows. By time, the hold-out is what was asked in [`holdout_from`, `holdout_frozen_at`), and
+  earlier rows of a group that is asked about then or later are `excluded`: neither trained on nor judged.
+* The hold-out is frozen by date, the same rows for every challenger; what is asked from `holdout_frozen_at` on is
+  `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on.
 * Too little data is an error here, with its remedy, rather than a meaningless figure later.
 """
 
@@ -13,15 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
+import pandas as pd
 
 from abstain.errors import AbstainError
 from abstain.params import SplitParams
 
-Split = Literal["train", "validation", "holdout", "newest"]
+Split = Literal["train", "validation", "holdout", "newest", "excluded"]
 
 NEEDED: tuple[Split, ...] = ("train", "validation", "holdout")
 
@@ -32,24 +34,38 @@ def uniform(seed: int, group: str) -> float:
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-def assign_splits(rows: Iterable[tuple[str, datetime]], params: SplitParams) -> list[Split]:
-    """The split of each (group, asked_at), in order."""
-    return [_split(group, asked_at, params) for group, asked_at in rows]
+def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -> pd.Series:
+    """The split of each row, as text, with the index of `groups`.
+
+    Args:
+        groups: what may not straddle, a name a row.
+        asked_at: timestamps in UTC, aligned with `groups`.
+    """
+    codes, names = pd.factorize(groups)
+    position = np.array([uniform(params.seed, name) for name in names], float)
+    frozen = (asked_at >= params.holdout_frozen_at).to_numpy(bool)
+    if params.by == "group":
+        held, drawn = position < params.holdout, position < params.holdout + params.validation
+        split = np.where(held[codes], np.where(frozen, "newest", "holdout"), _train_or(drawn[codes]))
+    else:
+        late = (asked_at >= params.holdout_from).to_numpy(bool)
+        held = np.zeros(len(names), bool)
+        held[codes[late]] = True
+        early = np.where(held[codes], "excluded", _train_or((position < params.validation)[codes]))
+        split = np.where(late, np.where(frozen, "newest", "holdout"), early)
+    return pd.Series(split, index=groups.index, dtype="str")
 
 
-def check_splits(splits: Sequence[Split], right: Sequence[bool], needed: Sequence[Split] = NEEDED) -> None:
+def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.Series, by: str = "group") -> None:
     """Raise `AbstainError`, naming split and remedy, unless each needed split has right and wrong answers."""
     if len(splits) != len(right):
         raise ValueError(f"{len(splits)} splits for {len(right)} labels")
-    found = Counter(zip(splits, right, strict=True))
-    for split in needed:
-        rights, wrongs = found[split, True], found[split, False]
+    labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "right": pd.Series(right, dtype=bool)})
+    found = labelled.value_counts().to_dict()
+    for split in NEEDED:
+        rights, wrongs = found.get((split, True), 0), found.get((split, False), 0)
         if not rights + wrongs:
-            fraction = "" if split == "train" else f", or raise split.{split} in params.yaml"
-            frozen = ", or move split.holdout_frozen_at" if split == "holdout" else ""
-            raise AbstainError(
-                f"no labelled rows in the split '{split}': ingest feedback on more groups{fraction}{frozen}"
-            )
+            raise AbstainError(f"no labelled rows in the split '{split}': {_remedy(split, by)}")
         if not rights or not wrongs:
             only, lacking = ("right", "wrong") if rights else ("wrong", "right")
             raise AbstainError(
@@ -64,8 +80,16 @@ def holdout_digest(ids: Sequence[str], labels: Sequence[bool]) -> str:
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=False).encode()).hexdigest()
 
 
-def _split(group: str, asked_at: datetime, params: SplitParams) -> Split:
-    position = uniform(params.seed, group)
-    if position < params.holdout:
-        return "holdout" if asked_at < params.holdout_frozen_at else "newest"
-    return "validation" if position < params.holdout + params.validation else "train"
+def _train_or(validates: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(validates, "validation", "train"))
+
+
+def _remedy(split: Split, by: str) -> str:
+    if by == "group":
+        fraction = "" if split == "train" else f", or raise split.{split} in params.yaml"
+        frozen = ", or move split.holdout_frozen_at" if split == "holdout" else ""
+        return f"ingest feedback on more groups{fraction}{frozen}"
+    if split == "holdout":
+        return "ingest feedback on what was asked from split.holdout_from to split.holdout_frozen_at, or move these"
+    fraction = ", raise split.validation" if split == "validation" else ""
+    return f"too few groups are asked about only before split.holdout_from: move that{fraction}, or split by group"

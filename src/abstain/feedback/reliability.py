@@ -1,0 +1,209 @@
+"""How far thumbs can be trusted: what experts said of the answers that users had judged. Columnar and pure.
+
+Four decisions:
+
+* A reviewed answer stands for 1/inclusion_probability others, because reviews are drawn unevenly, disliked answers
+  first (where the probability is unknown, for itself). What that costs in certainty shows in the effective number of
+  answers (Kish), by which intervals and `labels.min_agreement` go.
+* What a thumb tells is a log-likelihood ratio, up and down apart, everybody's first. A user's own record moves it as
+  far as its reviewed thumbs go (`labels.user_shrinkage`); a thumb of nobody in particular is everybody's.
+* `labels.thumb_model` says where a user's record comes from: `agreement` looks at reviewed answers alone,
+  `dawid_skene` (crowd-kit) also at the thumbs that nobody reviewed. The first is the default: the second takes a user
+  who asks easy questions for one who likes everything.
+* A label weighs as much as the thumbs removed of the doubt there was about it, (p - prior) / (1 - prior), like
+  Cohen's kappa: nothing where they tell nothing, or speak against what stays likelier all the same.
+
+Reference: A. P. Dawid and A. M. Skene, Maximum likelihood estimation of observer error-rates using the EM algorithm,
+JRSS C 28 (1979).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.special import betaincinv, expit, logit
+
+from abstain.params import LabelParams
+
+DOWN, UP = 0, 1
+DIGITS = 3
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Share:
+    """A weighted share, off 0 and 1 by half an answer (Jeffreys' prior), its interval at `LEVEL` and effective n."""
+
+    value: float
+    low: float
+    high: float
+    effective: float
+
+    @classmethod
+    def of(cls, hit: np.ndarray, weight: np.ndarray, answer: np.ndarray) -> Share:
+        """Of votes that `hit`; votes on one `answer` are taken for one, because they judge the same thing."""
+        drawn = pd.Series(weight).groupby(answer).sum().to_numpy()
+        effective = float(drawn.sum() ** 2 / (drawn**2).sum()) if len(drawn) else 0.0
+        hits = effective * float(np.average(hit, weights=weight)) if len(drawn) else 0.0
+        low, high = betaincinv(hits + 0.5, effective - hits + 0.5, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return cls((hits + 0.5) / (effective + 1), float(low), float(high), effective)
+
+    def rest(self) -> Share:
+        """The share of those that did not."""
+        return Share(1 - self.value, 1 - self.high, 1 - self.low, self.effective)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Thumbs against verdicts.
+
+    Attributes:
+        votes: (2, 2) counts, thumb (down, up) by verdict (wrong, right).
+        prior: right answers among those with thumbs.
+        right_of: by thumb (down, up), the right answers among those that got it.
+        up_of: by verdict (wrong, right), the ups among those that got it.
+    """
+
+    votes: np.ndarray
+    prior: Share
+    right_of: tuple[Share, Share]
+    up_of: tuple[Share, Share]
+
+    @property
+    def evidence(self) -> np.ndarray:
+        """(2,) log P(thumb | right) / P(thumb | wrong) of a down and an up."""
+        wrong, right = self.up_of[0].value, self.up_of[1].value
+        return np.asarray(np.log([(1 - right) / (1 - wrong), right / wrong]))
+
+    @property
+    def effective(self) -> tuple[float, float]:
+        """The effective numbers of wrong and right answers that have both."""
+        return self.up_of[0].effective, self.up_of[1].effective
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What each user's thumbs tell: `evidence` is (users + 1, 2), row 0 everybody's, columns down and up."""
+
+    prior: float
+    evidence: np.ndarray
+
+    def posterior(self, votes: pd.DataFrame, answers: int) -> np.ndarray:
+        """(answers,) the probability that each is right, given its votes (row, user, up)."""
+        told = self.evidence[votes["user"], votes["up"].astype(int)]
+        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], told, answers)))
+
+    def labels(self, votes: pd.DataFrame, answers: int, params: LabelParams) -> pd.DataFrame:
+        """(answers,) what votes make of each: right, and the label's weight, 0 to `labels.max_thumb_weight`."""
+        probability = self.posterior(votes, answers)
+        right = probability > 0.5
+        sure = np.where(right, probability, 1 - probability)
+        before = np.where(right, self.prior, 1 - self.prior)
+        removed = np.clip((sure - before) / (1 - before), 0, 1)
+        return pd.DataFrame({"right": right, "weight": np.round(params.max_thumb_weight * removed, DIGITS)})
+
+    def of_users(self, votes: pd.DataFrame) -> np.ndarray:
+        """Of each known user in `votes`: the share of their thumbs that is expected to say what an expert would."""
+        right = expit(logit(self.prior) + self.evidence)
+        agrees = np.stack([1 - right[:, DOWN], right[:, UP]], axis=1)
+        known = votes[votes["user"] > 0]
+        share = pd.Series(agrees[known["user"], known["up"].astype(int)])
+        return np.asarray(share.groupby(known["user"].to_numpy()).mean())
+
+
+def compare(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
+    """Thumbs against verdicts where there are both.
+
+    Args:
+        votes: row, user, up.
+        verdicts: by row: right, inclusion_probability.
+    """
+    both = _reviewed(votes, verdicts)
+    answer, up, right, weight = (both[name].to_numpy() for name in ("row", "up", "right", "weight"))
+    first = ~both.duplicated("row").to_numpy()
+
+    def share(hit: np.ndarray, among: np.ndarray) -> Share:
+        return Share.of(hit[among], weight[among], answer[among])
+
+    return Agreement(
+        votes=np.bincount(2 * up + right, minlength=4).reshape(2, 2),
+        prior=share(right, first),
+        right_of=(share(right, ~up), share(right, up)),
+        up_of=(share(up, ~right), share(up, right)),
+    )
+
+
+def estimate(
+    votes: pd.DataFrame, verdicts: pd.DataFrame, pool: Agreement, users: int, params: LabelParams
+) -> Reliability | None:
+    """What thumbs tell, from training rows' votes and verdicts; None where fewer than `labels.min_agreement` have both.
+
+    Args:
+        pool: what `compare` says of these votes and verdicts.
+        users: how many known users there are, in these rows or others, numbered from 1.
+    """
+    if min(pool.effective) < params.min_agreement:
+        return None
+    model = _by_dawid_skene if params.thumb_model == "dawid_skene" else _by_agreement
+    evidence = model(votes, verdicts, users, pool, params.user_shrinkage)
+    evidence[0] = pool.evidence
+    return Reliability(pool.prior.value, evidence)
+
+
+def _reviewed(votes: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """The votes on reviewed answers, with the verdict and how many answers each stands for."""
+    both = votes.join(verdicts[["right", "inclusion_probability"]], on="row", how="inner")
+    return both.assign(right=both["right"].astype(bool), weight=1 / both["inclusion_probability"].fillna(1.0))
+
+
+def _by_agreement(
+    votes: pd.DataFrame, verdicts: pd.DataFrame, users: int, pool: Agreement, shrinkage: float
+) -> np.ndarray:
+    """Everybody's evidence, moved by how often an expert called right what the user liked, and what they disliked."""
+    both = _reviewed(votes, verdicts)
+    evidence = np.tile(pool.evidence, (users + 1, 1))
+    for thumb in (DOWN, UP):
+        own = both[both["up"] == bool(thumb)]
+        weight = own["weight"].to_numpy()
+        counted = weight * (weight.sum() / (weight**2).sum()) if len(own) else weight
+        rights = np.bincount(own["user"], counted * own["right"].to_numpy(), users + 1)
+        everybody = pool.right_of[thumb].value
+        share = (rights + shrinkage * everybody) / (np.bincount(own["user"], counted, users + 1) + shrinkage)
+        evidence[:, thumb] += logit(share) - logit(everybody)
+    return evidence
+
+
+def _by_dawid_skene(
+    votes: pd.DataFrame, verdicts: pd.DataFrame, users: int, pool: Agreement, shrinkage: float
+) -> np.ndarray:
+    """Error rates by expectation-maximisation over all votes, verdicts given, then shrunk towards everybody's.
+
+    Only users with `shrinkage` votes or more have rates of their own in it: fewer cannot tell a user from chance.
+    """
+    if votes["up"].nunique() < 2:
+        return np.tile(pool.evidence, (users + 1, 1))
+    from crowdkit.aggregation import DawidSkene  # some seconds
+
+    user, up = votes["user"].to_numpy(), votes["up"].to_numpy()
+    worker = np.where((np.bincount(user, minlength=users + 1) >= shrinkage)[user], user, 0)
+    up_wrong, up_right = (share.value for share in pool.up_of)
+    workers = np.unique(worker)
+    start = pd.DataFrame(
+        np.tile([[1 - up_wrong, 1 - up_right], [up_wrong, up_right]], (len(workers), 1)),
+        index=pd.MultiIndex.from_product([workers, [DOWN, UP]], names=["worker", "label"]),
+        columns=[0, 1],
+    )
+    model = DawidSkene(initial_error_strategy="assign").fit(
+        pd.DataFrame({"task": votes["row"].to_numpy(), "worker": worker, "label": up.astype(int)}),
+        verdicts["right"].astype(int),
+        start,
+    )
+    assert model.probas_ is not None
+    right = model.probas_.loc[votes["row"], 1].to_numpy()
+    rates = [
+        (np.bincount(user, part * up, users + 1) + shrinkage * rate) / (np.bincount(user, part, users + 1) + shrinkage)
+        for part, rate in ((1 - right, up_wrong), (right, up_right))
+    ]
+    return np.asarray(np.log(np.stack([(1 - rates[1]) / (1 - rates[0]), rates[1] / rates[0]], axis=1)))
