@@ -90,8 +90,9 @@ def prune(
 def _needed() -> dict[str, set[str]]:
     """Space -> keys: every interaction of the current data, as params.yaml and the probe in production ask for it."""
     from abstain import paths
+    from abstain.contracts import Interaction
     from abstain.features.extract import FeatureSource
-    from abstain.feedback.store import read_dataset
+    from abstain.feedback.store import Store
     from abstain.params import load_params
     from abstain.registry.registry import parse_registry
     from abstain.serve.scorer import Scorer
@@ -101,7 +102,7 @@ def _needed() -> dict[str, set[str]]:
 
     settings = load_settings()
     with open_workspace() as workspace:
-        interactions = read_dataset(workspace.path / paths.DATA).interactions
+        interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
         sources = [FeatureSource(load_params(workspace.path / paths.PARAMS).llm, settings)]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:

@@ -29,7 +29,7 @@ EXAMPLES = 40
 class Demo:
     """What the demo did, and one answer of the new week that is shown and one that is withheld, where there are."""
 
-    report: IngestReport | None
+    report: IngestReport
     retrained: Retrained
     bundle: Path
     metrics: dict[str, Any]
@@ -61,9 +61,12 @@ def show(demo: Demo, console: Console) -> None:
     outcome = demo.retrained.outcome
     assert outcome is not None
     table = Table(show_header=False, title="Abstain, on the sample")
-    if demo.report:
-        counts = (demo.report.read, demo.report.accepted, demo.report.duplicate, demo.report.quarantined)
-        table.add_row("ingested", "{} read = {} accepted + {} duplicate + {} quarantined".format(*counts))
+    read = demo.report
+    table.add_row(
+        "ingested",
+        f"{read.read} read = {read.accepted} accepted + {read.duplicate} duplicate + {read.held} held "
+        f"+ {read.quarantined} quarantined",
+    )
     table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")
     table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
     for reason in outcome.reasons:

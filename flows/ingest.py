@@ -1,42 +1,55 @@
 """The flow that lets feedback and documents in.
 
-abstain ingest FILE...     or, from the Prefect UI: deployment ingest/hourly
+abstain ingest             what is new in the sources of sources.yaml; or, from the Prefect UI: deployment ingest/hourly
+abstain ingest FILE...     these files or folders, whole
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prefect import flow, get_run_logger
 
+from abstain import paths
+from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
+from abstain.feedback.sources.config import load_sources, open_source
+from abstain.feedback.sources.files import by_hand
+from abstain.feedback.sources.released import Released
 from abstain.settings import load_settings
-from tasks.ingest import ingest_files
+from tasks.ingest import ingest_sources
+from tasks.record import OriginMoved
 from tasks.workspace import open_workspace
+
+ATTEMPTS = 3
 
 
 @flow(validate_parameters=False)
-def ingest(files: list[str] | None = None) -> IngestReport | None:
-    """Ingest `files`: JSON Lines of interactions, Markdown documents, or folders of them.
+def ingest(files: list[str] | None = None) -> IngestReport:
+    """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them), or what the configured
+    sources have got since they were last read.
 
-    Without any, the drop folder `$ABSTAIN_HOME/inbox` is read; what lies in it may stay: a row that is already
-    there is a duplicate, not an error. Where every folder is empty there is nothing new, and None is returned.
+    A row that is already there is a duplicate, not an error. Where another run was faster, the batch is taken again
+    on top of what that one brought.
     """
-    found = [Path(file).resolve() for file in files or [str(_inbox())]]
-    if all(path.is_dir() and _is_empty(path) for path in found):
-        get_run_logger().info("nothing to ingest: %s", ", ".join(map(str, found)))
-        return None
+    given = by_hand(files) if files else ()
+    for attempt in range(ATTEMPTS):
+        with open_workspace() as workspace:
+            settings = load_settings()
+            configured = load_sources(workspace.path / paths.SOURCES)
+            sources = given or [open_source(one, settings) for one in configured]
+            try:
+                return ingest_sources(workspace, sources, remember=not given)
+            except OriginMoved:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                get_run_logger().warning("another run was faster: taking the batch again")
+    raise AssertionError("unreachable")
+
+
+@flow(validate_parameters=False)
+def release(name: str) -> IngestReport:
+    """Judge the rows of a quarantine file again, by the rules and beside the data of now; what passes is accepted."""
     with open_workspace() as workspace:
-        return ingest_files(workspace, found)
-
-
-def _inbox() -> Path:
-    """The drop folder, made where it is missing so that it can be found."""
-    inbox = load_settings().home / "inbox"
-    inbox.mkdir(parents=True, exist_ok=True)
-    return inbox
-
-
-def _is_empty(folder: Path) -> bool:
-    """Nothing lies in it but folders and hidden files."""
-    return all(path.is_dir() or path.name.startswith(".") for path in folder.rglob("*"))
+        quarantine = Quarantine(workspace.path / paths.DATA)
+        path = quarantine.find(name)
+        source = Released(path.stem, tuple(quarantine.rows(path)))
+        return ingest_sources(workspace, [source], limited=False)

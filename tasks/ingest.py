@@ -1,41 +1,78 @@
-"""Ingest as one unit: accept rows, `dvc add`, one commit, one push; killed anywhere, nothing is half-in."""
+"""What changes data/, each as one unit: change, `dvc add`, commit, push; killed anywhere, nothing is half-in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
-from abstain.errors import AbstainError
-from abstain.feedback.ingest import ingest
+from abstain.feedback.forget import forget
+from abstain.feedback.ingest import BatchRefused, ingest
+from abstain.feedback.privacy import Privacy
+from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
+from abstain.feedback.sources import Source
+from abstain.feedback.store import Store
 from abstain.params import load_params
+from abstain.settings import load_settings
 from tasks.progress import observe
+from tasks.publish import publish_ingest
 from tasks.record import commit, push
 from tasks.workspace import Workspace
 
 
 @task(cache_policy=NO_CACHE)
-def ingest_files(workspace: Workspace, files: Sequence[Path]) -> IngestReport:
-    """Validate `files` and append what is accepted; refused rows go to quarantine, with their reasons."""
-    params = load_params(workspace.path / paths.PARAMS).validation
+def ingest_sources(
+    workspace: Workspace, sources: Sequence[Source], *, remember: bool = False, limited: bool = True
+) -> IngestReport:
+    """Validate what `sources` give and append what is accepted; refused rows go to quarantine, with their reasons.
+
+    With `remember`, the sources go on where they were left; without `limited`, any share of the rows may be refused.
+    """
+    params = load_params(workspace.path / paths.PARAMS)
+    validation = params.validation if limited else params.validation.model_copy(update={"max_failed_fraction": 1.0})
+    privacy = Privacy.open(params.privacy, load_settings())
     data = workspace.path / paths.DATA
     try:
-        report = ingest(files, data, params, datetime.now(UTC))
-    except AbstainError:
-        if data.is_dir():  # a batch that was refused whole has left its rows in quarantine, and nothing else
-            _record(workspace, "Quarantine a refused batch")
+        report = ingest(
+            sources,
+            data,
+            validation,
+            datetime.now(UTC),
+            privacy=privacy,
+            remember=remember,
+            quality=params.quality,
+        )
+    except BatchRefused as refused:  # its bad rows are in quarantine now, and nothing else has changed
+        publish_ingest(refused.report, workspace, str(refused))
+        _record(workspace, "Quarantine a refused batch")
         raise
-    create_markdown_artifact(report.to_markdown(), key="ingest", description="what was accepted, and what was not")
+    publish_ingest(report, workspace)
     get_run_logger().info(report.to_markdown())
-    changed = _record(workspace, f"Ingest {', '.join(sorted(file.name for file in files))}")
+    changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
     observe("ingest", "ran" if changed else "cached")
     return report
+
+
+def drop_quarantined(workspace: Workspace, name: str) -> int:
+    """Do without the rows of a quarantine file; what they held back may go on."""
+    quarantine = Quarantine(workspace.path / paths.DATA)
+    path = quarantine.find(name)
+    count = quarantine.drop(path)
+    _record(workspace, f"Drop {count} quarantined rows ({path.stem})")
+    return count
+
+
+def forget_user(workspace: Workspace, user: str, *, with_interactions: bool) -> tuple[set[str], dict[str, int]]:
+    """Remove the user's rows from the current data, and keep them out: the names they went by, rows by table."""
+    params = load_params(workspace.path / paths.PARAMS)
+    names = {user, Privacy.open(params.privacy, load_settings()).pseudonym(user)}
+    removed = forget(Store(workspace.path / paths.DATA), names, with_interactions=with_interactions)
+    _record(workspace, "Forget a user")
+    return names, removed
 
 
 def _record(workspace: Workspace, message: str) -> bool:

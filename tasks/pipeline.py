@@ -17,7 +17,8 @@ from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.feedback.dataset import training_table
-from abstain.feedback.store import read_dataset
+from abstain.feedback.frames import read_frames
+from abstain.feedback.store import Store
 from abstain.params import Params, load_params
 from abstain.settings import load_settings
 from tasks.progress import observe
@@ -121,9 +122,10 @@ def make_plan(workspace: Workspace) -> Plan:
 def read_labelled(workspace: Workspace) -> tuple[Params, list[Interaction]]:
     """The workspace's parameters, and the interactions that have a label under them: the rows of stage `dataset`."""
     params = load_params(workspace.path / paths.PARAMS)
-    data = read_dataset(workspace.path / paths.DATA)
-    labelled = set(training_table(data, params.labels, params.split)[0]["interaction_id"])
-    return params, [row for row in data.interactions if row.interaction_id in labelled]
+    store = Store(workspace.path / paths.DATA)
+    frames = read_frames(store)
+    table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
+    return params, store.interactions(table["interaction_id"])
 
 
 def _reasons(entries: list[object]) -> list[str]:

@@ -28,7 +28,7 @@ from abstain.decide.gate import Decision, Measured, Window, decide
 from abstain.errors import AbstainError
 from abstain.evaluate.report import markdown_table
 from abstain.features.table import StateTable, write_table
-from abstain.feedback.store import read_dataset
+from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe, stamp
 from abstain.params import load_params
@@ -214,8 +214,7 @@ def _champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> 
     """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
     bundle = fetch_release(workspace.path, event)
     scorer = Scorer.open(bundle / paths.RELEASED_ONNX.name, load_settings())
-    rows = {row.interaction_id: row for row in read_dataset(workspace.path / paths.DATA).interactions}
-    asked = [rows[name] for name in ids]
+    asked = Store(workspace.path / paths.DATA).interactions(ids)
     scorer.source.fill(asked)  # of another layer or model than the candidate's, perhaps: kept for the next decision
     # What the champion cannot read it does not show.
     confidences = [0.0 if verdict.confidence is None else verdict.confidence for verdict in scorer.score(asked)]

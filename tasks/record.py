@@ -8,6 +8,10 @@ from abstain.errors import AbstainError
 from tasks.workspace import BRANCH, Workspace
 
 
+class OriginMoved(AbstainError):
+    """Another run was faster; nothing of this one is visible to anybody, and it may be tried again."""
+
+
 def commit(workspace: Workspace, message: str, *files: Path | str) -> bool:
     """Commit what changed of `files`, which are all that the caller speaks for; False where nothing did."""
     there = [str(file) for file in files if (workspace.path / file).exists()]
@@ -22,7 +26,7 @@ def commit(workspace: Workspace, message: str, *files: Path | str) -> bool:
 def push(workspace: Workspace, *tags: str) -> None:
     """Push data, then history: all of it or nothing, and only where the origin has not moved meanwhile.
 
-    The fast-forward is the compare-and-swap of every pointer in the tree. Raises `AbstainError` when another
+    The fast-forward is the compare-and-swap of every pointer in the tree. Raises `OriginMoved` when another
     run was faster; nothing of this run is then visible to anybody.
     """
     workspace.dvc("push", "--quiet")
@@ -35,7 +39,7 @@ def push(workspace: Workspace, *tags: str) -> None:
             workspace.git("tag", "-d", tag)
         if not any(word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed")):
             raise
-        raise AbstainError(
+        raise OriginMoved(
             "the origin has moved while this run was at work (another run or a person pushed); nothing was changed "
             "there: run the command again"
         ) from None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 DATA = Path("data")
 PARAMS = Path("params.yaml")
+SOURCES = Path("sources.yaml")
 REGISTRY = Path("registry.json")
 APPROVALS = Path("approvals")
 

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from abstain.contracts import Feedback, Interaction, Review
-from abstain.feedback.store import Dataset
+from abstain.feedback.checks import Known, Rows
 from abstain.feedback.validation import ValidationResult
 from abstain.params import ValidationParams
 
 ASKED = datetime(2026, 9, 1, 12, tzinfo=UTC)
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
-PARAMS = ValidationParams(max_failed_fraction=0.5, max_feedback_delay_days=90, max_text_chars=200)
+PARAMS = ValidationParams(
+    max_failed_fraction=0.5, max_feedback_delay_days=90, max_text_chars=200, max_clock_skew_seconds=0
+)
 
 
-def accept_all(dataset: Dataset, params: ValidationParams, now: datetime) -> ValidationResult:
-    return ValidationResult(rows={"interactions": len(dataset.interactions)})
+def accept_all(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+    return ValidationResult(rows={"interactions": len(rows.interactions)})
 
 
 def later(days: float) -> datetime:
@@ -56,6 +58,11 @@ def verdict(right: bool = True, days: float = 2, **changes: Any) -> dict[str, An
 
 def markdown(doc_id: str = "fees", updated_at: str = "2026-08-01T00:00:00Z", body: str = "There is no fee.") -> str:
     return f"---\ndoc_id: {doc_id}\ntitle: Fees\nupdated_at: {updated_at}\n---\n# Card\n\n{body}\n"
+
+
+def alone(value: dict[str, Any], key: str = "i-1") -> dict[str, Any]:
+    """A `thumb` or a `verdict` as a row of its own."""
+    return {"interaction_id": key, **value}
 
 
 def write_lines(path: Path, *lines: str | bytes | dict[str, Any]) -> Path:

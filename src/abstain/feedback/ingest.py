@@ -1,109 +1,145 @@
-"""From files of feedback to accepted rows in data/: read, settle, validate, then write.
+"""From sources of feedback and documents to accepted rows in data/: read, settle, validate, then write, in a stream.
 
-Three decisions:
+Four decisions:
 
-* An input row is accepted, a duplicate, or quarantined, as a whole, and the three counts must add up to the
-  rows read (`IngestReport` raises where they do not).
-* Rows are settled and validated in turns: a refused row may be what another one was a conflict or a duplicate
-  of, so the others are settled again without it until no row fails.
-* Everything is decided before anything is written, and data/ is valid before and after: a batch that would
-  break rows already accepted is refused whole, like one with too many bad rows.
+* An input row is accepted, a duplicate, held until its interaction comes, or quarantined, as a whole; the four counts
+  must add up to the rows read (`IngestReport` raises where they do not).
+* Documents come first, so that every row can be held against them, and what was held comes last, once every
+  interaction is known (`intake`).
+* Everything is written beside data/ and moved in at the end, together with where the sources were left. A batch in
+  which too many rows are refused leaves only its quarantine behind, and blocks the retrain until it is decided on.
+* The failure limit looks at rows that nobody has been told of: bad rows that stay in a drop folder do not refuse every
+  batch after them, and known good ones do not hide that a new export is broken.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
-from abstain.contracts import Row
 from abstain.errors import AbstainError
-from abstain.feedback import validation
-from abstain.feedback.report import IngestReport, count_reasons
-from abstain.feedback.rows import InputRow, read_files
-from abstain.feedback.settle import Reasons, Settled, settle
-from abstain.feedback.store import Dataset, QuarantinedRow, read_dataset, write_dataset, write_quarantine
-from abstain.feedback.validation import ValidationResult
-from abstain.params import ValidationParams
+from abstain.feedback.checks import Known, Rows
+from abstain.feedback.drift import validate_drift
+from abstain.feedback.intake import Intake
+from abstain.feedback.privacy import Privacy
+from abstain.feedback.quarantine import FOLDER
+from abstain.feedback.report import IngestReport
+from abstain.feedback.rows import InputRow
+from abstain.feedback.sources import Reading, Source
+from abstain.feedback.store import Batch, Staging, Store, as_lines
+from abstain.feedback.validation import ValidationResult, validate
+from abstain.params import QualityParams, ValidationParams
 
-__all__ = ["IngestReport", "ingest"]
+Validate = Callable[[Rows, Known, ValidationParams, datetime], ValidationResult]
 
-Validate = Callable[[Dataset, ValidationParams, datetime], ValidationResult]
+
+class BatchRefused(AbstainError):
+    """Too many rows of a batch fail; `report` says what became of each, had the others been accepted."""
+
+    def __init__(self, message: str, report: IngestReport) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 def ingest(
-    files: Sequence[Path],
+    sources: Sequence[Source],
     data: Path,
     params: ValidationParams,
     now: datetime,
     *,
-    validate: Validate = validation.validate,
+    privacy: Privacy | None = None,
+    remember: bool = False,
+    quality: QualityParams | None = None,
+    validate: Validate = validate,
 ) -> IngestReport:
-    """Take the rows of `files` (`.jsonl`, `.md`, or folders of them) into the folder `data`.
+    """Take what `sources` give into the folder `data`.
 
-    `now` is the moment that no timestamp may lie behind. Raises `AbstainError`, with nothing written, for
-    files that cannot be read and for a batch that would break stored rows; and, with the quarantine written
-    but nothing accepted, where more than `params.max_failed_fraction` of the rows are refused.
+    `now` is the moment that no timestamp may lie behind. With `remember`, each source goes on where the last ingest
+    left it; with `quality`, the report says how far the batch is from those before. Raises `AbstainError`, with
+    nothing written, for a source that cannot be read; and `BatchRefused`, with the quarantine written but nothing
+    accepted, where more than `params.max_failed_fraction` of the new rows are refused.
     """
-    batch = read_files(files)
-    stored = read_dataset(data)
-    settled, result = _settle_and_validate(batch.rows, stored, lambda dataset: validate(dataset, params, now))
-    counts = Counter(settled.outcomes)
-    quarantined = [
-        QuarantinedRow.of(row.source, row.line, row.raw, reasons)
-        for row, outcome, reasons in zip(batch.rows, settled.outcomes, settled.reasons, strict=True)
-        if outcome == "quarantined"
-    ]
-    report = IngestReport(
-        read=len(batch.rows),
-        accepted=counts["accepted"],
-        duplicate=counts["duplicate"],
-        quarantined=len(quarantined),
-        contracts=settled.accepted,
-        reasons=count_reasons(row.reasons for row in quarantined),
-        ignored=batch.ignored,
-        validation=result,
-    )
-    if quarantined:
-        path, is_new = write_quarantine(data, quarantined)
-        report = replace(report, quarantine=path.relative_to(data).as_posix(), quarantine_is_new=is_new)
-        _require_few_refused(report, params, path)
-    write_dataset(data, settled.dataset)
+    store, names = Store(data), tuple(source.name for source in sources)
+    with Staging(store) as staging:
+        privacy = privacy or Privacy.off()
+        intake = Intake(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
+        readings = [source.read(store.state(source.name) if remember else {}) for source in sources]
+        documents, rows = _documents_first(readings)
+        intake.take_documents(documents)
+        intake.take_rows(rows)
+        intake.join_held()
+        for name, reading in zip(names, readings, strict=True) if remember else ():
+            intake.remove_documents(reading.vanished)
+            staging.write(f"sources/{name}.json", (json.dumps(reading.state, indent=1, sort_keys=True) + "\n").encode())
+        intake.stage()
+        profile = intake.profiler.profile()
+        if quality and profile.rows:
+            intake.results.append(validate_drift([*(batch.profile for batch in store.batches()), profile], quality))
+        report = _report(intake, staging, readings, privacy)
+        _require_few_refused(report, params, names, intake, staging)
+        if rows_of := {table: count for table, count in report.contracts.items() if count}:
+            batch = Batch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
+            staging.write("batches.jsonl", as_lines([*store.batches(), batch]))
+        staging.publish()
     return report
 
 
-def _settle_and_validate(
-    rows: Sequence[InputRow], stored: Dataset, validate: Callable[[Dataset], ValidationResult]
-) -> tuple[Settled, ValidationResult | None]:
-    """The rows settled so that no new one fails; no result where there is nothing new to validate."""
-    refused: dict[Row, Reasons] = {}
-    while True:  # each turn refuses at least one content more, so it ends
-        settled = settle(rows, stored, refused)
-        if "accepted" not in settled.outcomes:
-            return settled, None
-        result = validate(settled.dataset)
-        failing = {settled.owners[key]: reasons for key, reasons in result.reasons.items() if key in settled.owners}
-        if failing:
-            refused |= failing
-            continue
-        if result.reasons:  # of stored rows, then
-            broken = sorted(result.reasons.keys() - validate(stored).reasons.keys())
-            if broken:
-                raise AbstainError(
-                    f"batch refused, nothing accepted: it would break {len(broken)} rows already in data/, first "
-                    f"{broken[0]} ({result.reasons[broken[0]][0]}): ingest what they refer to in the same batch"
-                )
-        return settled, result
+def _documents_first(readings: Iterable[Reading]) -> tuple[list[InputRow], Iterator[InputRow]]:
+    """All documents (and what could not be read as one), and the rest: every source gives its documents first."""
+    documents: list[InputRow] = []
+    rest: list[Iterator[InputRow]] = []
+    for reading in readings:
+        iterator = iter(reading)
+        for row in iterator:
+            if not row.is_document:
+                rest.append(chain([row], iterator))
+                break
+            documents.append(row)
+    return documents, chain.from_iterable(rest)
 
 
-def _require_few_refused(report: IngestReport, params: ValidationParams, quarantine: Path) -> None:
-    if report.quarantined <= params.max_failed_fraction * report.read:
+def _report(intake: Intake, staging: Staging, readings: Iterable[Reading], privacy: Privacy) -> IngestReport:
+    outcomes = intake.outcomes
+    return IngestReport(
+        read=intake.read,
+        accepted=outcomes["accepted"],
+        duplicate=outcomes["duplicate"],
+        held=outcomes["held"],
+        quarantined=outcomes["quarantined"],
+        newly_refused=intake.newly_refused,
+        joined=dict(intake.joined),
+        contracts={**staging.counts, "documents": intake.new_documents},
+        reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),
+        quarantine=f"{FOLDER}/{intake.quarantined_in}.jsonl" if intake.quarantined_in else None,
+        redacted=dict(privacy.counts),
+        ignored=tuple(name for reading in readings for name in reading.ignored),
+        validation=ValidationResult.merge(intake.results) if intake.results else None,
+    )
+
+
+def _require_few_refused(
+    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: Intake, staging: Staging
+) -> None:
+    """Lift what earlier batches of these sources blocked; or, where too many rows are refused, block and raise."""
+    new = report.accepted + report.held + report.newly_refused
+    quarantine = intake.quarantine
+    if report.newly_refused <= params.max_failed_fraction * new:
+        quarantine.lift(names)
+        quarantine.stage_blocking(staging)
         return
     top = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
-    raise AbstainError(
-        f"batch refused, nothing accepted: {report.quarantined} of {report.read} rows fail, more than "
-        f"validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({top}): "
-        f"mend the rows listed in {quarantine} and ingest again"
+    message = (
+        f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {new} new rows fail, more "
+        f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({top})"
+    )
+    name = quarantine.block(intake.quarantined_in, names, message)
+    quarantine.stage_blocking(staging)
+    staging.publish(FOLDER)
+    raise BatchRefused(
+        f"{message}: mend the rows listed by `abstain quarantine list` at their source and ingest again, or do without "
+        f"them: `abstain quarantine drop {name}`",
+        report,
     )

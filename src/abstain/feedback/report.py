@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from abstain.feedback.validation import ValidationResult
 
@@ -17,68 +16,65 @@ _PARTICULARS = re.compile(r"(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)
 
 @dataclass(frozen=True)
 class IngestReport:
-    """Two levels of counts: input rows (`read` is the sum of the other three), and new rows by contract.
+    """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
 
-    `quarantine` is relative to the data folder; `quarantine_is_new` is false where the same lines had been
-    quarantined before. Raises `RuntimeError` when the counts do not add up: a row would have been lost.
+    `newly_refused` are the quarantined rows that nobody had been told of before. `joined` says what became of rows
+    held by earlier batches whose interaction came with this one. `quarantine` is relative to the data folder and names
+    the file of rows that were not there before. Raises `RuntimeError` when the counts do not add up: a row would have
+    been lost.
     """
 
     read: int
     accepted: int
     duplicate: int
+    held: int
     quarantined: int
     contracts: Mapping[str, int]
+    newly_refused: int = 0
+    joined: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
-    quarantine_is_new: bool = False
+    redacted: Mapping[str, int] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     validation: ValidationResult | None = None
 
     def __post_init__(self) -> None:
-        if self.read != self.accepted + self.duplicate + self.quarantined:
+        if self.read != self.accepted + self.duplicate + self.held + self.quarantined:
             raise RuntimeError(
-                f"rows lost in ingest: {self.read} read, but {self.accepted} accepted, {self.duplicate} duplicate "
-                f"and {self.quarantined} quarantined"
+                f"rows lost in ingest: {self.read} read, but {self.accepted} accepted, {self.duplicate} duplicate, "
+                f"{self.held} held and {self.quarantined} quarantined"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON. Of the validation only its notes and warnings: its errors are the quarantined rows."""
-        return {
-            "read": self.read,
-            "accepted": self.accepted,
-            "duplicate": self.duplicate,
-            "quarantined": self.quarantined,
-            "contracts": dict(self.contracts),
-            "reasons": dict(self.reasons),
-            "quarantine": self.quarantine,
-            "quarantine_is_new": self.quarantine_is_new,
-            "ignored": list(self.ignored),
-            "notes": list(self.validation.notes) if self.validation else [],
-            "warnings": [check.to_dict() for check in self.validation.warnings] if self.validation else [],
-        }
 
     def to_markdown(self) -> str:
         """A short report: the counts, what was refused and why, what to look at."""
-        lines = ["# Ingest", "", "| rows read | accepted | duplicate | quarantined |", "| ---: | ---: | ---: | ---: |"]
-        lines += [f"| {self.read:,} | {self.accepted:,} | {self.duplicate:,} | {self.quarantined:,} |", ""]
+        counts = (self.read, self.accepted, self.duplicate, self.held, self.quarantined)
+        lines = ["# Ingest", "", "| rows read | accepted | duplicate | held | quarantined |"]
+        lines += ["| ---: | ---: | ---: | ---: | ---: |", f"| {' | '.join(f'{count:,}' for count in counts)} |", ""]
         lines += [f"New: {', '.join(f'{count:,} {name}' for name, count in self.contracts.items())}."]
-        if self.quarantine:
-            known = "" if self.quarantine_is_new else ", which held them before"
-            lines += ["", f"Quarantined in `{self.quarantine}`{known}:", ""]
+        if self.held:
+            lines += ["", f"{self.held:,} thumbs and reviews wait for their interaction."]
+        if self.joined:
+            became = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
+            lines += ["", f"Of those that had waited: {became}."]
+        if self.quarantined:
+            where = f" in `{self.quarantine}`" if self.quarantine else ", all of them known"
+            lines += ["", f"Quarantined{where}:", ""]
             lines += [f"- {count} x {reason}" for reason, count in self.reasons.items()]
-        notes = [f"ignored, neither .jsonl nor .md: {', '.join(self.ignored)}"] if self.ignored else []
+        if self.redacted:
+            lines += ["", f"Redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}."]
+        notes = [f"ignored, of no known kind: {', '.join(self.ignored)}"] if self.ignored else []
         if self.validation:
-            notes += self.validation.notes
-            rows = self.validation.rows
-            notes += [
-                f"{check.unexpected} of {rows[check.suite]} {check.suite}: {check.note}"
-                for check in self.validation.warnings
-            ]
+            notes += [*self.validation.notes, *self.validation.warning_lines()]
         lines += ["", "Notes:", ""] * bool(notes) + [f"- {note}" for note in notes]
         return "\n".join(lines) + "\n"
 
 
+def kinds(reasons: Iterable[str]) -> list[str]:
+    """Reasons as kinds of reasons: particulars are blanked, and each counts once a row."""
+    return list(dict.fromkeys(_PARTICULARS.sub("…", reason) for reason in reasons))
+
+
 def count_reasons(reasons: Iterable[Iterable[str]]) -> dict[str, int]:
-    """How many rows were refused for each kind of reason, the commonest first; particulars are blanked."""
-    kinds = Counter(kind for row in reasons for kind in dict.fromkeys(_PARTICULARS.sub("…", reason) for reason in row))
-    return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
+    """How many rows were refused for each kind of reason, the commonest first."""
+    found = Counter(kind for row in reasons for kind in kinds(row))
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

@@ -1,172 +1,158 @@
-"""Which input rows are new, which are known, and which contradict what is known. Pure.
+"""Which rows of a batch are new, known, too early, or contradict what is known. Pure.
 
-Two decisions:
+Three decisions:
 
-* The first content of an id wins, in order of arrival; other content is a conflict. Known content with a new
-  thumb or review beside it is new feedback.
-* Of a document the newest version wins, wherever it stands in the batch: the outcome does not depend on the
-  order of files, and settling the same rows again finds only duplicates and the same conflicts.
+* The first content of an identity wins, in order of arrival; other content is a conflict. Known content with a
+  new thumb or review beside it is new feedback.
+* A thumb or review that comes before its interaction is held, not refused: the queue that carries thumbs is often
+  faster than the one that carries answers.
+* Of a document the newest version wins, wherever it stands in the batch. A version that was accepted once and is
+  outdated by now is a duplicate; one that was outdated before it came is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from abstain.contracts import Chunk, Document, Feedback, Interaction, Review, Row
+from abstain.contracts import Document, Feedback, Interaction, Review
+from abstain.feedback.index import Index
+from abstain.feedback.lines import Line, Stored, interaction_identity, line_of
 from abstain.feedback.rows import InputRow
-from abstain.feedback.store import Dataset, row_key
 
-Outcome = Literal["accepted", "duplicate", "quarantined"]
+Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
 Reasons = tuple[str, ...]
+Decision = tuple[Outcome, Reasons]
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What becomes of each input row, in order, and the dataset with the accepted ones.
+    """What becomes of each input row, in order; the rows that are new; those that wait for their interaction."""
 
-    `owners` maps the `row_key` of all new content to the content that would have to go if it fails
-    validation: itself, or the document of a chunk. `accepted` counts new rows by contract.
+    decisions: tuple[Decision, ...]
+    new: tuple[Line, ...] = ()
+    held: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """An input row with its contents as they would be stored."""
+
+    row: InputRow
+    lines: tuple[Line, ...]
+
+    @classmethod
+    def of(cls, row: InputRow) -> Parsed:
+        if row.document is not None:
+            raise RuntimeError(f"{row.source}: a document after rows: a source gives its documents first")
+        return cls(row, tuple(line_of(part) for part in (row.interaction, row.feedback, row.review) if part))
+
+
+def settle(batch: Sequence[Parsed], index: Index, held: Index, refused: Mapping[bytes, Reasons]) -> Settled:
+    """Decide on `batch` against `index`, against what is `held`, and against itself.
+
+    Rows with contents in `refused`, by their content's digest, are out.
     """
+    new: dict[bytes, Line] = {}
+    waiting: dict[bytes, Line] = {}
 
-    outcomes: tuple[Outcome, ...]
-    reasons: tuple[Reasons, ...]
-    dataset: Dataset
-    owners: Mapping[str, Row]
-    accepted: Mapping[str, int]
-
-
-def settle(rows: Sequence[InputRow], stored: Dataset, refused: Mapping[Row, Reasons]) -> Settled:
-    """Decide on `rows` against `stored` and against each other; those with contents in `refused` are out."""
-    ledger = _Ledger(rows, stored, refused)
-    decisions = [ledger.decide(row) for row in rows]
-    return Settled(
-        outcomes=tuple(outcome for outcome, _ in decisions),
-        reasons=tuple(reasons for _, reasons in decisions),
-        dataset=ledger.dataset(),
-        owners=ledger.owners(),
-        accepted={
-            "interactions": len(ledger.new_of(Interaction)),
-            "feedback": len(ledger.new_of(Feedback)),
-            "reviews": len(ledger.new_of(Review)),
-            "documents": len(ledger.new_of(Document)),
-        },
-    )
-
-
-class _Ledger:
-    """What is known so far; grows with each decision."""
-
-    def __init__(self, rows: Sequence[InputRow], stored: Dataset, refused: Mapping[Row, Reasons]) -> None:
-        self._stored = stored
-        self._refused = refused
-        self._new: list[Row] = []
-        self._known: dict[Hashable, Row] = {
-            _identity(row): row for table in (stored.interactions, stored.feedback, stored.reviews) for row in table
-        }
-        self._documents = {document.doc_id: document for document in stored.documents}
-        self._sources = dict(stored.sources)
-        self._chunks: dict[str, tuple[Chunk, ...]] = _by_document(stored.chunks)
-        self._newest = dict(self._documents)
-        for row in rows:
-            document = row.document
-            if document is None or document in refused:
-                continue
-            best = self._newest.setdefault(document.doc_id, document)
-            if document.updated_at > best.updated_at:
-                self._newest[document.doc_id] = document
-
-    def decide(self, row: InputRow) -> tuple[Outcome, Reasons]:
-        contents = tuple(row.contents())
-        reasons = row.reasons or tuple(reason for content in contents for reason in self._refused.get(content, ()))
-        reasons = reasons or tuple(reason for content in contents for reason in self._conflict(content))
+    def decide(parsed: Parsed) -> Decision:
+        reasons = parsed.row.reasons or tuple(
+            reason for line in parsed.lines for reason in refused.get(line.content, ())
+        )
+        reasons = reasons or tuple(reason for line in parsed.lines for reason in conflict(line))
         if reasons:
             return "quarantined", tuple(dict.fromkeys(reasons))
-        is_new = self._take_document(row.document, row) if row.document else self._take_contents(contents)
-        return ("accepted" if is_new else "duplicate"), ()
+        fresh = [line for line in parsed.lines if line.identity not in new and index.find(line.identity) is None]
+        if not fresh:
+            return "duplicate", ()
+        if parsed.row.interaction is None and not interaction_known(fresh[0].row):
+            if fresh[0].identity in waiting or held.find(fresh[0].identity):
+                return "duplicate", ()
+            waiting[fresh[0].identity] = fresh[0]
+            return "held", ()
+        new.update((line.identity, line) for line in fresh)
+        return "accepted", ()
 
-    def _take_contents(self, contents: Sequence[Row]) -> bool:
-        new = {_identity(content): content for content in contents if _identity(content) not in self._known}
-        self._known.update(new)
-        self._new += new.values()
-        return bool(new)
+    def interaction_known(row: Stored) -> bool:
+        identity = interaction_identity(row.interaction_id)
+        return identity in new or index.find(identity) is not None
 
-    def _take_document(self, document: Document, row: InputRow) -> bool:
-        doc_id = document.doc_id
-        # The chunks are compared, too: a crash between the two files, or a changed way of cutting, is made good.
-        if self._documents.get(doc_id) == document and self._chunks.get(doc_id, ()) == row.chunks:
-            return False
-        self._documents[doc_id] = document
-        self._chunks[doc_id] = row.chunks
-        self._sources[doc_id] = row.raw.decode()
-        self._new.append(document)
-        return True
+    def conflict(line: Line) -> Reasons:
+        """Why `line` contradicts what is known; nothing where it does not."""
+        known = new.get(line.identity) or waiting.get(line.identity)
+        if known is not None:
+            return () if known.content == line.content else (_difference(line.row, known.row),)
+        for earlier in (index, held):
+            entry = earlier.find(line.identity)
+            if entry is not None and entry.content != line.content:
+                return (_difference(line.row, earlier.read(entry)),)
+        return ()
 
-    def _conflict(self, content: Row) -> Reasons:
-        """Why `content` contradicts what is known; nothing where it does not."""
-        if isinstance(content, Document):
-            winner = self._newest[content.doc_id]
-            if content == winner:
-                return ()
-            if content.updated_at < winner.updated_at:
-                return (f"updated_at: a newer version of the document '{content.doc_id}' is known",)
-            return (
-                f"updated_at: other content of the document '{content.doc_id}' has the same date: write a newer one",
-            )
-        known = self._known.get(_identity(content))
-        if known is None or known == content:
-            return ()
-        differing = ", ".join(
-            name for name in type(content).model_fields if getattr(content, name) != getattr(known, name)
+    decisions = tuple(decide(parsed) for parsed in batch)
+    return Settled(decisions, tuple(new.values()), tuple(waiting.values()))
+
+
+def version_of(source: bytes) -> str:
+    """What tells two versions of a document apart: the digest of its source."""
+    return hashlib.sha256(source).hexdigest()
+
+
+def settle_documents(
+    rows: Sequence[InputRow],
+    current: Mapping[str, Document],
+    is_known: Callable[[str, str], bool],
+    refused: Mapping[str, Reasons],
+) -> tuple[tuple[Decision, ...], dict[str, InputRow]]:
+    """Decide on documents. Returns the decisions, in order, and the rows that win, by `doc_id`.
+
+    `current` are the documents of now; `is_known(doc_id, version)` says whether a version was ever accepted;
+    `refused` is by version.
+    """
+    versions = [version_of(row.raw) for row in rows]
+    winners: dict[str, tuple[str, InputRow]] = {}
+    newest = dict(current)
+    for row, version in zip(rows, versions, strict=True):
+        document = row.document
+        if document is None or version in refused:
+            continue
+        best = newest.setdefault(document.doc_id, document)
+        if document.updated_at > best.updated_at:
+            newest[document.doc_id] = document
+
+    def decide(row: InputRow, version: str) -> Decision:
+        document = row.document
+        if document is None:
+            return "quarantined", row.reasons
+        if version in refused:
+            return "quarantined", refused[version]
+        doc_id, best = document.doc_id, newest[document.doc_id]
+        if document == current.get(doc_id) or (doc_id in winners and winners[doc_id][0] == version):
+            return "duplicate", ()
+        if document == best:
+            winners[doc_id] = version, row
+            return "accepted", ()
+        if is_known(doc_id, version):
+            return "duplicate", ()
+        if document.updated_at < best.updated_at:
+            return "quarantined", (f"updated_at: a newer version of the document '{doc_id}' is known",)
+        return "quarantined", (
+            f"updated_at: other content of the document '{doc_id}' has the same date: write a newer one",
         )
-        match content:
-            case Interaction():
-                one_line = " ".join(content.interaction_id.split())
-                return (f"interaction_id: '{one_line}' is known with other content (differs in {differing})",)
-            case Feedback():
-                return (
-                    f"thumb: this user's thumb of the same time is known with other content (differs in {differing})",
-                )
-            case _:
-                return (f"review: this reviewer's verdict of the same time is known (differs in {differing})",)
 
-    def new_of(self, contract: type[Row]) -> list[Row]:
-        return [content for content in self._new if type(content) is contract]
-
-    def owners(self) -> dict[str, Row]:
-        owners = {row_key(content): content for content in self._new}
-        for document in self.new_of(Document):
-            assert isinstance(document, Document)
-            owners.update((row_key(chunk), document) for chunk in self._chunks[document.doc_id])
-        return owners
-
-    def dataset(self) -> Dataset:
-        stored = self._stored
-        return Dataset(
-            documents=tuple(self._documents[doc_id] for doc_id in sorted(self._documents)),
-            sources=self._sources,
-            chunks=tuple(chunk for doc_id in sorted(self._chunks) for chunk in self._chunks[doc_id]),
-            interactions=(*stored.interactions, *(row for row in self._new if isinstance(row, Interaction))),
-            feedback=(*stored.feedback, *(row for row in self._new if isinstance(row, Feedback))),
-            reviews=(*stored.reviews, *(row for row in self._new if isinstance(row, Review))),
-        )
+    decisions = tuple(decide(row, version) for row, version in zip(rows, versions, strict=True))
+    return decisions, {doc_id: row for doc_id, (_, row) in winners.items()}
 
 
-def _identity(row: Row) -> Hashable:
-    """What may be known only once. An anonymous thumb is itself: two may be two people's."""
+def _difference(row: Stored, known: Stored) -> str:
+    differing = ", ".join(name for name in type(row).model_fields if getattr(row, name) != getattr(known, name))
     match row:
         case Interaction():
-            return ("interaction", row.interaction_id)
+            one_line = " ".join(row.interaction_id.split())
+            return f"interaction_id: '{one_line}' is known with other content (differs in {differing})"
         case Feedback():
-            return ("feedback", row.interaction_id, row.given_at, row.user) if row.user else row
+            return f"thumb: this user's thumb of the same time is known with other content (differs in {differing})"
         case Review():
-            return ("review", row.interaction_id, row.reviewed_at, row.reviewer)
-    raise TypeError(f"{type(row).__name__} has no identity of its own")
-
-
-def _by_document(chunks: Sequence[Chunk]) -> dict[str, tuple[Chunk, ...]]:
-    grouped: dict[str, list[Chunk]] = {}
-    for chunk in chunks:
-        grouped.setdefault(chunk.doc_id, []).append(chunk)
-    return {doc_id: tuple(own) for doc_id, own in grouped.items()}
+            return f"review: this reviewer's verdict of the same time is known (differs in {differing})"

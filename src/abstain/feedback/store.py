@@ -1,105 +1,270 @@
-"""The data folder: typed rows in, typed rows out, and nothing half-written in between.
+"""The data folder: typed rows in parts, read as a stream, written all at once.
 
-    data/documents/<doc_id>.md      the sources, as they came
-    data/chunks.jsonl               their chunks, by document
-    data/interactions.jsonl, data/feedback.jsonl, data/reviews.jsonl      in order of arrival
-    data/quarantine/<batch>.jsonl   refused rows with their reasons
+    data/documents/<doc_id>.md, .html      current sources, as they came
+    data/documents.jsonl                   every version of every document that was ever accepted
+    data/chunks.jsonl                      their chunks; those of removed text stay as tombstones
+    data/interactions/000001.jsonl ...     one immutable part a batch; feedback/ and reviews/ likewise
+    data/batches.jsonl                     what each batch brought, from where, when
+    data/held/feedback.jsonl, reviews.jsonl      thumbs and reviews whose interaction is not known yet
+    data/sources/<name>.json               where each configured source was left
+    data/quarantine/                       refused rows with their reasons (`quarantine`)
+    data/forgotten.json                    who asked to be forgotten (`forget`)
 
 Three decisions:
 
-* One canonical line a row (`Row.canonical`), so that the same rows are the same bytes and DVC sees no change
-  where there is none. A file whose bytes would not change is not touched.
-* Each file is replaced in one step (temporary name in the same folder, fsync, rename). Files are written in
-  the order of their references (documents first, reviews last): whatever a crash leaves behind has no row
-  that refers to a missing one, and ingesting the same files again completes it.
-* A quarantine file is named by a digest of the refused lines and never rewritten, so that refusing the same
-  lines again changes nothing.
+* A batch adds parts and never rewrites one: DVC stores what is new, and nothing has to fit into memory.
+* Where a source was left lies beside the rows that it gave, so both become visible in one commit or not at all:
+  that is what makes ingest exactly-once.
+* A batch is written into a folder of its own and moved in at the end, files in the order of their references:
+  whatever a crash leaves behind has no row that refers to a missing one, and the same input again completes it.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from abstain.contracts import Chunk, Document, Feedback, Interaction, Review, Row
+from abstain.contracts import Chunk, Document, Feedback, Interaction, Review, Row, Text, Timestamp
 from abstain.errors import AbstainError
+from abstain.feedback.index import Index, IndexedFile, read_lines
+from abstain.feedback.lines import TABLES, Line
+from abstain.feedback.profile import Profile
 from abstain.files import write_atomically
-from abstain.knowledge.markdown import parse_document
+from abstain.knowledge.documents import parse_document
 
 R = TypeVar("R", bound=Row)
 
+DOCUMENT_SUFFIXES = (".md", ".html")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ORDER = (
+    "documents",
+    "documents.jsonl",
+    "chunks.jsonl",
+    "interactions",
+    "feedback",
+    "reviews",
+    "held",
+    "forgotten.json",
+    "quarantine",
+    "batches.jsonl",
+    "sources",
+)
+"""In which a batch's files are moved in: what is referred to comes first, where the sources were left last."""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """The accepted rows. `sources` holds the Markdown of each document by `doc_id`."""
+class DocumentVersion(Row):
+    """One accepted version of a document, known by the digest of its source; the last line of a `doc_id` counts."""
 
-    documents: tuple[Document, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-    chunks: tuple[Chunk, ...] = ()
-    interactions: tuple[Interaction, ...] = ()
-    feedback: tuple[Feedback, ...] = ()
-    reviews: tuple[Review, ...] = ()
+    doc_id: Text
+    version: Text
+    updated_at: Timestamp
+    state: Literal["current", "removed"]
+
+
+class Batch(Row):
+    """What one ingest accepted: how many rows of each table, and how its interactions are written."""
+
+    batch: Text
+    arrived_at: Timestamp
+    sources: tuple[str, ...]
+    rows: dict[str, int]
+    profile: Profile = Profile()
+
+
+class Forgotten(Row):
+    """Who asked to be forgotten: pseudonyms of users, and the interactions (identities, hex) that went with them."""
+
+    users: tuple[str, ...] = ()
+    interactions: tuple[str, ...] = ()
+
+
+class Store:
+    """The read side of a data folder; a missing folder or file has no rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def parts(self, contract: type[Row]) -> list[Path]:
+        """The files of a table, in order of arrival."""
+        return sorted((self.folder / TABLES[contract]).glob("*.jsonl"))
+
+    def rows(self, contract: type[R]) -> Iterator[R]:
+        """Every row of a table, in order of arrival, one in memory at a time.
+
+        Raises `AbstainError` naming file and line of the first row that breaks its contract.
+        """
+        for part in self.parts(contract):
+            yield from read_rows(part, contract)
+
+    def part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
+        """The rows of one of `parts`."""
+        return read_rows(part, contract)
+
+    def interactions(self, ids: Iterable[str]) -> list[Interaction]:
+        """These interactions, in this order. Raises `KeyError` for one that is not there."""
+        wanted = list(ids)
+        among = set(wanted)
+        found = {row.interaction_id: row for row in self.rows(Interaction) if row.interaction_id in among}
+        return [found[key] for key in wanted]
+
+    def documents(self) -> Iterator[Document]:
+        """The current documents, by id."""
+        for path in self.document_files():
+            document = parse_document(path.read_bytes(), str(path))
+            if document.doc_id != path.stem:
+                raise AbstainError(
+                    f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}{path.suffix}"
+                )
+            yield document
+
+    def document_files(self) -> list[Path]:
+        folder = self.folder / "documents"
+        return sorted(path for suffix in DOCUMENT_SUFFIXES for path in folder.glob(f"*{suffix}"))
+
+    def versions(self) -> Iterator[DocumentVersion]:
+        """Every version of every document, in order of arrival, removals among them."""
+        return read_rows(self.folder / "documents.jsonl", DocumentVersion)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks of all documents, tombstones among them."""
+        return read_rows(self.folder / "chunks.jsonl", Chunk)
+
+    def batches(self) -> tuple[Batch, ...]:
+        return tuple(read_rows(self.folder / "batches.jsonl", Batch))
+
+    def held(self) -> dict[str, Path]:
+        """The files of thumbs and reviews whose interaction is not known yet, by table."""
+        files = {table: self.folder / "held" / f"{table}.jsonl" for table in ("feedback", "reviews")}
+        return {table: path for table, path in files.items() if path.exists()}
+
+    def index(self) -> Index:
+        """Every stored row of the three tables, by identity."""
+        index = Index()
+        for contract, table in TABLES.items():
+            for part in self.parts(contract):
+                index.add_file(table, part)
+        return index
+
+    def state(self, source: str) -> dict[str, Any]:
+        """Where `source` was left; empty before its first reading."""
+        path = self.folder / "sources" / f"{source}.json"
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return state
+
+    def forgotten(self) -> Forgotten:
+        """Whose rows are refused."""
+        path = self.folder / "forgotten.json"
+        return Forgotten.model_validate_json(path.read_bytes()) if path.exists() else Forgotten()
 
     def newest(self) -> datetime:
         """The latest timestamp of any row: the `now` of a check that must not depend on the clock.
 
         Raises `AbstainError` where there is no row.
         """
-        moments = chain(
-            (row.asked_at for row in self.interactions),
-            (row.given_at for row in self.feedback),
-            (row.reviewed_at for row in self.reviews),
-            (row.updated_at for row in self.documents),
-        )
-        newest = max(moments, default=None)
+        newest = max(self._moments(), default=None)
         if newest is None:
             raise AbstainError("no rows in data/: run `abstain ingest FILE...` first")
         return newest
 
+    def require_interactions(self) -> Store:
+        """This store, for a stage that has nothing to do without interactions: then an `AbstainError`."""
+        if not self.parts(Interaction):
+            raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
+        return self
 
-class QuarantinedRow(Row):
-    """A refused line or document, whole, with where it stood and every reason."""
-
-    source: str
-    line: int
-    raw: str
-    raw_base64: str | None = None
-    reasons: tuple[str, ...]
-
-    @classmethod
-    def of(cls, source: str, line: int, raw: bytes, reasons: Iterable[str]) -> QuarantinedRow:
-        """Bytes that are no UTF-8 are kept twice: readable in `raw`, exact in `raw_base64`."""
-        text = raw.decode("utf-8", errors="backslashreplace")
-        exact = None if text.encode() == raw else base64.b64encode(raw).decode()
-        return cls(source=source, line=line, raw=text, raw_base64=exact, reasons=tuple(reasons))
+    def _moments(self) -> Iterator[datetime]:
+        yield from (row.asked_at for row in self.rows(Interaction))
+        yield from (row.given_at for row in self.rows(Feedback))
+        yield from (row.reviewed_at for row in self.rows(Review))
+        yield from (row.updated_at for row in self.documents())
 
 
-def row_key(row: Row) -> str:
-    """The name of a row in reports, `table/id`; unique in a dataset that holds no row twice."""
-    match row:
-        case Interaction():
-            return f"interactions/{row.interaction_id}"
-        case Feedback():
-            return f"feedback/{row.interaction_id}/{row.digest()[:12]}"
-        case Review():
-            return f"reviews/{row.interaction_id}/{row.digest()[:12]}"
-        case Document():
-            return f"documents/{row.doc_id}"
-        case Chunk():
-            return f"chunks/{row.chunk_id}"
-    raise TypeError(f"{type(row).__name__} is no row of the data folder")
+class Staging:
+    """The write side: one batch, built beside the data folder and moved into it by `publish`, or thrown away.
+
+    A context manager; leaving it without `publish` leaves the data folder as it was. What is written under a name
+    that begins with a dot is scratch and never moved.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        numbers = [int(part.stem) for contract in TABLES for part in store.parts(contract)]
+        self.batch = f"{max(numbers, default=0) + 1:06d}"
+        self._parts: dict[str, IndexedFile] = {}
+        self._gone: list[Path] = []
+
+    def __enter__(self) -> Staging:
+        target = self._store.folder
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """New rows by table."""
+        return {table: self._parts[table].rows if table in self._parts else 0 for table in TABLES.values()}
+
+    def append(self, lines: Iterable[Line], index: Index) -> None:
+        """Add accepted rows to this batch's parts, and to `index`, from where they can be read again at once."""
+        for line in lines:
+            table = TABLES[type(line.row)]
+            if table not in self._parts:
+                self._parts[table] = IndexedFile(self.folder / table / f"{self.batch}.jsonl", table, index)
+            self._parts[table].append(line)
+        for part in self._parts.values():
+            part.flush()
+
+    def write(self, name: str, content: bytes) -> None:
+        """The whole new content of a file of the data folder, `name` relative to it."""
+        write_atomically(self.folder / name, content)
+
+    def delete(self, path: Path) -> None:
+        """A file of the data folder that is to go."""
+        self._gone.append(path)
+
+    def publish(self, *only: str) -> None:
+        """Move everything into the data folder, in the order of references; or `only` these files and folders."""
+        for part in self._parts.values():
+            part.close()
+        if self._parts and not only:
+            self._complete()
+        written = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
+        wanted = [name for name in written if name.parts[0] in (only or _ORDER)]
+        for name in sorted(wanted, key=lambda name: (_ORDER.index(name.parts[0]), name)):
+            target = self._store.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).replace(target)
+        for path in () if only else self._gone:
+            path.unlink(missing_ok=True)
+
+    def _complete(self) -> None:
+        """Every table is there once there are rows of any: what the DAG depends on may be empty, but not missing."""
+        folder = self._store.folder
+        for contract, table in TABLES.items():
+            if table not in self._parts and not self._store.parts(contract):
+                self.write(f"{table}/{self.batch}.jsonl", b"")
+        for name in ("documents.jsonl", "chunks.jsonl"):
+            if not (folder / name).exists() and not (self.folder / name).exists():
+                self.write(name, b"")
+
+
+def suffix_of(source: str) -> str:
+    """The suffix under which the document that came as the file `source` is kept."""
+    return ".html" if source.lower().endswith((".html", ".htm")) else ".md"
 
 
 def file_name_problem(doc_id: str) -> str | None:
@@ -109,90 +274,30 @@ def file_name_problem(doc_id: str) -> str | None:
     return f"doc_id: '{doc_id}' cannot name a file: use letters, digits, '.', '_' and '-', 128 at most"
 
 
-def read_dataset(folder: Path) -> Dataset:
-    """All rows in `folder`; a missing folder or file has none.
-
-    Raises `AbstainError` naming file and line of the first row that breaks its contract.
-    """
-    documents: dict[str, Document] = {}
-    sources: dict[str, str] = {}
-    for path in sorted((folder / "documents").glob("*.md")):
-        text = _decode(path.read_bytes(), str(path))
-        document = parse_document(text, str(path))
-        if document.doc_id != path.stem:
-            raise AbstainError(f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}.md")
-        documents[document.doc_id] = document
-        sources[document.doc_id] = text
-    return Dataset(
-        documents=tuple(documents.values()),
-        sources=sources,
-        chunks=_read_rows(folder / "chunks.jsonl", Chunk),
-        interactions=_read_rows(folder / "interactions.jsonl", Interaction),
-        feedback=_read_rows(folder / "feedback.jsonl", Feedback),
-        reviews=_read_rows(folder / "reviews.jsonl", Review),
-    )
+def read_rows(path: Path, contract: type[R]) -> Iterator[R]:
+    """The rows of a JSON Lines file; a missing one has none. Raises `AbstainError` naming file and line."""
+    if not path.exists():
+        return
+    for number, (_, text) in enumerate(read_lines(path), start=1):
+        yield _parse(text, contract, path, number)
 
 
-def write_dataset(folder: Path, dataset: Dataset) -> None:
-    """Make `folder` hold `dataset`. Documents that it does not name stay where they are."""
-    for document in dataset.documents:
-        if problem := file_name_problem(document.doc_id):
-            raise AbstainError(problem)
-        write_atomically(folder / "documents" / f"{document.doc_id}.md", dataset.sources[document.doc_id].encode())
-    tables: dict[str, Sequence[Row]] = {
-        "chunks": dataset.chunks,
-        "interactions": dataset.interactions,
-        "feedback": dataset.feedback,
-        "reviews": dataset.reviews,
-    }
-    for name, rows in tables.items():
-        write_atomically(folder / f"{name}.jsonl", _lines(rows))
-
-
-def require_interactions(dataset: Dataset) -> Dataset:
-    """`dataset` itself, for a stage that has nothing to do without interactions: then an `AbstainError`."""
-    if not dataset.interactions:
-        raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
-    return dataset
-
-
-def write_quarantine(folder: Path, rows: Sequence[QuarantinedRow]) -> tuple[Path, bool]:
-    """Keep refused rows in `folder`/quarantine. Returns the file and whether it is new."""
-    identity = json.dumps([[row.source, row.line, row.raw, row.raw_base64] for row in rows])
-    path = folder / "quarantine" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"
-    if path.exists():
-        return path, False
-    write_atomically(path, _lines(rows))
-    return path, True
-
-
-def read_quarantine(path: Path) -> tuple[QuarantinedRow, ...]:
-    """The refused rows of one batch. Raises `AbstainError` naming file and line of a broken one."""
-    return _read_rows(path, QuarantinedRow)
-
-
-def _lines(rows: Iterable[Row]) -> bytes:
+def as_lines(rows: Iterable[Row]) -> bytes:
+    """Rows as JSON Lines."""
     return "".join(f"{row.canonical()}\n" for row in rows).encode()
 
 
-def _read_rows(path: Path, contract: type[R]) -> tuple[R, ...]:
-    if not path.exists():
-        return ()
-    rows = []
-    # Not splitlines(): a text may hold U+2028 and the like, which are no line breaks in JSON Lines.
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(contract.model_validate_json(_decode(line, f"{path} line {number}"), strict=True))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"]) or "row"
-            raise AbstainError(f"{path} line {number}: {where}: {problem['msg']}") from None
-    return tuple(rows)
+def _parse(text: bytes, contract: type[R], path: Path, number: int) -> R:
+    try:
+        return contract.model_validate_json(decode(text, f"{path} line {number}"), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "row"
+        raise AbstainError(f"{path} line {number}: {where}: {problem['msg']}") from None
 
 
-def _decode(content: bytes, where: str) -> str:
+def decode(content: bytes, where: str) -> str:
+    """UTF-8, or an `AbstainError` that names `where`."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

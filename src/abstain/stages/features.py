@@ -3,15 +3,14 @@
 from abstain import paths
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Refused
-from abstain.feedback.store import read_dataset
+from abstain.feedback.store import Store
 from abstain.params import Params
 from abstain.settings import load_settings
 from abstain.stages import common
 
 
 def stage(params: Params) -> None:
-    interactions = {row.interaction_id: row for row in read_dataset(paths.DATA).interactions}
-    rows = [interactions[name] for name in common.read_dataset_frame()["interaction_id"]]
+    rows = Store(paths.DATA).interactions(common.read_dataset_frame()["interaction_id"])
     source = FeatureSource(params.llm, load_settings())
     refused: dict[str, str] = {}
     shortened: dict[str, int] = {}

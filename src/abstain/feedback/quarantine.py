@@ -1,0 +1,245 @@
+"""Refused rows, kept with their reasons until somebody decides on them.
+
+    data/quarantine/<id>.jsonl         rows of one batch that were refused, each whole
+    data/quarantine/blocking.json      sources whose last batch was refused whole, and why
+    data/quarantine/dropped.txt        digests of rows that somebody decided to do without
+
+Three decisions:
+
+* A row is here once, however often a source gives it again: it is known by the digest of its raw text.
+* What is here or was dropped has been seen by somebody, so it does not count towards the failure limit again;
+  the rows of a batch that was refused whole do, until somebody decides on them.
+* A row leaves when it is accepted (`release`, or the source gives it again once the rules or the rest of the data
+  allow it), when it is dropped, or with the user who gave it (`forget`). Nothing else removes one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from abstain.contracts import Row
+from abstain.errors import AbstainError
+from abstain.feedback.report import count_reasons
+from abstain.feedback.rows import InputRow, reread
+from abstain.feedback.store import Staging, read_rows
+from abstain.files import write_atomically
+
+FOLDER = "quarantine"
+
+
+class QuarantinedRow(Row):
+    """A refused line or document, whole, with where it stood and every reason.
+
+    `digest` is of the line as it came, `raw` is what may be kept of it (personal data is redacted).
+    """
+
+    source: str
+    line: int
+    digest: str
+    raw: str
+    raw_base64: str | None = None
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def of(cls, row: InputRow, reasons: Iterable[str], redact: Callable[[bytes], bytes] = bytes) -> QuarantinedRow:
+        """Bytes that are no UTF-8 are kept twice: readable in `raw`, exact in `raw_base64`."""
+        kept = redact(row.raw)
+        text = kept.decode("utf-8", errors="backslashreplace")
+        exact = None if text.encode() == kept else base64.b64encode(kept).decode()
+        place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
+        return cls(**place, raw=text, raw_base64=exact, reasons=tuple(reasons))
+
+    def reread(self) -> InputRow:
+        """The row once more, as it is kept."""
+        return replace(reread(self.content, self.source, self.line), digest=self.digest)
+
+    @property
+    def content(self) -> bytes:
+        """The bytes as they came."""
+        return base64.b64decode(self.raw_base64) if self.raw_base64 else self.raw.encode()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One file of the quarantine."""
+
+    id: str
+    rows: int
+    sources: tuple[str, ...]
+    reasons: dict[str, int]
+    blocking: str | None
+
+
+class Quarantine:
+    """The quarantine of a data folder, as it was when this was opened."""
+
+    def __init__(self, data: Path) -> None:
+        self.folder = data / FOLDER
+        self._digests = {path: [row.digest for row in self.rows(path)] for path in self.files()}
+        self.dropped = frozenset(_lines(self.folder / "dropped.txt"))
+        blocking = self.folder / "blocking.json"
+        self.blocking: dict[str, dict[str, Any]] = json.loads(blocking.read_text()) if blocking.exists() else {}
+        held_back = {path for path in self._digests if path.stem in self.blocking}
+        self._here = {one for digests in self._digests.values() for one in digests}
+        self._seen = self.dropped.union(*(self._digests[path] for path in self._digests.keys() - held_back))
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def rows(self, path: Path) -> Iterator[QuarantinedRow]:
+        return read_rows(path, QuarantinedRow)
+
+    def is_here(self, row: InputRow) -> bool:
+        return bool(self._here) and digest_of(row) in self._here
+
+    def holds(self, row: InputRow) -> bool:
+        """Whether this row is here already, or was dropped: then it is not kept once more."""
+        return self.is_here(row) or (bool(self.dropped) and digest_of(row) in self.dropped)
+
+    def was_seen(self, row: InputRow) -> bool:
+        """Whether somebody has been told of this row before, and no batch is held back by it."""
+        return bool(self._seen) and digest_of(row) in self._seen
+
+    def listing(self) -> list[Refused]:
+        """Every file, with what it holds back."""
+        found = []
+        for path in self.files():
+            rows = list(self.rows(path))
+            found.append(
+                Refused(
+                    id=path.stem,
+                    rows=len(rows),
+                    sources=tuple(Counter(row.source for row in rows)),
+                    reasons=count_reasons(row.reasons for row in rows),
+                    blocking=self.blocking.get(path.stem, {}).get("message"),
+                )
+            )
+        return found
+
+    def find(self, name: str) -> Path:
+        """The file of an id, or of the beginning of one. Raises `AbstainError` where there is none, or several."""
+        found = [path for path in self.files() if path.stem.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(path.stem for path in self.files()) or "nothing"
+        problem = "several ids begin" if found else "no id begins"
+        raise AbstainError(f"quarantine: {problem} with '{name}'; there are: {known}")
+
+    def drop(self, path: Path) -> int:
+        """Do without the rows of `path`, for good; what they held back may go on. Returns how many there were."""
+        digests = self._digests[path]
+        write_atomically(self.folder / "dropped.txt", _text(self.dropped.union(digests)))
+        write_atomically(
+            self.folder / "blocking.json", _json({k: v for k, v in self.blocking.items() if k != path.stem})
+        )
+        path.unlink()
+        return len(digests)
+
+    def drop_mentioning(self, names: set[str]) -> int:
+        """Drop every row whose text holds one of `names` as a word of its own. Returns how many there were."""
+        word = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in sorted(names)))
+        gone: set[str] = set()
+        for path in self.files():
+            rows = list(self.rows(path))
+            left = [row for row in rows if not word.search(row.content.decode("utf-8", errors="replace"))]
+            gone |= {row.digest for row in rows} - {row.digest for row in left}
+            if left:
+                write_atomically(path, b"".join(row.canonical().encode() + b"\n" for row in left))
+            else:
+                path.unlink()
+        if gone:
+            write_atomically(self.folder / "dropped.txt", _text(self.dropped | gone))
+        return len(gone)
+
+    def without(self, accepted: set[str], staging: Staging) -> None:
+        """Stage every file without the rows of these digests, which have been accepted."""
+        for path, digests in self._digests.items():
+            if accepted.isdisjoint(digests):
+                continue
+            left = [row for row in self.rows(path) if row.digest not in accepted]
+            if left:
+                staging.write(f"{FOLDER}/{path.name}", b"".join(row.canonical().encode() + b"\n" for row in left))
+            else:
+                staging.delete(path)
+                self.blocking.pop(path.stem, None)
+
+    def block(self, name: str | None, sources: Sequence[str], message: str) -> str:
+        """Hold back `sources` by the file `name`, or, where all of their bad rows are here already, by that file."""
+        name = name or next(iter(self.blocking), self.files()[0].stem)
+        self.blocking[name] = {"sources": list(sources), "message": message}
+        return name
+
+    def lift(self, sources: Sequence[str]) -> None:
+        """A later batch of all `sources` was good."""
+        self.blocking = {
+            name: entry for name, entry in self.blocking.items() if not set(entry["sources"]) <= set(sources)
+        }
+
+    def stage_blocking(self, staging: Staging) -> None:
+        if self.blocking or (self.folder / "blocking.json").exists():
+            staging.write(f"{FOLDER}/blocking.json", _json(self.blocking))
+
+
+class Writer:
+    """The rows that one batch refuses, written as they come; named by what they are, so that the same are the same."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._seal = hashlib.sha256()
+        self._path = Path(tempfile.mkdtemp(dir=staging.folder, prefix=".refused-")) / "rows"
+        self._file = self._path.open("wb")
+        self.rows = 0
+
+    def add(self, row: QuarantinedRow) -> None:
+        self._seal.update(row.digest.encode())
+        self._file.write(row.canonical().encode() + b"\n")
+        self.rows += 1
+
+    def close(self) -> str | None:
+        """Stage the file; its id, or None where no row came."""
+        self._file.close()
+        if not self.rows:
+            return None
+        name = self._seal.hexdigest()[:16]
+        target = self._staging.folder / FOLDER / f"{name}.jsonl"
+        target.parent.mkdir(exist_ok=True)
+        self._path.replace(target)
+        return name
+
+
+def require_unblocked(data: Path) -> None:
+    """Raise `AbstainError` where a source's last batch was refused whole and nobody has decided on it yet."""
+    blocking = Quarantine(data).blocking
+    if blocking:
+        name, first = next(iter(blocking.items()))
+        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
+        raise AbstainError(
+            f"the retrain is blocked{more}: {first['message']}; mend the source and ingest again, or decide with "
+            f"`abstain quarantine release {name}` or `abstain quarantine drop {name}`"
+        )
+
+
+def digest_of(row: InputRow) -> str:
+    """What a row is known by here: sha256 (hex) of its text as it first came."""
+    return row.digest or hashlib.sha256(row.raw).hexdigest()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def _text(digests: Iterable[str]) -> bytes:
+    return "".join(f"{one}\n" for one in sorted(digests)).encode()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

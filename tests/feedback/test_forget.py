@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from abstain.contracts import Feedback, Interaction, Review
+from abstain.errors import AbstainError
+from abstain.feedback.forget import forget
+from abstain.feedback.index import read_lines
+from abstain.feedback.ingest import ingest
+from abstain.feedback.quarantine import Quarantine
+from abstain.feedback.report import IngestReport
+from abstain.feedback.sources.files import by_hand
+from abstain.feedback.store import Store
+
+from .builders import NOW, PARAMS, accept_all, alone, bytes_of, row, thumb, verdict, write_lines
+
+LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
+
+
+def take(data: Path, file: Path) -> IngestReport:
+    return ingest(by_hand([str(file)]), data, LENIENT, NOW, validate=accept_all)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_lines(
+        tmp_path / "a.jsonl",
+        row("i-1", thumb=thumb(user="ann", comment="I am Ann"), review=verdict()),
+        row("i-2", thumb=thumb(user="bob")),
+        row("i-3", thumb=thumb("down")),
+        alone(thumb(user="ann"), "i-9"),
+        alone(thumb(user="bob"), "i-9"),
+        {**alone(thumb(user="ann")), "mood": "bad"},
+    )
+
+
+def everything(data: Path) -> str:
+    return "".join(content.decode() for content in bytes_of(data).values())
+
+
+def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    report = take(data, file)
+    assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
+    assert forget(Store(data), {"ann"}) == {"feedback": 2, "quarantine": 1}
+    store = Store(data)
+    assert [found.user for found in store.rows(Feedback)] == ["bob", None]
+    assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
+    assert (len(list(store.rows(Interaction))), len(list(store.rows(Review)))) == (3, 1)
+    assert Quarantine(data).files() == []
+    assert everything(data).count("ann") == 1, "that she is to be kept out, and nothing else"
+    again = take(data, file)
+    assert (again.accepted, again.duplicate, again.held, again.quarantined) == (0, 4, 0, 2)
+    assert everything(data).count("ann") == 1
+    assert "1 x user: asked to be forgotten, so the row was not kept" in again.to_markdown()
+
+
+def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    assert forget(Store(data), {"ann"}, with_interactions=True) == {
+        "feedback": 2,
+        "interactions": 1,
+        "reviews": 1,
+        "quarantine": 1,
+    }
+    assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
+    again = take(data, file)
+    assert again.accepted == 0
+    assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
+    late = write_lines(tmp_path / "late.jsonl", row("i-1"), alone(verdict(), "i-1"))
+    report = take(data, late)
+    assert (report.accepted, report.quarantined, report.held) == (0, 1, 1), "nobody asked to forget the reviewer"
+
+
+def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    before = bytes_of(data)
+    with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
+        forget(Store(data), {"carol"})
+    assert bytes_of(data) == before

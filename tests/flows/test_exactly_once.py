@@ -1,0 +1,120 @@
+"""Killed between any two steps, an ingest has happened once or not at all, and the next one makes it once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from abstain.contracts import Feedback, Interaction
+from abstain.feedback.store import Store
+from tests.conftest import Project
+
+pytestmark = pytest.mark.slow
+
+STEPS = (
+    "move 3",  # some of the batch's files are in data/, the others are not
+    "dvc add",
+    "git commit",
+    "dvc push",
+    "git push",
+    "end",  # everything is done, and nobody has been told
+)
+
+# The task as it is, without a server to report to; the process ends itself, unasked, before the step that it is given.
+INGEST = """
+import logging, os, signal, sys
+from pathlib import Path
+import tasks.ingest, tasks.shell, tasks.workspace
+from abstain.feedback.sources.config import load_sources, open_source
+from abstain.settings import load_settings
+
+tasks.ingest.publish_ingest = lambda *a, **k: None
+tasks.ingest.get_run_logger = logging.getLogger
+last, moved = sys.argv[1], 0
+
+def die_at(step):
+    if step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run, replace = tasks.shell.run, Path.replace
+
+def counted(command, *arguments, **more):
+    die_at(" ".join(command[:2]))
+    return run(command, *arguments, **more)
+
+def moving(self, target):
+    global moved
+    if "-" in self.parts[-3] and "data" in str(target):
+        moved += 1
+        die_at(f"move {moved}")
+    return replace(self, target)
+
+with tasks.workspace.open_workspace() as workspace:
+    tasks.shell.run = tasks.workspace.run = counted
+    Path.replace = moving
+    sources = [open_source(one, load_settings()) for one in load_sources(workspace.path / "sources.yaml")]
+    report = tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
+    die_at("end")
+    print(report.accepted, report.duplicate)
+"""
+
+SOURCES = """
+sources:
+  - name: app
+    kind: sql
+"""
+
+
+@pytest.fixture
+def project(small_project: Project) -> Project:
+    (small_project.root / "sources.yaml").write_text(SOURCES)
+    small_project.git("commit", "-qam", "Our database")
+    return small_project
+
+
+def write_row(project: Project, number: int) -> None:
+    """The application answers one more question, and its user likes it."""
+    with sqlite3.connect(project.home / "feedback.db") as database:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS interactions (interaction_id TEXT PRIMARY KEY, asked_at TEXT, question TEXT, "
+            "answer TEXT, contexts TEXT, model TEXT)"
+        )
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS feedback (interaction_id TEXT PRIMARY KEY, given_at TEXT, thumb TEXT, user TEXT)"
+        )
+        moment = f"2026-11-10T12:{number:02d}:00Z"
+        database.execute(
+            "INSERT INTO interactions VALUES (?, ?, 'What?', 'That.', '[]', 'm@1')", (f"x-{number}", moment)
+        )
+        database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
+
+
+def ingest(project: Project, last: str = "") -> int:
+    return project.command([sys.executable, "-c", INGEST, last]).returncode
+
+
+def from_app(folder: Path) -> tuple[list[str], list[str]]:
+    store = Store(folder)
+    ids = [row.interaction_id for row in store.rows(Interaction) if row.interaction_id.startswith("x-")]
+    return sorted(ids), sorted(
+        row.interaction_id for row in store.rows(Feedback) if row.interaction_id.startswith("x-")
+    )
+
+
+def test_every_row_is_there_once_wherever_an_ingest_was_killed(project: Project) -> None:
+    for number, step in enumerate(STEPS):
+        write_row(project, number)
+        assert ingest(project, step) == -signal.SIGKILL, f"'{step}' was never reached"
+        assert ingest(project) == 0, step
+        expected = sorted(f"x-{n}" for n in range(number + 1))
+        assert from_app(project.workspace / "data") == (expected, expected), step
+        assert not list(project.workspace.glob(".data-*")), "something half-written was left"
+    batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
+    assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(STEPS), "a batch was recorded twice, or never"
+    state = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
+    assert state["tables"].keys() == {"interactions", "feedback"}
