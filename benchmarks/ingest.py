@@ -130,7 +130,7 @@ def check(folder: Path) -> str:
     from abstain.params import load_params
 
     store = Store(folder / "data")
-    result = validate_store(store, load_params().validation, store.newest())
+    result = validate_store(store, load_params().validation, store.batches()[-1].arrived_at)
     return f"{len(result.checks)} expectations, {len(result.reasons)} rows fail"
 
 

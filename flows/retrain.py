@@ -12,11 +12,13 @@ from prefect import flow
 from prefect.futures import PrefectFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from abstain import paths
+from abstain.feedback.quarantine import require_unblocked
 from abstain.settings import load_settings
 from tasks.fan_out.stage import STEP, fan_out
 from tasks.pipeline import StageResult, read_graph, run_stage
 from tasks.promotion import Outcome, promote_candidate
-from tasks.publish import publish_artifacts
+from tasks.publish import publish_artifacts, publish_validation
 from tasks.record import commit, push
 from tasks.workspace import Workspace, open_workspace
 
@@ -40,7 +42,11 @@ def retrain(promote: bool = True, new_holdout: str | None = None) -> Retrained:
     from the one the champion was promoted on.
     """
     with open_workspace() as workspace:
-        stages = run_dag(workspace)
+        require_unblocked(workspace.path / paths.DATA)
+        try:
+            stages = run_dag(workspace)
+        finally:
+            publish_validation(workspace)
         publish_artifacts(workspace)
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
         if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock"):

@@ -1,15 +1,17 @@
-"""What a run leaves to be looked at in the Prefect UI: tables, plots and the validation result."""
+"""What a run leaves to be looked at in the Prefect UI: tables, plots, and links to the pages about data."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+from typing import Any
 
 import pandas as pd
-from prefect import task
+from prefect import runtime, task
 from prefect.artifacts import (
     create_image_artifact,
+    create_link_artifact,
     create_markdown_artifact,
     create_table_artifact,
 )
@@ -18,18 +20,52 @@ from prefect.cache_policies import NO_CACHE
 from abstain import paths
 from abstain.evaluate.plots import PLOTS
 from abstain.evaluate.report import leaderboard_table
+from abstain.feedback.pages import ingest_page, validation_page
+from abstain.feedback.quarantine import QuarantinedRow
+from abstain.feedback.report import IngestReport
+from abstain.feedback.store import read_rows
+from tasks.server import reports
 from tasks.workspace import Workspace
 
 IMAGE = re.compile(r"^!\[.*\n", re.MULTILINE)
 
 
 @task(cache_policy=NO_CACHE)
+def publish_validation(workspace: Workspace) -> None:
+    """Artifacts `validation` and `validation-report`, the link to its page; of a failed run, as far as it came.
+
+    What the training table's suites found is shown only beside sound rows: after broken ones it is an earlier run's.
+    """
+    found = [_read_json(workspace, paths.VALIDATION)]
+    if found[0] and found[0]["success"]:
+        found.append(_read_json(workspace, paths.QUALITY))
+    results = [result for result in found if result]
+    if not results:  # the run failed before anything was validated
+        return
+    page = validation_page(results, f"{_run_name()}, data as of {results[0]['as_of']}")
+    markdown = "\n".join(result["markdown"] for result in results)
+    _publish_page("validation", page, markdown, "Great Expectations")
+
+
+def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | None = None) -> None:
+    """Artifacts `ingest` and `ingest-report`, the link to its page; `refused` is why the batch was refused whole.
+
+    Nothing is left by a run that found nothing to read, as most of the hourly ones do.
+    """
+    if not report.read:
+        return
+    data = workspace.path / paths.DATA
+    rows = read_rows(data / report.quarantine, QuarantinedRow) if report.quarantine else ()
+    page = ingest_page(report, _run_name(), rows, refused)
+    markdown = f"**{refused}**\n\n{report.to_markdown()}" if refused else report.to_markdown()
+    _publish_page("ingest", page, markdown, "what was accepted, and what was not")
+
+
+@task(cache_policy=NO_CACHE)
 def publish_artifacts(workspace: Workspace) -> None:
-    """Artifacts `validation`, `leaderboard`, `thresholds`, one plot each, `report`."""
+    """Artifacts `leaderboard`, `thresholds`, one plot each, `report`."""
     root = workspace.path
     metrics = json.loads((root / paths.METRICS).read_text())
-    validation = json.loads((root / paths.VALIDATION).read_text())
-    create_markdown_artifact(validation["markdown"], key="validation", description="Great Expectations")
     create_markdown_artifact(
         leaderboard_table(metrics["holdout"]["scorers"]), key="leaderboard", description="on the frozen hold-out"
     )
@@ -45,3 +81,19 @@ def publish_artifacts(workspace: Workspace) -> None:
     # Without its plots, which are artifacts of their own: a browser opens no file from a page that a server sent.
     text = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
     create_markdown_artifact(IMAGE.sub("", text), key="report", description="the whole report")
+
+
+def _publish_page(name: str, page: str, markdown: str, description: str) -> None:
+    address = reports.keep(str(runtime.flow_run.id), name, page)
+    create_link_artifact(address, link_text=f"{name} report", key=f"{name}-report", description=f"the {name} page")
+    create_markdown_artifact(f"[The whole page]({address})\n\n{markdown}", key=name, description=description)
+
+
+def _run_name() -> str:
+    return f"{runtime.flow_run.flow_name} {runtime.flow_run.name}"
+
+
+def _read_json(workspace: Workspace, file: Any) -> Any:
+    """The parsed file; None where there is none."""
+    path = workspace.path / file
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -36,24 +36,59 @@ class ValidationParams(Section):
     max_failed_fraction: Fraction
     max_feedback_delay_days: Positive
     max_text_chars: Count
+    max_clock_skew_seconds: Annotated[float, Field(ge=0)]
+
+
+class QualityParams(Section):
+    """What a batch and the training table are judged by as a whole; `ValidationParams` judge their rows."""
+
+    min_class_share: Annotated[float, Field(ge=0, le=0.5)]
+    min_expert_share: Fraction
+    max_leaked_share: Fraction
+    max_review_conflicts: Fraction
+    max_thumb_conflicts: Fraction
+    max_drift: Positive
+    min_drift_rows: Count
+
+
+class PrivacyParams(Section):
+    """What ingest removes of personal data, and whom it gives pseudonyms."""
+
+    redact: tuple[str, ...]
+    min_score: Fraction
+    keep: tuple[str, ...]
+    phone_regions: tuple[str, ...]
+    names_pipeline: str
+    redact_contexts: bool
+    pseudonymise: bool
+    pseudonymise_reviewers: bool
 
 
 class LabelParams(Section):
     require: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
+    conflicts: Literal["latest", "majority", "strict"]
     review_weight: Positive
     thumb_weight: Annotated[float, Field(ge=0)]
+    max_thumb_weight: Annotated[float, Field(ge=0)]
+    thumb_model: Literal["agreement", "dawid_skene"]
+    min_agreement: Count
+    user_shrinkage: Positive
 
 
 class SplitParams(Section):
+    by: Literal["group", "time"]
     seed: int
     validation: OpenFraction
     holdout: OpenFraction
+    holdout_from: Timestamp | None
     holdout_frozen_at: Timestamp
 
     @model_validator(mode="after")
     def _leave_something_to_train_on(self) -> SplitParams:
-        if self.validation + self.holdout >= 1:
+        if self.by == "group" and self.validation + self.holdout >= 1:
             raise ValueError("validation + holdout leave nothing to train on: together they must stay below 1")
+        if self.by == "time" and (self.holdout_from is None or self.holdout_from >= self.holdout_frozen_at):
+            raise ValueError("by: time needs a holdout_from before holdout_frozen_at: the hold-out lies between them")
         return self
 
 
@@ -93,6 +128,8 @@ class Params(Section):
 
     llm: LLMParams
     validation: ValidationParams
+    quality: QualityParams
+    privacy: PrivacyParams
     labels: LabelParams
     split: SplitParams
     probe: ProbeParams

@@ -10,6 +10,8 @@ APPROVALS = Path("approvals")
 
 ARTIFACTS = Path("artifacts")
 VALIDATION = ARTIFACTS / "validation.json"
+QUALITY = ARTIFACTS / "quality.json"
+VALIDATION_PAGE = ARTIFACTS / "validation.html"
 DATASET = ARTIFACTS / "dataset.parquet"
 DATASET_SUMMARY = ARTIFACTS / "dataset.json"
 FEATURES = ARTIFACTS / "features.safetensors"

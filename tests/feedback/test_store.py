@@ -12,7 +12,7 @@ from abstain.feedback.store import Staging, Store, file_name_problem
 from abstain.files import write_atomically
 from abstain.knowledge.documents import parse_document
 
-from .builders import bytes_of, feedback, interaction, later, markdown, review
+from .builders import bytes_of, feedback, interaction, markdown, review
 
 FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), feedback("b", comment="so-so"))
 SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
@@ -121,13 +121,6 @@ def test_stages_are_told_what_to_do_about_empty_data(tmp_path: Path) -> None:
         Store(tmp_path).require_interactions()
     add(tmp_path / "data", FIRST)
     assert list(Store(tmp_path / "data").require_interactions().rows(Interaction)) == list(FIRST[:2])
-
-
-def test_newest_is_the_latest_moment_of_any_row(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match="no rows in data/"):
-        Store(tmp_path / "data").newest()
-    add(tmp_path / "data", (*FIRST, *SECOND), {"documents/fees.md": markdown().encode()})
-    assert Store(tmp_path / "data").newest() == later(2)
 
 
 def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:

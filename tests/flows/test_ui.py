@@ -23,6 +23,7 @@ ARTIFACTS = {
     "leaderboard": "markdown",
     "thresholds": "table",
     "validation": "markdown",
+    "validation-report": "markdown",
     "roc": "image",
     "reliability": "image",
     "risk-coverage": "image",

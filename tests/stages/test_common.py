@@ -37,6 +37,7 @@ def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFr
             "correct": [i // 2 % 2 for i in range(n)],
             "weight": 1.0,
             "source": "sme",
+            "inclusion_probability": float("nan"),
         }
     )
     frame.to_parquet(paths.DATASET, index=False)

@@ -107,6 +107,8 @@ def test_up_runs_what_is_deployed_and_down_leaves_nothing(
     deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
     with (project.root / "prefect.yaml").open("a") as file:
         file.write(deployment)
+    project.git("add", "--all")
+    project.git("commit", "-qm", "A flow that sleeps")
 
     up = server("up")
     assert up.returncode == 0, up.stdout + up.stderr
@@ -120,7 +122,7 @@ def test_up_runs_what_is_deployed_and_down_leaves_nothing(
     with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
         assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
 
-    for deployment in ("ingest/hourly", "sleeper/now"):  # the drop folder is empty, which is no failure
+    for deployment in ("ingest/hourly", "sleeper/now"):  # there is nothing new, which is no failure
         started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", deployment])
         assert started.returncode == 0, started.stderr
     wait_until(lambda: states(project, "ingest") == ["COMPLETED"], 90)

@@ -27,20 +27,20 @@ def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def test_holds_the_data_and_the_checkout_s_commits(project: Project) -> None:
     with open_workspace() as workspace:
-        assert (workspace.path / "data" / "interactions.jsonl").stat().st_size > 1000
+        assert (workspace.path / "data" / "interactions" / "000001.jsonl").stat().st_size > 1000
     project.edit_params("  hidden: 64", "  hidden: 32")
     with open_workspace() as workspace:
         assert "hidden: 32" in (workspace.path / "params.yaml").read_text()
-        assert (workspace.path / "data" / "interactions.jsonl").is_file()
+        assert (workspace.path / "data" / "interactions" / "000001.jsonl").is_file()
 
 
 def test_a_half_done_change_is_gone_at_the_next_run(project: Project) -> None:
     with open_workspace() as workspace:
-        before = (workspace.path / "data" / "interactions.jsonl").read_bytes()
-        (workspace.path / "data" / "interactions.jsonl").write_bytes(b"half a row")
+        before = (workspace.path / "data" / "interactions" / "000001.jsonl").read_bytes()
+        (workspace.path / "data" / "interactions" / "000001.jsonl").write_bytes(b"half a row")
         (workspace.path / "params.yaml").write_text("broken: [")
     with open_workspace() as workspace:
-        assert (workspace.path / "data" / "interactions.jsonl").read_bytes() == before
+        assert (workspace.path / "data" / "interactions" / "000001.jsonl").read_bytes() == before
         assert workspace.git("status", "--porcelain") == ""
 
 

@@ -26,14 +26,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from abstain.contracts import Chunk, Document, Feedback, Interaction, Review, Row, Text, Timestamp
+from abstain.contracts import Chunk, Document, Interaction, Row, Text, Timestamp
 from abstain.errors import AbstainError
 from abstain.feedback.index import Index, IndexedFile, read_lines
 from abstain.feedback.lines import TABLES, Line
@@ -165,27 +164,11 @@ class Store:
         path = self.folder / "forgotten.json"
         return Forgotten.model_validate_json(path.read_bytes()) if path.exists() else Forgotten()
 
-    def newest(self) -> datetime:
-        """The latest timestamp of any row: the `now` of a check that must not depend on the clock.
-
-        Raises `AbstainError` where there is no row.
-        """
-        newest = max(self._moments(), default=None)
-        if newest is None:
-            raise AbstainError("no rows in data/: run `abstain ingest FILE...` first")
-        return newest
-
     def require_interactions(self) -> Store:
         """This store, for a stage that has nothing to do without interactions: then an `AbstainError`."""
         if not self.parts(Interaction):
             raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
         return self
-
-    def _moments(self) -> Iterator[datetime]:
-        yield from (row.asked_at for row in self.rows(Interaction))
-        yield from (row.given_at for row in self.rows(Feedback))
-        yield from (row.reviewed_at for row in self.rows(Review))
-        yield from (row.updated_at for row in self.documents())
 
 
 class Staging:

@@ -1,20 +1,29 @@
-"""DVC stage `validate`: everything that was accepted, against the Great Expectations suites, as of its newest row."""
+"""DVC stage `validate`: everything that was accepted, against the Great Expectations suites, as of its newest batch."""
 
 from abstain import paths
 from abstain.errors import AbstainError
-from abstain.feedback.store import read_dataset, require_interactions
-from abstain.feedback.validation import validate
+from abstain.feedback.drift import validate_drift
+from abstain.feedback.results import ValidationResult
+from abstain.feedback.store import Store
+from abstain.feedback.validation import validate_store
 from abstain.params import Params
 from abstain.stages import common
 
 
 def stage(params: Params) -> None:
-    data = require_interactions(read_dataset(paths.DATA))
-    result = validate(data, params.validation, now=data.newest())
+    store = Store(paths.DATA).require_interactions()
+    batches = store.batches()
+    if not batches:
+        raise AbstainError("data/batches.jsonl does not say how the rows came: restore it with `dvc checkout`")
+    as_of = max(batch.arrived_at for batch in batches)
+    drift = validate_drift([batch.profile for batch in batches], params.quality)
+    result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
+    # Written even where it fails: the page about a failed run is made of it.
+    common.write_json(
+        paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat(), "markdown": result.to_markdown()}
+    )
     if not result.success:
-        key, reasons = next(iter(sorted(result.reasons.items())))
-        raise AbstainError(f"{len(result.reasons)} rows of data/ fail validation, {key} first: {'; '.join(reasons)}")
-    common.write_json(paths.VALIDATION, {**result.to_dict(), "markdown": result.to_markdown()})
+        raise AbstainError(f"{result.failing} rows of data/ fail validation, {result.first_failure()}")
 
 
 if __name__ == "__main__":

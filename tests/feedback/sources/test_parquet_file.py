@@ -89,7 +89,10 @@ def test_nanoseconds_are_cut_off() -> None:
             {"asked_at": pa.array([ASKED.replace(tzinfo=None)], pa.timestamp("us"))},
             "asked_at: value error, timestamp without",
         ),
-        ({"asked_at": pa.array([ASKED.date()], pa.date32())}, "asked_at: value error, not a timestamp: write it in UTC"),
+        (
+            {"asked_at": pa.array([ASKED.date()], pa.date32())},
+            "asked_at: value error, not a timestamp: write it in UTC",
+        ),
         ({"question": [7]}, "question: input should be a valid string"),
         ({"answer": [None]}, "answer: this field is missing"),
         ({"contexts": ["no JSON"]}, "contexts: input should be a valid"),

@@ -1,0 +1,14 @@
+"""Which Prefect server a run reports to: the one that `make up` started, else a temporary one that dies with the run.
+
+python -m tasks.server up      server with UI, worker, deployments, reports, in the background (`make up`)
+python -m tasks.server down    stop them, and what they are running (`make down`)
+python -m tasks.server worker  in the foreground: a worker that computes features (`make worker`)
+python -m tasks.server page    have failing runs page ABSTAIN_PAGE_URL, on the server at PREFECT_API_URL
+
+Both servers keep the same SQLite database, `$ABSTAIN_HOME/prefect/prefect.db`, so every past run is listed in the UI.
+"""
+
+from tasks.server.addresses import UI, prepare_environment, running_server
+from tasks.server.temporary import server_for_run
+
+__all__ = ["UI", "prepare_environment", "running_server", "server_for_run"]

@@ -1,0 +1,35 @@
+"""Entry point of `make up`, `make down`, `make worker` and the temporary server."""
+
+from __future__ import annotations
+
+import sys
+
+from abstain.errors import AbstainError
+from tasks.server import background
+from tasks.server.addresses import prepare_environment
+from tasks.server.temporary import serve_child
+
+
+def main() -> None:
+    try:
+        prepare_environment()
+        match sys.argv[1:]:
+            case ["up"]:
+                background.up()
+            case ["down"]:
+                background.down()
+            case ["worker"]:
+                background.worker()
+            case ["page"]:
+                background.page()
+            case ["child", port]:
+                serve_child(int(port))
+            case _:
+                raise AbstainError("run `python -m tasks.server up`, `down`, `worker` or `page`")
+    except AbstainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

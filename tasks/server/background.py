@@ -1,0 +1,168 @@
+"""What `make up` starts and `make down` stops: server, worker, deployments, reports, pages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from abstain.errors import AbstainError
+from tasks.server import paging, reports
+from tasks.server.addresses import (
+    HEALTH,
+    HOST,
+    PORT,
+    START_SECONDS,
+    UI,
+    answers,
+    post,
+    report_to,
+    require_free_port,
+    running_server,
+)
+from tasks.server.processes import home, log_of, pid_of, spawn, starting_alone, stop
+from tasks.shell import environment, run
+from tasks.workspace import project_root
+
+POOL = "local"
+GPU_POOL = "gpu"
+
+
+def up() -> None:
+    """Start what is not running yet, deploy prefect.yaml, and say where to look. Raises `AbstainError`."""
+    root = project_root()
+    home().mkdir(parents=True, exist_ok=True)
+    receiver = paging.receiver()
+    with starting_alone():
+        address, pages = running_server(), reports.served_at()
+        is_up = bool(address and pages and pid_of("worker"))
+        if not address:
+            require_free_port("ABSTAIN_UI_PORT", PORT)
+        if not pages:
+            require_free_port(reports.VARIABLE, reports.port())
+        try:
+            pages = pages or _start_reports(root)
+            address = address or _start_server(root)
+            report_to(address)
+            if not is_up:
+                _start_worker(root, address)
+            paging.arrange(receiver)
+        except BaseException:
+            print()
+            down()
+            raise
+    if is_up:
+        print(f"already up: {address}\npages        {paging.told(receiver)}")
+        return
+    (home() / "inbox").mkdir(exist_ok=True)
+    deployments = _deployments(root)
+    print(f"\nPrefect UI   {address}\nreports      {pages}\npages        {paging.told(receiver)}")
+    print(f"logs         {log_of('server')}\n             {log_of('worker')}\ndeployments")
+    for name, says in deployments.items():
+        print(f"  {name:16} {says}")
+    prefect = Path(sys.executable).parent / "prefect"
+    command = f"PREFECT_API_URL={address}/api {prefect} deployment run {next(iter(deployments))}"
+    print(f"run one now  in the UI, or: {command}")
+    print("stop         make down")
+
+
+def down() -> None:
+    """Stop the worker, the runs that it is at, and the servers; say what was done."""
+    stopped = ["worker"] if stop("worker") else []
+    address = running_server()
+    if address:
+        _end_lost_runs(address)
+    if stop("server"):
+        stopped.append("server")
+    stop(reports.NAME)
+    print(f"stopped: {' and '.join(stopped)}" if stopped else "nothing is up")
+
+
+def worker() -> None:
+    """Become a worker of the pool of those that compute features: one flow run at a time, until it is stopped.
+
+    It joins the server at `PREFECT_API_URL`, else that of `make up`. Raises `AbstainError` where there is none.
+    """
+    _join_server()
+    env = environment(project_root())
+    command = ["prefect", "worker", "start", "--pool", GPU_POOL, "--type", "process", "--limit", "1"]
+    os.execvpe(Path(sys.executable).parent / command[0], command, env)
+
+
+def page() -> None:
+    """Have a server that others started page `ABSTAIN_PAGE_URL`, or nobody; say which."""
+    _join_server()
+    receiver = paging.receiver()
+    paging.arrange(receiver)
+    print(f"pages        {paging.told(receiver)}")
+
+
+def _join_server() -> None:
+    if "PREFECT_API_URL" in os.environ:
+        return
+    address = running_server()
+    if address is None:
+        raise AbstainError("no server is up: run `make up` first, or set PREFECT_API_URL to your team's server")
+    report_to(address)
+
+
+def _start_reports(root: Path) -> str:
+    process, address = reports.start(root)
+    _wait_for(address, process, reports.NAME)
+    return address
+
+
+def _start_server(root: Path) -> str:
+    print("starting the Prefect server ...", end=" ", flush=True)
+    began = time.monotonic()
+    command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
+    os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200, whatever ours is
+    os.environ["PREFECT_UI_URL"] = UI  # what a page links to
+    process = spawn("server", command, root, UI)
+    _wait_for(UI + HEALTH, process, "server")
+    print(f"ready after {time.monotonic() - began:.0f} s")
+    return UI
+
+
+def _start_worker(root: Path, address: str) -> None:
+    """The worker makes its work pool, into which prefect.yaml is deployed then."""
+    print("starting the worker, deploying ...", end=" ", flush=True)
+    began = time.monotonic()
+    _end_lost_runs(address)
+    command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
+    process = spawn("worker", command, root)
+    _wait_for(f"{address}/api/work_pools/{POOL}", process, "worker")
+    if not answers(f"{address}/api/work_pools/{GPU_POOL}"):  # the first `make worker` completes it
+        post(f"{address}/api/work_pools/", {"name": GPU_POOL, "type": "process"})
+    run(["prefect", "--no-prompt", "deploy", "--all"], root)
+    print(f"done after {time.monotonic() - began:.0f} s")
+
+
+def _end_lost_runs(address: str) -> None:
+    """What our worker was running when it was stopped, or the machine was, has crashed: say so, free its place."""
+    lost = {
+        "work_pools": {"name": {"any_": [POOL]}},
+        "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}},
+    }
+    crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was stopped"}}
+    for flow_run in post(f"{address}/api/flow_runs/filter", lost):
+        post(f"{address}/api/flow_runs/{flow_run['id']}/set_state", crashed)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], name: str) -> None:
+    """Wait until `url` is there. Raises `AbstainError` when `process` ends or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while not answers(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AbstainError(f"the {name} did not start: see {log_of(name)}")
+        time.sleep(0.2)
+
+
+def _deployments(root: Path) -> dict[str, str]:
+    """Every deployment's name, as Prefect has it, and its first line of description."""
+    declared = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
+    return {f"{d['entrypoint'].partition(':')[2]}/{d['name']}": d["description"] for d in declared}

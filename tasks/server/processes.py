@@ -1,0 +1,102 @@
+"""Processes in the background, known by name: started with a log and a locked pid file, stopped with all their own.
+
+`NAME.pid` is locked by the process that it names, for as long as it lives: a file that a crash left behind is not
+believed, nor is a process that was given the same number later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from abstain.settings import load_settings
+from tasks.shell import environment
+
+STOP_SECONDS = 20
+
+
+def home() -> Path:
+    """The absolute path of `ABSTAIN_HOME`."""
+    return load_settings().home.resolve()
+
+
+def log_of(name: str) -> Path:
+    return home() / f"{name}.log"
+
+
+def pid_of(name: str) -> int | None:
+    """Who holds the pid file's lock; None for nobody."""
+    file = _pid_file(name)
+    if not file.is_file():
+        return None
+    with file.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int((lock.read().split() or ["0"])[0]) or None  # it is written a moment after it is locked
+    return None
+
+
+def address_of(name: str) -> str | None:
+    """Where the process said that it serves; None where it does not run."""
+    return None if pid_of(name) is None else _pid_file(name).read_text().split()[1]
+
+
+@contextmanager
+def starting_alone() -> Iterator[None]:
+    """One server starts at a time: two would create the tables of a new database at once."""
+    home().mkdir(parents=True, exist_ok=True)
+    with (home() / "starting.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def spawn(name: str, command: Sequence[str], root: Path, address: str = "") -> subprocess.Popen[bytes]:
+    """Run `command` in the background, with its log and its locked pid file."""
+    with _pid_file(name).open("a+") as pid, log_of(name).open("ab") as log:
+        fcntl.flock(pid, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env=environment(root),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[pid.fileno()],
+            start_new_session=True,
+        )
+        pid.truncate(0)
+        pid.write(f"{process.pid} {address}\n")
+    return process
+
+
+def stop(name: str) -> bool:
+    """Ask the process and its descendants to stop, then make them; whether there was one."""
+    pid = pid_of(name)
+    if pid is None:
+        return False
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    for member in family:
+        _signal(member, signal.SIGINT)
+    _, left = psutil.wait_procs(family, STOP_SECONDS)
+    for member in left:
+        _signal(member, signal.SIGKILL)
+    psutil.wait_procs(left, STOP_SECONDS)
+    _pid_file(name).unlink(missing_ok=True)
+    return True
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _pid_file(name: str) -> Path:
+    return home() / f"{name}.pid"

@@ -1,0 +1,52 @@
+"""Pages about runs, kept beside the checkout and linked from the run: a browser opens no file from the Prefect UI.
+
+`make up` serves `$ABSTAIN_HOME/reports` on this machine, read-only. Where somebody else serves that folder,
+`ABSTAIN_REPORTS_URL` says at which address; where nobody does, a link is the file's own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from abstain.files import write_atomically
+from tasks.server.addresses import HOST, PORT, answers
+from tasks.server.processes import address_of, home, spawn
+
+VARIABLE = "ABSTAIN_REPORTS_PORT"
+NAME = "reports"
+
+
+def folder() -> Path:
+    return home() / "reports"
+
+
+def port() -> str:
+    """Where `make up` serves the folder: by default one above the UI."""
+    return os.environ.get(VARIABLE) or (str(int(PORT) + 1) if PORT.isdecimal() else PORT)
+
+
+def start(root: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Serve the folder in the background; the process and its address."""
+    folder().mkdir(parents=True, exist_ok=True)
+    address = f"http://{HOST}:{port()}"
+    command = [sys.executable, "-m", "http.server", port(), "--bind", HOST, "--directory", str(folder())]
+    return spawn(NAME, command, root, address), address
+
+
+def served_at() -> str | None:
+    """The address that the folder can be read at; None where nobody serves it."""
+    if given := os.environ.get("ABSTAIN_REPORTS_URL"):
+        return given.rstrip("/")
+    address = address_of(NAME)
+    return address if address and answers(address) else None
+
+
+def keep(run: str, name: str, page: str) -> str:
+    """Write `page` as the report `name` of a run, and return its address."""
+    file = folder() / run / f"{name}.html"
+    write_atomically(file, page.encode())
+    address = served_at()
+    return f"{address}/{run}/{name}.html" if address else file.as_uri()

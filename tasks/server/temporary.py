@@ -1,0 +1,106 @@
+"""A server for one run: the one of `make up` where it is up, else one that starts with the run and ends with it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from abstain.errors import AbstainError
+from tasks.server import paging
+from tasks.server.addresses import HEALTH, HOST, START_SECONDS, answers, post, report_to, running_server
+from tasks.server.processes import STOP_SECONDS, log_of, starting_alone
+from tasks.shell import environment
+from tasks.workspace import project_root
+
+NAME = "temporary-server"
+
+
+@contextmanager
+def server_for_run() -> Iterator[None]:
+    """Give this process a server to report to; `with` it, import the flow: imports and a server's start overlap.
+
+    That is `PREFECT_API_URL` where it is set, else the server of `make up`, else a temporary one. Must be entered
+    before prefect is imported, which reads the variable once. Raises `AbstainError` where no server starts.
+    """
+    if "PREFECT_API_URL" in os.environ:
+        yield
+        return
+    if address := running_server():
+        report_to(address)
+        yield
+        return
+    receiver = paging.receiver()
+    with starting_alone():
+        process, address = _start()
+        report_to(address)
+        yield
+        if not answers(address + HEALTH, timeout=START_SECONDS):
+            process.kill()
+            raise AbstainError(f"the temporary server did not start: see {log_of(NAME)}")
+        if receiver:
+            paging.arrange(receiver)
+
+
+def serve_child(port: int) -> None:
+    """The temporary server: serve the API on the inherited socket until standard input closes."""
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    server = uvicorn.Server(uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error"))
+
+    def stop_with_parent() -> None:
+        sys.stdin.buffer.read()
+        server.should_exit = True
+        time.sleep(STOP_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=stop_with_parent, daemon=True).start()
+    server.run(sockets=[socket.socket(fileno=port)])
+
+
+def _start() -> tuple[subprocess.Popen[bytes], str]:
+    """A server on a port of its own, until our end of its standard input closes, in whatever way we end.
+
+    We bind the port, so that nobody can take it, and requests made before the server is ready wait for it.
+    """
+    with socket.create_server((HOST, 0)) as port, log_of(NAME).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.server", "child", str(port.fileno())],
+            env=environment(project_root()),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[port.fileno()],
+            start_new_session=True,  # Ctrl-C is for the run, which still has to report that it was stopped
+        )
+        address = f"http://{HOST}:{port.getsockname()[1]}"
+    atexit.register(_stop, process, address, datetime.now(UTC))
+    return process, address
+
+
+def _stop(process: subprocess.Popen[bytes], address: str, began: datetime) -> None:
+    if paging.receiver() and _has_failed(address, began):
+        time.sleep(paging.SECONDS)  # the server pages while the run is already at its end
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _has_failed(address: str, began: datetime) -> bool:
+    """Whether one of this process's runs did."""
+    failed = {
+        "state": {"type": {"any_": ["FAILED", "CRASHED"]}},
+        "start_time": {"after_": began.isoformat()},
+    }
+    return bool(answers(address + HEALTH) and post(f"{address}/api/flow_runs/filter", {"flow_runs": failed}))

@@ -1,0 +1,107 @@
+"""The stages `validate` and `dataset` in a folder of their own, with the real suites."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from abstain import paths
+from abstain.contracts import Interaction
+from abstain.errors import AbstainError
+from abstain.feedback.ingest import ingest
+from abstain.feedback.sources.files import by_hand
+from abstain.feedback.store import Store
+from abstain.params import Params, load_params
+from abstain.stages import dataset, validate
+from tests.conftest import ROOT, read_json
+from tests.feedback.builders import NOW, row, thumb, verdict, write_lines
+
+pytestmark = pytest.mark.slow
+
+QUALITY = paths.ARTIFACTS / "quality.json"
+PAGE = paths.ARTIFACTS / "validation.html"
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+    """A data folder of two batches, the second of them in German."""
+    folder = tmp_path_factory.mktemp("accepted")
+    english = [line(at, f"What is the annual fee of card number {at:03d}, and when is it due?") for at in range(200)]
+    german = [line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
+    for number, rows in enumerate((english, german)):
+        file = write_lines(folder / f"{number}.jsonl", *rows)
+        report = ingest(by_hand([str(file)]), folder / "data", params.validation, NOW, quality=params.quality)
+        assert report.accepted == len(rows)
+    return folder / "data"
+
+
+def line(at: int, question: str) -> dict:
+    """An answer in a group of ten, right every other time; its thumb always says so."""
+    right = at % 2 == 0
+    said = {"thumb": thumb("up" if right else "down"), "review": verdict(right)}
+    return row(f"q-{at}", question=question, answer=f"It is {at:03d} euros.", group=f"g-{at // 10}", **said)
+
+
+@pytest.fixture
+def workspace(accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(accepted, tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_sound_data_pass_and_leave_one_page(workspace: Path, params: Params) -> None:
+    validate.stage(params)
+    found = read_json(paths.VALIDATION)
+    assert found["success"] and found["as_of"] == NOW.isoformat()
+    assert found["figures"]["drift"]["rows"] == {"newest": 60, "previous": 200}
+    drift = next(check for check in found["expectations"] if check["suite"] == "drift")
+    assert drift["sample"] == ["drift/question language"]
+    dataset.stage(params)
+    quality = read_json(QUALITY)
+    assert quality["success"] and quality["rows"]["labels"] > 200
+    assert paths.DATASET.is_file() and paths.DATASET_SUMMARY.is_file()
+    page = PAGE.read_text(encoding="utf-8")
+    assert "Passed, with" in page and "question language" in page and "Labels by split" in page
+    before = (paths.VALIDATION.read_bytes(), QUALITY.read_bytes(), PAGE.read_bytes())
+    validate.stage(params)
+    dataset.stage(params)
+    assert (paths.VALIDATION.read_bytes(), QUALITY.read_bytes(), PAGE.read_bytes()) == before  # for DVC
+
+
+def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path, params: Params) -> None:
+    first, second = Store(paths.DATA).parts(Interaction)
+    with second.open("ab") as file:
+        file.write(first.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(AbstainError) as stopped:
+        validate.stage(params)
+    assert str(stopped.value) == (
+        "1 rows of data/ fail validation, interactions/q-0 first: interaction_id: occurs more than once"
+    )
+    assert read_json(paths.VALIDATION)["success"] is False
+
+
+def test_a_holdout_that_is_trained_on_stops_the_stage_and_leaves_the_page(workspace: Path, params: Params) -> None:
+    for part in Store(paths.DATA).parts(Interaction):
+        rows = [
+            one.model_copy(update={"question": "The fee?", "answer": "None."})
+            for one in Store(paths.DATA).part_rows(part, Interaction)
+        ]
+        part.write_text("".join(f"{one.canonical()}\n" for one in rows), encoding="utf-8")
+    validate.stage(params)
+    with pytest.raises(AbstainError, match="the training table fails validation, splits/holdout first: holdout: 100 %"):
+        dataset.stage(params)
+    assert "1 expectation failed" in PAGE.read_text(encoding="utf-8")
+    assert not paths.DATASET.exists()
+
+
+def test_rows_without_a_record_of_their_batch_are_not_ours(workspace: Path, params: Params) -> None:
+    (paths.DATA / "batches.jsonl").unlink()
+    with pytest.raises(AbstainError, match=r"batches\.jsonl does not say how the rows came"):
+        validate.stage(params)

@@ -1,0 +1,50 @@
+"""Where the pages about runs are kept, and what links to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from abstain.errors import AbstainError
+from tasks.server import addresses, reports
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "a home"))
+    monkeypatch.delenv("ABSTAIN_REPORTS_URL", raising=False)
+    monkeypatch.delenv("ABSTAIN_REPORTS_PORT", raising=False)
+    return tmp_path / "a home"
+
+
+def test_without_anybody_who_serves_it_a_link_is_the_files_own(home: Path) -> None:
+    address = reports.keep("run-1", "validation", "<p>é</p>")
+    file = home / "reports" / "run-1" / "validation.html"
+    assert Path(unquote(urlsplit(address).path)) == file
+    assert file.read_text(encoding="utf-8") == "<p>é</p>"
+    assert reports.keep("run-1", "validation", "<p>again</p>") == address
+    assert file.read_text(encoding="utf-8") == "<p>again</p>"
+
+
+def test_where_a_team_serves_it_a_link_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_REPORTS_URL", "https://reports.example.org/abstain/")
+    assert reports.keep("run-1", "ingest", "x") == "https://reports.example.org/abstain/run-1/ingest.html"
+
+
+def test_a_server_that_is_gone_is_not_linked_to(home: Path) -> None:
+    home.mkdir()
+    (home / "reports.pid").write_text("1 http://127.0.0.1:1\n")  # nobody holds its lock
+    assert reports.served_at() is None
+
+
+def test_the_port_is_one_above_the_uis_or_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reports.port() == str(int(addresses.PORT) + 1)
+    monkeypatch.setenv("ABSTAIN_REPORTS_PORT", "5000")
+    assert reports.port() == "5000"
+    for bad in ("http", "70000", "-1"):
+        with pytest.raises(
+            AbstainError, match=f"^environment variable ABSTAIN_REPORTS_PORT: '{bad}' is no port number$"
+        ):
+            addresses.require_free_port(reports.VARIABLE, bad)
