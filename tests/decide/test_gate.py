@@ -272,3 +272,35 @@ def test_a_decision_without_a_judged_check_is_no_approval() -> None:
 
 def test_the_same_figures_are_the_same_decision() -> None:
     assert judged().to_dict() == judged().to_dict()
+
+
+@pytest.mark.parametrize("champion", ["v1.0.0", None])
+def test_equal_weights_are_the_same_decision(champion: str | None) -> None:
+    even = replace(window(), weight=np.ones(400))
+    assert judged(even, champion=champion).to_dict() == judged(champion=champion).to_dict()
+
+
+@pytest.mark.parametrize("champion", ["v1.0.0", None])
+def test_every_figure_is_that_of_the_answers_that_the_rows_stand_for(champion: str | None) -> None:
+    """A row of weight 3 is judged like three rows; only what is counted says otherwise."""
+    once = window(rows=300, probe=1.1, champion=1.0)
+    times = np.where(once.products == "gold", 3, 1)
+    thrice = Window(
+        *(np.repeat(column, times) for column in (once.correct, once.groups, once.products)),
+        {name: np.repeat(confidence, times) for name, confidence in once.confidences.items()},
+    )
+    weighted = judged(replace(once, weight=times / 3), champion=champion, newest=replace(once, weight=times / 3))
+    whole = judged(thrice, champion=champion, newest=thrice)
+    for mine, theirs in zip(weighted.checks, whole.checks, strict=True):
+        assert (mine.name, mine.value, mine.passed) == (theirs.name, pytest.approx(theirs.value), theirs.passed)
+    assert check(weighted, "precision").value != pytest.approx(check(judged(once), "precision").value)
+
+
+def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
+    holdout = window()
+    heavy = np.ones(400)
+    heavy[int(np.argmax(holdout.confidences["probe"]))] = 1e4
+    decision = judged(replace(holdout, weight=heavy))
+    precision = check(decision, "precision")
+    assert "precision" in failed(decision) and precision.value > 0.99
+    assert "(worth 1) shown answers" in precision.says

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from abstain.decide.threshold import operating_point, tune_threshold
 from abstain.errors import AbstainError
+from abstain.evaluate.metrics import row_weights
 from abstain.params import ThresholdParams
 
 # Steps of a tenth: ties are common. Every answer with the same confidence is shown or masked together.
@@ -54,6 +55,7 @@ def test_figures_by_hand() -> None:
         "display_rate": 0.8,
         "recall": 1.0,
         "shown": 4,
+        "effective_shown": 4.0,
         "rows": 5,
     }
 
@@ -102,3 +104,45 @@ def test_where_nothing_is_right_recall_is_nan() -> None:
 
 def test_an_answer_at_the_threshold_is_shown() -> None:
     assert operating_point(np.array([0.5, 0.4]), np.array([1, 0]), 0.5).shown == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.booleans(), st.integers(1, 4)), min_size=1, max_size=20
+    ),
+    st.sampled_from([0.3, 0.5, 0.8]),
+)
+def test_a_weight_stands_for_that_many_answers(rows: list[tuple[float, bool, int]], target: float) -> None:
+    confidence, right, weight = (np.array(column) for column in zip(*rows, strict=True))
+    params = ThresholdParams(target_precision=target, min_shown=1)
+    try:
+        whole = tune_threshold(np.repeat(confidence, weight), np.repeat(right, weight).astype(int), params)
+    except AbstainError:
+        with pytest.raises(AbstainError):
+            tune_threshold(confidence, right.astype(int), params, weight.astype(float))
+        return
+    chosen = tune_threshold(confidence, right.astype(int), params, weight.astype(float))
+    assert chosen.threshold == whole.threshold
+    assert (chosen.precision, chosen.display_rate) == pytest.approx((whole.precision, whole.display_rate))
+    assert chosen.rows == len(rows)
+
+
+@given(answers, st.sampled_from([1.0, 0.3, 7.0]))
+def test_equal_weights_change_nothing(rows: list[tuple[float, bool]], weight: float) -> None:
+    confidence, right = arrays(rows)
+    weights = row_weights(np.full(len(rows), 1 / max(weight, 1.0)))
+    for threshold in np.unique(confidence):
+        assert str(operating_point(confidence, right, threshold, weights)) == str(
+            operating_point(confidence, right, threshold)
+        )
+
+
+def test_one_heavy_answer_is_not_believed_like_many() -> None:
+    """20 answers are shown, but one stands for almost all of them."""
+    confidence, right = np.array([0.9] * 20 + [0.1] * 20), np.array([1] * 20 + [0] * 20)
+    params = ThresholdParams(target_precision=0.9, min_shown=20)
+    assert tune_threshold(confidence, right, params).shown == 20
+    heavy = np.ones(40)
+    heavy[0] = 1000
+    with pytest.raises(AbstainError, match="only 40 reviewed answers worth 1 equally weighted ones"):
+        tune_threshold(confidence, right, params, heavy)

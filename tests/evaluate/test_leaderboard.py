@@ -73,3 +73,23 @@ def test_a_threshold_that_shows_nothing_has_no_precision() -> None:
     table = threshold_table(np.array([1, 0]), np.array([0.1, 0.2]), 0.95)
     assert np.isnan(table["precision"].iloc[-1])
     assert table["mask_rate"].iloc[-1] == 1
+
+
+def test_weights_reach_every_figure_of_both_tables() -> None:
+    weight = np.where(CORRECT == 1, 1.0, 0.25)
+    scores = {"probe": SHARP, "blind": BLIND}
+    board = leaderboard(CORRECT, scores, GROUPS, 50, 1, weight).set_index("scorer")
+    for name, confidence in scores.items():
+        for metric, function in METRICS.items():
+            assert board.loc[name, metric] == function(CORRECT, confidence, weight)
+    drawn = metrics.bootstrap(metrics.auroc, CORRECT, scores, GROUPS, 50, 1, weight)["probe"]
+    assert (board.loc["probe", "auroc_low"], board.loc["probe", "auroc_high"]) == metrics.interval(drawn)
+    everything_shown = threshold_table(CORRECT, SHARP, 0.5, weight).iloc[0]
+    assert everything_shown["precision"] == pytest.approx(metrics.mean(CORRECT, weight))
+    assert everything_shown["precision"] > CORRECT.mean() + 0.2
+    pd.testing.assert_frame_equal(
+        leaderboard(CORRECT, scores, GROUPS, 50, 1, np.ones(200)), leaderboard(CORRECT, scores, GROUPS, 50, 1)
+    )
+    pd.testing.assert_frame_equal(
+        threshold_table(CORRECT, SHARP, 0.5, np.ones(200)), threshold_table(CORRECT, SHARP, 0.5), check_exact=True
+    )

@@ -8,7 +8,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.metrics import auc, average_precision_score, brier_score_loss, roc_auc_score
 
-from abstain.evaluate.metrics import auprc, aurc, auroc, bootstrap, brier, ece, interval, reliability, risk_coverage
+from abstain.evaluate.metrics import (
+    auprc,
+    aurc,
+    auroc,
+    bootstrap,
+    brier,
+    ece,
+    effective_rows,
+    interval,
+    mean,
+    reliability,
+    risk_coverage,
+    row_weights,
+)
 
 rows = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=30)
 
@@ -133,7 +146,8 @@ def test_whole_groups_are_drawn() -> None:
     ids = np.arange(111).astype(float)
     seen: list[tuple[int, ...]] = []
 
-    def keep(correct: np.ndarray, drawn: np.ndarray) -> float:
+    def keep(correct: np.ndarray, drawn: np.ndarray, weight: np.ndarray | None) -> float:
+        assert weight is None
         counts = np.bincount(drawn.astype(int), minlength=111)
         per_group = [counts[groups == group] for group in "abc"]
         assert all(np.ptp(count) == 0 for count in per_group)
@@ -149,7 +163,7 @@ def test_the_interval_of_grouped_answers_is_wider_than_that_of_single_ones() -> 
     correct, confidence, groups = grouped(300, 12, 1)
 
     def width(by: np.ndarray) -> float:
-        low, high = interval(bootstrap(lambda y, _: float(y.mean()), correct, {"a": confidence}, by, 300, 0)["a"])
+        low, high = interval(bootstrap(lambda y, *_: float(y.mean()), correct, {"a": confidence}, by, 300, 0)["a"])
         return high - low
 
     assert width(groups) > 1.5 * width(np.arange(300))
@@ -161,7 +175,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     for seed in range(60):
         generator = np.random.default_rng(seed)
         correct = (generator.random(150) < 0.7).astype(int)
-        drawn = bootstrap(lambda y, _: float(y.mean()), correct, {"a": correct}, np.arange(150), 120, seed)
+        drawn = bootstrap(lambda y, *_: float(y.mean()), correct, {"a": correct}, np.arange(150), 120, seed)
         low, high = interval(drawn["a"])
         hits += low <= 0.7 <= high
     assert 48 <= hits <= 60
@@ -177,3 +191,75 @@ def test_interval_leaves_nan_draws_out() -> None:
 def test_the_trapezoid_of_the_curve_is_close_to_aurc() -> None:
     correct, confidence, _ = grouped(400, 40, 2)
     assert aurc(correct, confidence) == pytest.approx(auc(*risk_coverage(correct, confidence)), abs=0.01)
+
+
+weighted = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20), st.integers(1, 5)), min_size=1, max_size=30
+)
+ALL = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": ece, "aurc": aurc}
+
+
+@pytest.mark.parametrize("name", list(ALL))
+@given(rows=weighted)
+def test_a_weight_stands_for_that_many_answers(name: str, rows: list[tuple[int, float, int]]) -> None:
+    correct, confidence, times = (np.array(column) for column in zip(*rows, strict=True))
+    repeated = ALL[name](np.repeat(correct, times), np.repeat(confidence, times))
+    assert ALL[name](correct, confidence, times.astype(float)) == pytest.approx(repeated, nan_ok=True)
+    assert ALL[name](correct, confidence, times / 7) == pytest.approx(repeated, nan_ok=True)  # the scale says nothing
+
+
+@given(rows)
+def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = arrays(rows)
+    for probability in (np.nan, 1.0, 0.3, 1 / 7):
+        weight = row_weights(np.full(len(rows), probability))
+        for name, metric in ALL.items():
+            plain = metric(correct, confidence)
+            assert metric(correct, confidence, weight) == plain or math.isnan(plain), name
+        assert reliability(correct, confidence, weight) == reliability(correct, confidence)
+        pairs = zip(risk_coverage(correct, confidence, weight), risk_coverage(correct, confidence), strict=True)
+        assert all(np.array_equal(one, other) for one, other in pairs)
+        assert effective_rows(weight) == len(rows)
+    # what these figures were before there were weights
+    assert brier(correct, confidence) == float(np.mean((confidence - correct) ** 2))
+    table = reliability(correct, confidence)
+    assert ece(correct, confidence) == sum(b["rows"] * abs(b["confidence"] - b["accuracy"]) for b in table) / len(rows)
+
+
+def test_the_bootstrap_carries_the_weights() -> None:
+    correct, confidence, groups = grouped(120, 20, 0)
+    scores = {"a": confidence}
+    plain = bootstrap(auroc, correct, scores, groups, 50, 5)["a"]
+    assert np.array_equal(bootstrap(auroc, correct, scores, groups, 50, 5, np.ones(120))["a"], plain)
+    times = np.random.default_rng(0).integers(1, 4, size=120)
+    repeated = {"a": np.repeat(confidence, times)}
+    expected = bootstrap(auroc, np.repeat(correct, times), repeated, np.repeat(groups, times), 50, 5)["a"]
+    assert bootstrap(auroc, correct, scores, groups, 50, 5, times.astype(float))["a"] == pytest.approx(expected)
+
+
+def test_weights_are_inverse_probabilities_and_what_is_unknown_stands_for_itself() -> None:
+    assert row_weights(np.array([0.5, 1.0, np.nan, 0.1])) == pytest.approx([0.2, 0.1, 0.1, 1.0])
+    assert row_weights(np.array([])).tolist() == []
+    assert row_weights(np.full(3, np.nan)).tolist() == [1, 1, 1]
+
+
+def test_the_effective_number_of_rows() -> None:
+    assert effective_rows(np.array([1.0, 1.0, 1.0, 1.0])) == 4
+    assert effective_rows(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
+    assert effective_rows(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
+    assert effective_rows(np.array([])) == 0
+
+
+def test_weights_undo_an_uneven_draw() -> None:
+    """Wrong answers are reviewed five times as often as right ones; the weighted figures are those of all answers."""
+    generator = np.random.default_rng(3)
+    correct, confidence, _ = grouped(40_000, 400, 3)
+    probability = np.where(correct == 1, 0.1, 0.5)
+    drawn = generator.random(len(correct)) < probability
+    weight = row_weights(probability[drawn])
+    assert mean(correct[drawn]) < 0.3 < 0.55 < mean(correct)
+    assert mean(correct[drawn], weight) == pytest.approx(mean(correct), abs=0.02)
+    for name in ("brier", "ece", "auprc", "aurc"):
+        whole, naive = ALL[name](correct, confidence), ALL[name](correct[drawn], confidence[drawn])
+        assert ALL[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
+        assert name == "brier" or abs(naive - whole) > 0.03, name

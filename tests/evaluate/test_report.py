@@ -29,6 +29,8 @@ METRICS: dict[str, Any] = {
     "holdout": {
         "rows": 300,
         "base_rate": float(CORRECT.mean()),
+        "drawn_unevenly": 0,
+        "effective_rows": 300.0,
         "label_source": "sme",
         "scorers": {row["scorer"]: {k: v for k, v in row.items() if k != "scorer"} for row in BOARD},
         "at_threshold": {"threshold": 0.6174, "precision": 0.8765, "display_rate": 0.4321},
@@ -38,6 +40,19 @@ METRICS: dict[str, Any] = {
 DATASET = {
     "splits": [{"split": "train", "answers": 1234, "groups": 56, "right": 0.6, "by experts": 78}],
     "labels": {"sme": 9, "thumb": 8},
+    "thumbs": {
+        "weights": "estimated, agreement",
+        "why": "40 answers have both",
+        "agreement": [
+            {
+                "thumb": "up",
+                "right": 31,
+                "wrong": 7,
+                "experts_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
+            }
+        ],
+    },
+    "conflicts": {"rule": "latest", "answers": [{"interaction_id": "i-1"}], "more": 2, "thumbs_against_experts": 11},
 }
 CURVES = {
     "roc": pd.DataFrame({"false_positive_rate": [0, 0.2, 1], "true_positive_rate": [0, 0.8, 1]}),
@@ -86,6 +101,15 @@ def test_the_report_holds_the_figures() -> None:
         f"seed {PARAMS.probe.seed}",
     ):
         assert figure in text
+
+
+def test_answers_that_were_drawn_unevenly_are_told() -> None:
+    assert "inclusion probability" not in rendered()
+    changed = deepcopy(METRICS)
+    changed["holdout"] |= {"drawn_unevenly": 42, "effective_rows": 217.4}
+    text = rendered(changed)
+    assert "42 of these answers had a higher chance of being reviewed" in text
+    assert "as 217 equally weighted ones" in text
 
 
 def test_the_leaderboard_puts_the_best_first_with_every_metric() -> None:
@@ -168,3 +192,12 @@ def test_the_curves_of_a_large_holdout_stay_small() -> None:
     correct, confidence = generator.integers(2, size=20_000), generator.random(20_000)
     coverage, risk = metrics.risk_coverage(correct, confidence)
     assert len(draw("risk_coverage", pd.DataFrame({"coverage": coverage, "risk": risk}))) < 100_000
+
+
+def test_the_report_says_how_far_thumbs_are_trusted() -> None:
+    text = rendered()
+    assert "Weights of thumbs: estimated, agreement (40 answers have both)." in text
+    assert "| up | 31 | 7 | 81.5% (70.0% to 90.0%) |" in text
+    assert "Reviews disagree on 3 answers (rule: latest); thumbs say the opposite of the experts on 11." in text
+    fixed = {**DATASET, "thumbs": {"weights": "fixed", "why": "2 answers have both"}}
+    assert "experts agree" not in rendered(dataset=fixed)

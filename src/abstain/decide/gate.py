@@ -1,11 +1,13 @@
 """The promotion gate: may this challenger replace the champion? It fails closed, and says why.
 
 Every check is a `Check` with the figure, the limit and one sentence; a figure that is nan fails. The first
-version has no champion and no free pass: it must beat the base rate and the length-only baseline.
+version has no champion and no free pass: it must beat the base rate and the length-only baseline. Figures are
+weighted as in the report, and answers are counted by what they are worth (`metrics.effective_rows`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -18,13 +20,28 @@ from abstain.params import GateParams
 class Window:
     """Answers that no version was trained on, scored by everyone. All arrays are (rows,).
 
-    `confidences` holds the challenger's, the champion's where there is one, and the baselines'.
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'. `weight` is that of
+    `metrics.row_weights`; None: every answer counts the same.
     """
 
     correct: np.ndarray
     groups: np.ndarray
     products: np.ndarray
     confidences: dict[str, np.ndarray]
+    weight: metrics.Weight = None
+
+    def precision(self, rows: np.ndarray) -> tuple[float, float]:
+        """The share of right answers among `rows` (a mask), and how many equally weighted answers they are worth."""
+        weight = np.ones(len(rows)) if self.weight is None else self.weight
+        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_rows(weight[rows])
+
+    def auroc(self, name: str) -> float:
+        return metrics.auroc(self.correct, self.confidences[name], self.weight)
+
+    def bootstrap(self, metric: metrics.Metric, names: Iterable[str], params: GateParams) -> dict[str, np.ndarray]:
+        """`metric` of the named confidences on the same resamples of groups."""
+        chosen = {name: self.confidences[name] for name in names}
+        return metrics.bootstrap(metric, self.correct, chosen, self.groups, params.bootstrap, params.seed, self.weight)
 
 
 @dataclass(frozen=True)
@@ -121,34 +138,34 @@ def _new_threshold(measured: Measured) -> Check:
 
 
 def _better(window: Window, rival: str, params: GateParams) -> Check:
-    pair = {name: window.confidences[name] for name in ("probe", rival)}
-    drawn = metrics.bootstrap(metrics.auroc, window.correct, pair, window.groups, params.bootstrap, params.seed)
+    drawn = window.bootstrap(metrics.auroc, ("probe", rival), params)
     chance = _chance(drawn["probe"] - drawn[rival])
-    own, other = (metrics.auroc(window.correct, pair[name]) for name in ("probe", rival))
+    own, other = window.auroc("probe"), window.auroc(rival)
     says = f"hold-out AUROC {own:.3f} against {other:.3f}; better with chance {chance:.3f}"
     return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
 
 
 def _better_than_base_rate(window: Window, measured: Measured, params: GateParams) -> Check:
-    def lift(correct: np.ndarray, confidence: np.ndarray) -> float:
+    def lift(correct: np.ndarray, confidence: np.ndarray, weight: metrics.Weight) -> float:
         shown = confidence >= measured.threshold
-        return float(correct[shown].mean() - correct.mean()) if shown.any() else float("nan")
+        of_shown = metrics.mean(correct[shown], None if weight is None else weight[shown])
+        return of_shown - metrics.mean(correct, weight)
 
-    own = {"probe": window.confidences["probe"]}
-    drawn = metrics.bootstrap(lift, window.correct, own, window.groups, params.bootstrap, params.seed)
-    chance = _chance(drawn["probe"])
+    chance = _chance(window.bootstrap(lift, ("probe",), params)["probe"])
+    own = lift(window.correct, window.confidences["probe"], window.weight)
     says = (
-        f"shown answers are right {lift(window.correct, own['probe']):+.3f} more often than all "
-        f"({window.correct.mean():.3f}); so with chance {chance:.3f}"
+        f"shown answers are right {own:+.3f} more often than all "
+        f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
     )
     return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
 
 
 def _newest(window: Window, champion: str, params: GateParams) -> Check:
-    own, other = (metrics.auroc(window.correct, window.confidences[name]) for name in ("probe", champion))
+    own, other = window.auroc("probe"), window.auroc(champion)
     name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
-    if rows < params.min_slice:
-        return Check(name, None, own - other, limit, f"{rows} reviewed answers, too few to judge")
+    _, worth = window.precision(np.ones(rows, bool))
+    if worth < params.min_slice:
+        return Check(name, None, own - other, limit, f"{_counted(rows, worth)} reviewed answers, too few to judge")
     return _check(
         name, own - other >= limit, own - other, limit, f"AUROC {own:.3f} against {other:.3f}, {rows} answers"
     )
@@ -157,11 +174,11 @@ def _newest(window: Window, champion: str, params: GateParams) -> Check:
 def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
     """The promise itself, on answers that the threshold was not tuned on."""
     shown = window.confidences["probe"] >= measured.threshold
-    count = int(shown.sum())
-    precision = float(window.correct[shown].mean()) if count else float("nan")
+    precision, worth = window.precision(shown)
     floor = measured.target_precision - params.max_precision_drop
+    count = _counted(int(shown.sum()), worth)
     says = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    return _check("precision", count >= params.min_slice and precision >= floor, precision, floor, says)
+    return _check("precision", worth >= params.min_slice and precision >= floor, precision, floor, says)
 
 
 def _slices(window: Window, measured: Measured, params: GateParams) -> list[Check]:
@@ -170,17 +187,20 @@ def _slices(window: Window, measured: Measured, params: GateParams) -> list[Chec
     floor = measured.target_precision - params.max_slice_drop
     for product in sorted(set(window.products)):
         rows = shown & (window.products == product)
-        count = int(rows.sum())
-        precision = float(window.correct[rows].mean()) if count else float("nan")
-        says = f"precision {precision:.3f} of {count} shown answers"
-        passed = bool(precision >= floor) if count >= params.min_slice else None
+        precision, worth = window.precision(rows)
+        says = f"precision {precision:.3f} of {_counted(int(rows.sum()), worth)} shown answers"
+        passed = bool(precision >= floor) if worth >= params.min_slice else None
         checks.append(Check(f"slice {product}", passed, precision, floor, says))
     return checks
 
 
 def _calibration(window: Window, params: GateParams) -> Check:
-    value = metrics.ece(window.correct, window.confidences["probe"])
+    value = metrics.ece(window.correct, window.confidences["probe"], window.weight)
     return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
+
+
+def _counted(rows: int, worth: float) -> str:
+    return f"{rows}" if worth == rows else f"{rows} (worth {worth:.0f})"
 
 
 def _at_most(name: str, value: float, limit: float, what: str) -> Check:

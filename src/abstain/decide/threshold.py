@@ -1,4 +1,9 @@
-"""The threshold: show as many answers as possible at a precision that was asked for."""
+"""The threshold: show as many answers as possible at a precision that was asked for.
+
+Where reviewers were given some kinds of answers more often than others, rows are weighted (`metrics.row_weights`), so
+that the promise is about all answers and not about those that were looked at; a few heavy rows are believed no more
+than a few rows (`effective_rows`).
+"""
 
 from __future__ import annotations
 
@@ -7,39 +12,47 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from abstain.errors import AbstainError
+from abstain.evaluate.metrics import Weight, effective_rows
 from abstain.params import ThresholdParams
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A tuned threshold and what it gave on the answers it was tuned on. Fractions are in [0, 1]."""
+    """A tuned threshold and what it gave on the answers it was tuned on. Fractions are in [0, 1], and weighted.
+
+    `effective_shown` is the number of equally weighted answers that would say as much as the `shown` ones.
+    """
 
     threshold: float
     precision: float
     display_rate: float
     recall: float
     shown: int
+    effective_shown: float
     rows: int
 
     def to_dict(self) -> dict[str, float | int]:
         return asdict(self)
 
 
-def tune_threshold(confidence: np.ndarray, correct: np.ndarray, params: ThresholdParams) -> Threshold:
+def tune_threshold(
+    confidence: np.ndarray, correct: np.ndarray, params: ThresholdParams, weight: Weight = None
+) -> Threshold:
     """The threshold with the highest display rate whose precision is at least the target.
 
     Args:
-        confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1.
+        confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,), None for equal ones.
 
     Raises `AbstainError` where no threshold that shows `min_shown` answers reaches the target, with the best
     precision that one does reach.
     """
-    candidates = [operating_point(confidence, correct, float(t)) for t in np.unique(confidence)]
-    believed = [point for point in candidates if point.shown >= params.min_shown]
+    candidates = [operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
+    believed = [point for point in candidates if point.effective_shown >= params.min_shown]
     if not believed:
+        worth = "" if weight is None else f" worth {effective_rows(weight):.0f} equally weighted ones"
         raise AbstainError(
-            f"only {len(confidence)} reviewed answers to tune the threshold on, fewer than threshold.min_shown = "
-            f"{params.min_shown}: bring more reviews, or lower it"
+            f"only {len(confidence)} reviewed answers{worth} to tune the threshold on, fewer than "
+            f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it"
         )
     reaching = [point for point in believed if point.precision >= params.target_precision]
     if not reaching:
@@ -52,16 +65,18 @@ def tune_threshold(confidence: np.ndarray, correct: np.ndarray, params: Threshol
     return max(reaching, key=lambda point: (point.display_rate, point.threshold))
 
 
-def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: float) -> Threshold:
+def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: float, weight: Weight = None) -> Threshold:
     """What showing every answer with confidence >= `threshold` gives; precision is nan where nothing is shown."""
+    weight = np.ones(len(confidence)) if weight is None else weight
     shown = confidence >= threshold
-    right = int(correct[shown].sum())
-    count = int(shown.sum())
+    right = float(weight[shown & (correct == 1)].sum())
+    displayed, all_right = float(weight[shown].sum()), float(weight[correct == 1].sum())
     return Threshold(
         threshold=threshold,
-        precision=right / count if count else float("nan"),
-        display_rate=count / len(confidence),
-        recall=right / int(correct.sum()) if correct.any() else float("nan"),
-        shown=count,
+        precision=right / displayed if displayed else float("nan"),
+        display_rate=displayed / float(weight.sum()),
+        recall=right / all_right if all_right else float("nan"),
+        shown=int(shown.sum()),
+        effective_shown=effective_rows(weight[shown]),
         rows=len(confidence),
     )

@@ -50,14 +50,19 @@ def fit_baselines(answer_tokens: np.ndarray, correct: np.ndarray, weight: np.nda
 
 
 def leaderboard(
-    correct: np.ndarray, confidences: dict[str, np.ndarray], groups: np.ndarray, draws: int, seed: int
+    correct: np.ndarray,
+    confidences: dict[str, np.ndarray],
+    groups: np.ndarray,
+    draws: int,
+    seed: int,
+    weight: metrics.Weight = None,
 ) -> pd.DataFrame:
-    """One row a scorer: each metric of `METRICS`, and the AUROC's 95 % interval by group bootstrap."""
-    sampled = metrics.bootstrap(metrics.auroc, correct, confidences, groups, draws, seed)
+    """One row a scorer: each metric of `METRICS`, and the AUROC's 95 % interval by group bootstrap, all weighted."""
+    sampled = metrics.bootstrap(metrics.auroc, correct, confidences, groups, draws, seed, weight)
     rows = []
     for name, confidence in confidences.items():
         low, high = metrics.interval(sampled[name])
-        values = {metric: function(correct, confidence) for metric, function in METRICS.items()}
+        values = {metric: function(correct, confidence, weight) for metric, function in METRICS.items()}
         rows.append({"scorer": name, **values, "auroc_low": low, "auroc_high": high})
     return pd.DataFrame(rows)
 
@@ -67,10 +72,12 @@ def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["source"] == "sme"]
 
 
-def threshold_table(correct: np.ndarray, confidence: np.ndarray, tuned: float) -> pd.DataFrame:
-    """Precision, recall and mask rate at 0.0, 0.1 ... 0.9 and at the tuned threshold (paper, table 2)."""
+def threshold_table(
+    correct: np.ndarray, confidence: np.ndarray, tuned: float, weight: metrics.Weight = None
+) -> pd.DataFrame:
+    """Precision, recall and mask rate, weighted, at 0.0, 0.1 ... 0.9 and at the tuned threshold (paper, table 2)."""
     thresholds = sorted({*(step / 10 for step in range(10)), tuned})
-    points = [operating_point(correct=correct, confidence=confidence, threshold=t) for t in thresholds]
+    points = [operating_point(confidence, correct, t, weight) for t in thresholds]
     return pd.DataFrame(
         {
             "threshold": [p.threshold for p in points],

@@ -66,6 +66,7 @@ def render_markdown(
     holdout, newest = metrics["holdout"], metrics["newest"]
     probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
     images = "\n".join(f"![{name}]({name})" for name in plots)
+    uneven = _uneven(holdout)
     labels = ", ".join(f"{count} {name}" for name, count in dataset["labels"].items()).replace("_", " ")
     return f"""# Confidence probe: evaluation
 
@@ -76,7 +77,7 @@ On {holdout["rows"]} answers of the frozen hold-out (judged by: {holdout["label_
 At the threshold {at["threshold"]:.3f}, tuned on the validation split for a precision of
 {params.threshold.target_precision:g}, it shows **{at["display_rate"]:.1%}** of the answers, of which
 **{figure(at["precision"], ".1%")}** are right. On the newest window ({newest["rows"]} answers) its AUROC is
-{figure(newest["auroc"])}.
+{figure(newest["auroc"])}.{uneven}
 
 ## Model card
 
@@ -94,6 +95,8 @@ At the threshold {at["threshold"]:.3f}, tuned on the validation split for a prec
 Labels: {labels}. A label is the expert's where there is one, else the thumb's; only
 experts' labels are tested on where there are any. No group stands in two splits.
 
+{_thumbs(dataset)}
+
 ## Leaderboard, on the hold-out
 
 {leaderboard_table(holdout["scorers"])}
@@ -105,6 +108,38 @@ number of answer tokens alone.
 {threshold_markdown(table)}
 {images}
 """
+
+
+def _thumbs(dataset: dict[str, Any]) -> str:
+    """How far thumbs can be trusted, and what experts disagree about."""
+    thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
+    lines = [f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']})."]
+    rows = [
+        {**{key: row[key] for key in ("thumb", "right", "wrong")}, "experts agree": _share(row["experts_agree"])}
+        for row in thumbs.get("agreement", ())
+    ]
+    if rows:
+        lines += ["", markdown_table(pd.DataFrame(rows))]
+    disagreeing = len(conflicts["answers"]) + conflicts["more"]
+    lines += [
+        f"Reviews disagree on {disagreeing} answers (rule: {conflicts['rule']}); thumbs say the opposite of the "
+        f"experts on {conflicts['thumbs_against_experts']}."
+    ]
+    return "\n".join(lines)
+
+
+def _share(rate: Mapping[str, float]) -> str:
+    return f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})"
+
+
+def _uneven(holdout: Mapping[str, Any]) -> str:
+    if not holdout["drawn_unevenly"]:
+        return ""
+    return (
+        f"\n\n{holdout['drawn_unevenly']} of these answers had a higher chance of being reviewed than others, and "
+        "count less by as much: every figure here is weighted by 1 / inclusion probability. Together they say as much "
+        f"as {holdout['effective_rows']:.0f} equally weighted ones."
+    )
 
 
 def render_html(markdown: str, images: Mapping[str, bytes]) -> str:

@@ -27,7 +27,7 @@ def stage(params: Params) -> None:
     holdout = judged[judged["split"] == "holdout"]
     if holdout.empty:
         raise AbstainError("no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it")
-    correct = holdout["correct"].to_numpy(int)
+    correct, weight = _correct_and_weight(holdout)
     threshold = float(common.read_json(paths.THRESHOLD)["threshold"])
 
     board = leaderboard(
@@ -36,16 +36,20 @@ def stage(params: Params) -> None:
         holdout["group"].to_numpy(),
         params.gate.bootstrap,
         params.gate.seed,
+        weight,
     )
-    table = threshold_table(correct, holdout["probe"].to_numpy(), threshold)
+    table = threshold_table(correct, holdout["probe"].to_numpy(), threshold, weight)
     at_tuned = table[table["tuned"]].iloc[0]
     newest = judged[judged["split"] == "newest"]
+    newest_correct, newest_weight = _correct_and_weight(newest)
     common.write_json(
         paths.METRICS,
         {
             "holdout": {
                 "rows": len(holdout),
-                "base_rate": float(correct.mean()),
+                "base_rate": metrics.mean(correct, weight),
+                "drawn_unevenly": int((weight < 1).sum()),
+                "effective_rows": metrics.effective_rows(weight),
                 "label_source": "/".join(sorted(holdout["source"].unique())),
                 "digest": holdout_digest(list(holdout["interaction_id"]), correct.tolist()),
                 "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
@@ -53,22 +57,28 @@ def stage(params: Params) -> None:
             },
             "newest": {
                 "rows": len(newest),
-                "auroc": metrics.auroc(newest["correct"].to_numpy(int), newest["probe"].to_numpy()),
+                "drawn_unevenly": int((newest_weight < 1).sum()),
+                "effective_rows": metrics.effective_rows(newest_weight),
+                "auroc": metrics.auroc(newest_correct, newest["probe"].to_numpy(), newest_weight),
             },
         },
     )
-    _write_plots(correct, holdout["probe"].to_numpy(), table)
-    columns = ["interaction_id", "split", "group", "product", "correct", "source", *scores]
+    _write_plots(correct, holdout["probe"].to_numpy(), weight, table)
+    columns = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", *scores]
     write_atomically(paths.SCORES, judged[columns].to_parquet(index=False))
 
 
-def _write_plots(correct: np.ndarray, confidence: np.ndarray, table: pd.DataFrame) -> None:
-    false_positive, true_positive, _ = roc_curve(correct, confidence)
-    coverage, risk = metrics.risk_coverage(correct, confidence)
+def _correct_and_weight(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    return rows["correct"].to_numpy(int), metrics.row_weights(rows["inclusion_probability"].to_numpy(float))
+
+
+def _write_plots(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, table: pd.DataFrame) -> None:
+    false_positive, true_positive, _ = roc_curve(correct, confidence, sample_weight=weight)
+    coverage, risk = metrics.risk_coverage(correct, confidence, weight)
     curves = {
         "roc": pd.DataFrame({"false_positive_rate": false_positive, "true_positive_rate": true_positive}),
         "threshold": table,
-        "reliability": pd.DataFrame(metrics.reliability(correct, confidence)),
+        "reliability": pd.DataFrame(metrics.reliability(correct, confidence, weight)),
         "risk_coverage": pd.DataFrame({"coverage": coverage, "risk": risk}),
     }
     for name, curve in curves.items():

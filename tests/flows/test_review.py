@@ -1,0 +1,260 @@
+"""The review queue from end to end: a file drawn, judged in a real browser with the keyboard alone, and taken in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, Route, expect, sync_playwright
+
+from abstain.contracts import Review
+from abstain.feedback.review.export import make_sheet
+from abstain.feedback.review.sample import draw
+from abstain.feedback.review.sheet import read_sheet
+from abstain.feedback.review.window import read_window
+from abstain.feedback.store import Store
+from tasks.review import prioritise
+from tasks.workspace import Workspace
+from tests.conftest import Project
+from tests.tasks.test_server import free_port
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 1000
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    """Every address that a page asked for anything."""
+    return []
+
+
+@pytest.fixture
+def browser(port: int, asked: list[str]) -> Iterator[BrowserContext]:
+    """Headless Chromium that reaches the served page and nothing else; its tabs share what the browser remembers."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("there is no `chromium` on PATH to review with: apt-get install chromium")
+
+    def only_here(route: Route) -> None:
+        asked.append(route.request.url)
+        if urlsplit(route.request.url).netloc == f"127.0.0.1:{port}":
+            route.continue_()
+        else:
+            route.abort()
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        context = opened.new_context(base_url=f"http://127.0.0.1:{port}", viewport={"width": 1280, "height": 800})
+        context.route("**/*", only_here)
+        context.route_web_socket("**/*", lambda one: asked.append(one.url))
+        context.set_default_timeout(20 * SECONDS)
+        expect.set_options(timeout=20 * SECONDS)
+        yield context
+        opened.close()
+
+
+@contextmanager
+def served(project: Project, file: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """`abstain review serve`, answering; ended with Ctrl-C if it is still there."""
+    command = [sys.executable, "-m", "flows.cli", "review", "serve", str(file), "--port", str(port), "--no-browser"]
+    running = project.start(command, stderr=subprocess.STDOUT)
+    assert running.stdout is not None
+    try:
+        assert f"http://127.0.0.1:{port}/" in running.stdout.readline()
+        yield running
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGINT)
+        running.wait(timeout=30)
+
+
+def abstain(project: Project, *arguments: str) -> str:
+    done = project.abstain("review", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def saved(page: Page) -> None:
+    expect(page.get_by_role("status")).to_have_text("Saved. Enter shows the next one that is open.")
+
+
+def test_judged_by_keyboard_and_taken_in(
+    small_project: Project, browser: BrowserContext, port: int, asked: list[str], tmp_path: Path
+) -> None:
+    small_project.edit_params("max_feedback_delay_days: 90", "max_feedback_delay_days: 36500")  # the sample has a date
+    file = tmp_path / "week 1.csv"
+    said = abstain(small_project, "export", "-n", "8", "-o", str(file))
+    assert "nothing is in production" in said and "8 at random" in said
+    drawn = list(read_sheet(file).rows.values())
+    assert small_project.abstain("review", "export", "-o", str(file)).stderr.startswith(
+        f"error: {file} is there already"
+    )
+    page = browser.new_page()
+    with served(small_project, file, port) as running:
+        judges_two_rows(page, file)
+        running.kill()  # what was said to be saved is
+        running.wait()
+        press(page, "y")
+        expect(page.get_by_role("status")).to_contain_text("Not saved: the program that serves this page has ended")
+    assert [row["complete"] for row in read_sheet(file).rows.values()] == ["yes", "no", *[""] * 6]
+    with served(small_project, file, port) as running:
+        goes_on_after_a_reload(page)
+        a_second_tab_overwrites_nothing(page, browser.new_page(), file)
+        running.send_signal(signal.SIGINT)
+        assert running.stdout is not None
+        assert "3 of 8 reviewed; take them in with `abstain review import" in running.stdout.read()
+        assert running.wait() == 0
+    assert asked and {urlsplit(url).netloc for url in asked} == {f"127.0.0.1:{port}"}
+    is_taken_in_once(small_project, file, drawn)
+
+
+def judges_two_rows(page: Page, file: Path) -> None:
+    page.goto("/")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    expect(page.get_by_label("Name or id")).to_be_focused()
+    page.keyboard.type("Ann")
+    press(page, "Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    first = read_sheet(file).rows[2]
+    expect(page.locator("#answer")).to_have_text(first["answer"])
+    expect(page.get_by_role("listitem").first).to_contain_text(first["contexts"].split("\n")[0].removeprefix("[1] "))
+    press(page, "y", "n", "y")
+    saved(page)
+    expect(page.get_by_role("group", name="Correct").get_by_role("button", name="no")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    press(page, "i")
+    expect(page.get_by_label("Ideal answer")).to_be_focused()
+    page.keyboard.type("=It is 90 euros, y 1 n.")  # no key of the page's inside the field
+    press(page, "Escape")
+    saved(page)
+    expect(page.get_by_text("1 of 8 reviewed")).to_be_visible()
+    press(page, "Enter")
+    expect(page.get_by_text("Answer 2 of 8")).to_be_visible()
+    press(page, "1", "1", "2", "3", "3", "3", "3")  # no; yes; once around, to yes
+    saved(page)
+    press(page, "ArrowRight", "ArrowLeft", "ArrowLeft")
+    expect(page.get_by_text("Answer 1 of 8, reviewed")).to_be_visible()
+    expect(page.get_by_label("Ideal answer")).to_have_value("=It is 90 euros, y 1 n.")
+    press(page, "Enter")
+    expect(page.get_by_text("Answer 3 of 8")).to_be_visible()
+
+
+def goes_on_after_a_reload(page: Page) -> None:
+    page.reload()
+    expect(page.get_by_text("2 of 8 reviewed")).to_be_visible()
+    expect(page.get_by_text("Answer 3 of 8")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_be_hidden()  # the name was asked for once
+    expect(page.locator("#who")).to_have_text("Ann")
+
+
+def a_second_tab_overwrites_nothing(page: Page, other: Page, file: Path) -> None:
+    other.goto("/")
+    expect(other.get_by_text("Answer 3 of 8")).to_be_visible()
+    press(page, "y", "y", "y")
+    saved(page)
+    before = file.read_bytes()
+    press(other, "n", "n", "n")
+    expect(other.get_by_role("status")).to_contain_text("Not saved: this row was changed elsewhere")
+    expect(other.get_by_text("3 of 8 reviewed")).to_be_visible()
+    assert file.read_bytes() == before
+    tabs_to_a_button(other)
+
+
+def tabs_to_a_button(page: Page) -> None:
+    press(page, "Tab")
+    button = page.get_by_role("button", name="Complete: yes")
+    expect(button).to_be_focused()
+    assert button.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+    press(page, "Space")  # withdrawn, and given again
+    expect(page.get_by_text("2 of 8 reviewed")).to_be_visible()
+    press(page, "Space")
+    saved(page)
+
+
+def is_taken_in_once(project: Project, file: Path, drawn: list[dict[str, str]]) -> None:
+    sheet = read_sheet(file)
+    lines = file.read_bytes().decode("utf-8-sig")
+    file.write_bytes(lines.replace(sheet.rows[2]["answer"], "Something else", 1).encode())
+    said = abstain(project, "import", str(file))
+    assert "not taken: row 2: its id, question, answer or probability was changed" in said
+    assert "2 reviewed, 5 not yet, 1 to be mended" in said
+    file.write_bytes(lines.encode())
+    abstain(project, "import", str(file))
+    store = Store(project.workspace / "data")
+    found = [row for row in store.rows(Review) if row.reviewer == "Ann"]
+    verdicts = {row.interaction_id: (row.complete, row.correct, row.truthful, row.ideal_answer) for row in found}
+    keys = [row["interaction_id"].lstrip("'") for row in drawn]
+    assert verdicts == {
+        keys[0]: (True, False, True, "=It is 90 euros, y 1 n."),
+        keys[1]: (False, True, True, None),
+        keys[2]: (True, True, True, None),
+    }
+    probabilities = {row.interaction_id: row.inclusion_probability for row in found}
+    for key, row in list(zip(keys, drawn, strict=True))[:3]:
+        numbers = row["inclusion_probability"].split(" of ")
+        assert probabilities[key] == int(numbers[0]) / int(numbers[1])
+    before = project.git("rev-parse", "main", cwd=project.home / "origin.git")
+    copy = file.with_name("copy.csv")
+    copy.write_bytes(file.read_bytes())
+    abstain(project, "import", str(copy))
+    assert len([row for row in store.rows(Review) if row.reviewer == "Ann"]) == 3
+    assert project.git("rev-parse", "main", cwd=project.home / "origin.git") == before
+
+
+def test_the_promoted_probe_says_where_it_is_unsure(
+    trained: tuple[Project, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `export` does between reading the window and drawing; without the clock, for the sample has a date."""
+    for name, value in trained[0].environment.items():
+        monkeypatch.setenv(name, value)
+    workspace = Workspace(trained[0].workspace, lock=-1)
+    window = read_window(Store(workspace.path / "data"))
+    threshold, says = prioritise(workspace, window, seed=0, read_at_most=2, progress=lambda done, total: None)
+    frame = window.frame
+    assert threshold is not None and 0 < threshold < 1
+    assert says[0].startswith("probe v1.0.0: ") and ", 2 read by the base model, " in says[0]
+    known = frame["confidence"].notna()
+    assert known.sum() > 100 and not known.all() and frame["confidence"][known].between(0, 1).all()
+    assert frame["drift"].between(-1e-6, 2).sum() == frame["drift"].notna().sum() > 100
+    design = draw(frame, 40, 0.5, 0, threshold)
+    assert design.rows["why"].value_counts().to_dict() == {"random": 20, "uncertain": 10, "drift": 10}
+    doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
+    assert set(doubt.nsmallest(10).index) == set(design.rows.index[design.rows["why"] == "uncertain"])
+    rows = make_sheet(design, window, Store(workspace.path / "data")).rows.values()
+    assert Counter(row["why"] for row in rows) == {"random": 20, "uncertain": 10, "drift": 10}
+
+
+def test_what_cannot_be_is_said_in_one_line(small_project: Project, tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text("a,b\n1,2\n")
+    for arguments, says in (
+        (["export", "--since", "2031-01-01"], "nothing was asked from 2031-01-01"),
+        (["export", "--delimiter", "|"], "--delimiter is a comma, a semicolon or a tab"),
+        (["import", str(tmp_path / "none.csv")], "the column 'interaction_id' is missing"),
+        (["serve", str(tmp_path / "nowhere.csv")], "cannot be read"),
+    ):
+        done = small_project.abstain("review", *arguments)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stdout + done.stderr
+        assert done.stderr.startswith("error: ") and says in done.stderr
+    assert not (small_project.root / "reviews.csv").exists()
