@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from abstain.errors import AbstainError
-from flows import cache_cli
+from flows import cache_cli, import_cli, kb_cli, quarantine_cli, review_cli
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
@@ -28,6 +28,10 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cache_cli.app, name="cache")
+app.add_typer(kb_cli.app, name="kb")
+app.add_typer(quarantine_cli.app, name="quarantine")
+app.add_typer(review_cli.app, name="review")
+app.command("import")(import_cli.import_files)
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
 
@@ -50,18 +54,39 @@ def demo() -> None:
 @app.command()
 def ingest(
     files: Annotated[
-        list[Path], typer.Argument(help="JSON Lines in the import format, Markdown documents, or folders")
-    ],
+        list[str] | None,
+        typer.Argument(help="JSON Lines, CSV, Parquet, Markdown, HTML; folders or URLs of them; none: sources.yaml"),
+    ] = None,
 ) -> None:
-    """Validate files of feedback or documents and add what is accepted, as one commit."""
+    """Validate feedback and documents and add what is accepted, as one commit."""
     from tasks.server import server_for_run
 
     with server_for_run():
         from flows.ingest import ingest as flow
 
     with _progress():
-        report = flow([str(file) for file in files])
-    console.print(report.to_markdown() if report else "nothing to ingest: the folder is empty")
+        report = flow(files)
+    console.print(report.to_markdown())
+
+
+@app.command()
+def forget(
+    user: Annotated[str, typer.Argument(help="the user's id, as the source gives it, or its pseudonym")],
+    with_interactions: Annotated[
+        bool, typer.Option("--with-interactions", help="also the interactions they rated, with all verdicts on them")
+    ] = False,
+) -> None:
+    """Remove a user's rows from the current data, keep them out, and list the versions trained on them."""
+    from tasks.ingest import forget_user
+    from tasks.versions import versions_with
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        names, removed = forget_user(workspace, user, with_interactions=with_interactions)
+        versions = versions_with(workspace, names)
+    console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in removed.items())}")
+    trained = ", ".join(versions) if versions else "none"
+    console.print(f"versions trained on data that held them: {trained}; `abstain retrain` makes one that is not")
 
 
 @app.command()

@@ -9,13 +9,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+
+from tasks.shell import QUIET
+from tests.postgres import postgres
+
+__all__ = ["postgres"]
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
@@ -24,10 +33,11 @@ MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout in a temporary folder, with a home of its own."""
+    """A checkout in a temporary folder, with a home of its own; its runs report to `server`, or start one each."""
 
     root: Path
     home: Path
+    server: str | None = None
 
     @property
     def workspace(self) -> Path:
@@ -45,6 +55,7 @@ class Project:
             "HF_HUB_OFFLINE": "1",
             "DVC_NO_ANALYTICS": "1",
             "COLUMNS": "160",
+            **({"PREFECT_API_URL": self.server} if self.server else {}),
         }
 
     def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -126,6 +137,30 @@ def trained_root(trained: tuple[Project, str]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API of one Prefect server that many tests report to: each of their commands would start one of its own."""
+    home = tmp_path_factory.mktemp("prefect")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=os.environ | QUIET | {"PREFECT_HOME": str(home)},
+        stdout=(home / "log").open("wb"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        for _ in range(240):
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2):
+                break
+            assert process.poll() is None, (home / "log").read_text()
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/api"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="session")
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with a few hundred of the sample's answers as its data, which lie in a DVC remote as a team's would."""
     folder = tmp_path_factory.mktemp("small")
@@ -133,10 +168,12 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
         "from abstain.feedback.ingest import ingest; from abstain.params import load_params\n"
+        "from abstain.feedback.sources.files import by_hand\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
         "history.write_text(''.join(history.open().readlines()[::4]))\n"
-        "ingest([folder / 'handbook', history], Path('data'), load_params().validation, datetime.now(UTC))\n"
+        "sources = by_hand([str(folder / 'handbook'), str(history)])\n"
+        "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
     for command in (
         [sys.executable, "-c", make_data, str(folder / "sample")],
@@ -154,9 +191,9 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture
-def small_project(small_template: Project, tmp_path: Path) -> Project:
+def small_project(small_template: Project, prefect_server: str, tmp_path: Path) -> Project:
     """A clone of `small_template` that nothing has run in yet."""
-    project = Project(tmp_path / "small" / "checkout", tmp_path / "small" / "home")
+    project = Project(tmp_path / "small" / "checkout", tmp_path / "small" / "home", prefect_server)
     small_template.git("clone", "-q", str(small_template.root), str(project.root))
     (tmp_path / "small" / "empty").mkdir()
     project.home.mkdir()

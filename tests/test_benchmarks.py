@@ -45,3 +45,14 @@ def test_the_scaling_benchmark_runs_small() -> None:
     said = run("benchmarks.scaling", "--rows", "40", "--sizes", "100", "--workers")
     share = re.search(r"(\d+\.\d+)% of that", said)
     assert share is not None and "| 100 |" in said
+
+
+def test_the_retrieval_benchmark_runs_small() -> None:
+    said = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
+    assert "| the sample | 530 | 1,088 |" in said and said.count("| pgvector |") == 4
+
+
+def test_the_ingest_benchmark_runs_small() -> None:
+    said = run("benchmarks.ingest", "--rows", "3000")
+    assert re.search(r"\| 3,000 \| ingest \| \d+\.\d \| \d\.\d\d \| 2,\d{3} accepted, \d+ duplicate, \d+ quar", said)
+    assert said.count("| 3,000 |") == 5

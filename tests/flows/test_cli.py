@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from tests.conftest import Project, new_project
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return new_project(tmp_path)
+
+
+@pytest.fixture
+def served(project: Project, prefect_server: str) -> Project:
+    return replace(project, server=prefect_server)
 
 
 def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -64,23 +70,23 @@ def test_score_wants_one_kind_of_input(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_are_not_there_and_empty_ones(project: Project, tmp_path: Path) -> None:
-    fails(project.abstain("ingest", str(tmp_path / "nowhere.jsonl")), "nowhere.jsonl")
+def test_files_that_are_not_there_and_empty_ones(served: Project, tmp_path: Path) -> None:
+    fails(served.abstain("ingest", str(tmp_path / "nowhere.jsonl")), "nowhere.jsonl")
     (tmp_path / "empty.jsonl").touch()
-    fails(project.abstain("ingest", str(tmp_path / "empty.jsonl")), "empty.jsonl")
+    fails(served.abstain("ingest", str(tmp_path / "empty.jsonl")), "empty.jsonl")
 
 
 @pytest.mark.slow
-def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promoted(project: Project) -> None:
-    project.edit_params("  hidden: 64", "  hiden: 64")
-    fails(project.abstain("retrain"), "unknown parameter 'probe.hiden'", "did you mean 'hidden'?")
-    project.edit_params("  hiden: 64", "  hidden: 64")
-    project.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
-    fails(project.abstain("retrain"), "nobody/no-such-model", "llm.model in params.yaml")
-    assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
+def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promoted(served: Project) -> None:
+    served.edit_params("  hidden: 64", "  hiden: 64")
+    fails(served.abstain("retrain"), "unknown parameter 'probe.hiden'", "did you mean 'hidden'?")
+    served.edit_params("  hiden: 64", "  hidden: 64")
+    served.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
+    fails(served.abstain("retrain"), "nobody/no-such-model", "llm.model in params.yaml")
+    assert "Promote" not in served.git("log", "--oneline", "main", cwd=served.home / "origin.git")
 
 
 @pytest.mark.slow
-def test_a_layer_that_is_not_there_says_which_are(project: Project) -> None:
-    project.edit_params("layer: 16", "layer: 99")
-    fails(project.abstain("retrain"), "layer 99", "layers 1 to 30")
+def test_a_layer_that_is_not_there_says_which_are(served: Project) -> None:
+    served.edit_params("layer: 16", "layer: 99")
+    fails(served.abstain("retrain"), "layer 99", "layers 1 to 30")

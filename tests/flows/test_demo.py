@@ -32,10 +32,11 @@ def test_ends_with_a_promoted_version_and_its_figures(trained: tuple[Project, st
     assert re.search(r"AUROC +│ 0\.\d{3}, 95 % interval 0\.\d{3} to 0\.\d{3}", printed)
     assert re.search(r"at threshold 0\.\d{3} +│ precision \d+\.\d%, shows \d+\.\d%", printed)
     assert "report.html" in printed and "http://127.0.0.1:4200" in printed
-    counts = re.search(r"(\d+) read = (\d+) accepted \+ (\d+) duplicate \+ (\d+) quarantined", printed)
+    sum_of = r"(\d+) read = (\d+) accepted \+ (\d+) duplicate \+ (\d+) held \+ (\d+) quarantined"
+    counts = re.search(sum_of, printed)
     assert counts is not None
-    read, accepted, duplicate, quarantined = map(int, counts.groups())
-    assert read == accepted + duplicate + quarantined and quarantined > 0 and duplicate > 0
+    read, accepted, duplicate, held, quarantined = map(int, counts.groups())
+    assert read == accepted + duplicate + held + quarantined and quarantined > 0 and duplicate > 0
 
 
 def test_leaves_the_checkout_untouched(project: Project) -> None:
@@ -84,7 +85,8 @@ def test_gto_and_dvc_read_the_version(project: Project, tmp_path: Path) -> None:
 
 
 def test_scores_one_answer_from_flags_and_many_from_a_file(project: Project, tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in (project.workspace / "data" / "interactions.jsonl").open()][:30]
+    part = project.workspace / "data" / "interactions" / "000001.jsonl"
+    rows = [json.loads(line) for line in part.open()][:30]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     scored = project.abstain("score", str(file))
