@@ -28,9 +28,11 @@ test: setup ## every test
 test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(BIN)/pytest -m "not slow"
 
-bench: setup ## what reading the base model costs (docs/extraction.md has the figures)
+bench: setup ## what reading the base model, taking in feedback and retrieval cost
 	@$(BIN)/python -m benchmarks.extraction
 	@$(BIN)/python -m benchmarks.scaling
+	@$(BIN)/python -m benchmarks.ingest
+	@$(BIN)/python -m benchmarks.retrieval
 
 lint: setup ## ruff and hadolint
 	@$(BIN)/ruff check

@@ -26,6 +26,7 @@ from prefect.cache_policies import NO_CACHE
 from abstain import paths
 from abstain.decide.gate import Decision, Measured, Window, decide
 from abstain.errors import AbstainError
+from abstain.evaluate.metrics import row_weights
 from abstain.evaluate.report import markdown_table
 from abstain.features.table import StateTable, write_table
 from abstain.feedback.store import Store
@@ -227,6 +228,7 @@ def _window(scores: pd.DataFrame, names: list[str]) -> Window:
         groups=scores["group"].to_numpy(),
         products=scores["product"].fillna("(none)").to_numpy(),
         confidences={name: scores[name].to_numpy(float) for name in names},
+        weight=row_weights(scores["inclusion_probability"].to_numpy(float)),
     )
 
 
