@@ -1,4 +1,4 @@
-"""`abstain kb`: ask the knowledge base, and measure how often it finds what it should.
+"""`abstain kb`: ask the knowledge base, bring its index up to date, measure how often it finds what it should.
 
 The encoder and the index are imported by the commands, as in `flows.cli`: `--help` is instant.
 """
@@ -6,7 +6,7 @@ The encoder and the index are imported by the commands, as in `flows.cli`: `--he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,10 +20,13 @@ from abstain.errors import AbstainError
 
 if TYPE_CHECKING:
     from abstain.contracts import Chunk
-    from abstain.knowledge.retriever import Retriever
+    from abstain.knowledge.retriever import Retriever, Synced
 
-app = typer.Typer(help="The knowledge base: search, recall.", no_args_is_help=True)
+app = typer.Typer(help="The knowledge base: search, sync, recall.", no_args_is_help=True)
 console = Console(markup=False, highlight=False)
+
+_EMPTY = "the knowledge base is empty: `abstain ingest` a folder of Markdown or HTML documents first"
+_NOT_SHARED = "; ABSTAIN_INDEX is not set: the index lives as long as one command, only embeddings are kept"
 
 
 @app.command()
@@ -41,6 +44,7 @@ def search(
         raise AbstainError("the question is empty: write what you look for")
     where = {name: value for name, value in (("product", product), ("doc_id", doc)) if value is not None}
     with _knowledge_base() as base:
+        base.check_held()
         hits = base.retriever.search(question, k, entitlement or (), where=where)
     if not hits:
         console.print("nothing that this asker may read")
@@ -48,6 +52,18 @@ def search(
         needs = f"  needs {', '.join(hit.chunk.entitlements)}" if hit.chunk.entitlements else ""
         console.print(f"{place}. {hit.score:.3f}  {hit.chunk.chunk_id}{needs}", soft_wrap=True)
         console.print("   " + hit.chunk.text.replace("\n", "\n   "), soft_wrap=True)
+
+
+@app.command()
+def sync() -> None:
+    """Bring the shared index (ABSTAIN_INDEX) up to date with the current data; without one, keep its embeddings."""
+    with _knowledge_base() as base:
+        done = base.synced
+    console.print(
+        f"{done.written} chunks written, {done.removed} removed; {done.held} can be found"
+        + _NOT_SHARED * (not base.shared),
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -59,6 +75,7 @@ def recall(
 
     questions = read_questions(file)
     with _knowledge_base() as base:
+        base.check_held()
         asked = answerable(questions, base.chunks)
         if not asked:
             raise AbstainError(
@@ -72,8 +89,8 @@ def recall(
         table.add_row(str(one.k), f"{one.share:.3f}", f"{one.low:.3f} to {one.high:.3f}", f"{PAPER[one.k]:.2f}")
     console.print(table)
     console.print(
-        f"{len(asked)} questions over {base.held} chunks; {len(questions) - len(asked)} questions left out: they have "
-        "no gold that is still there and that the asker may read",
+        f"{len(asked)} questions over {base.synced.held} chunks; {len(questions) - len(asked)} questions left out: "
+        "they have no gold that is still there and that the asker may read",
         soft_wrap=True,
     )
 
@@ -82,7 +99,12 @@ def recall(
 class _KnowledgeBase:
     chunks: Sequence[Chunk]
     retriever: Retriever
-    held: int
+    synced: Synced
+    shared: bool
+
+    def check_held(self) -> None:
+        if not self.synced.held:
+            raise AbstainError(_EMPTY)
 
 
 @contextmanager
@@ -90,9 +112,7 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
     """The current data's chunks, and a retriever that holds them."""
     from abstain import paths
     from abstain.feedback.store import Store
-    from abstain.knowledge.embeddings import Embeddings
-    from abstain.knowledge.encoder import SentenceEncoder
-    from abstain.knowledge.retriever import Retriever, open_index
+    from abstain.knowledge.retriever import open_retriever
     from abstain.settings import load_settings
     from tasks.workspace import open_workspace
 
@@ -101,15 +121,12 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
         store = Store(workspace.path / paths.DATA)
         chunks = list(store.chunks())
         products = {document.doc_id: document.product for document in store.documents()}
-    if all(chunk.removed_at is not None for chunk in chunks):
-        raise AbstainError("the knowledge base is empty: `abstain ingest` a folder of Markdown or HTML documents first")
-    encoder = SentenceEncoder(device=settings.device)
-    url = settings.index.get_secret_value() if settings.index else None
-    with closing(open_index(url, encoder)) as index:
-        retriever = Retriever(index, Embeddings(encoder, settings.embeddings))
+    if not chunks:  # all tombstones is another matter: a shared index must forget them
+        raise AbstainError(_EMPTY)
+    with open_retriever(settings) as retriever:
         with _bar("index") as progress:
             synced = retriever.sync(chunks, products, progress)
-        yield _KnowledgeBase(chunks, retriever, synced.held)
+        yield _KnowledgeBase(chunks, retriever, synced, settings.index is not None)
 
 
 @contextmanager

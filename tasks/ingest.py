@@ -16,6 +16,7 @@ from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
 from abstain.feedback.sources import Source
 from abstain.feedback.store import Store
+from abstain.knowledge.retriever import sync_index
 from abstain.params import load_params
 from abstain.settings import load_settings
 from tasks.progress import observe
@@ -53,6 +54,9 @@ def ingest_sources(
     publish_ingest(report, workspace)
     get_run_logger().info(report.to_markdown())
     changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
+    if load_settings().index is not None:  # a tightened right must not wait for somebody to search
+        store = Store(data)
+        sync_index(store.chunks(), {one.doc_id: one.product for one in store.documents()}, load_settings())
     observe("ingest", "ran" if changed else "cached")
     return report
 
@@ -69,10 +73,10 @@ def drop_quarantined(workspace: Workspace, name: str) -> int:
 def forget_user(workspace: Workspace, user: str, *, with_interactions: bool) -> tuple[set[str], dict[str, int]]:
     """Remove the user's rows from the current data, and keep them out: the names they went by, rows by table."""
     params = load_params(workspace.path / paths.PARAMS)
-    names = {user, Privacy.open(params.privacy, load_settings()).pseudonym(user)}
-    removed = forget(Store(workspace.path / paths.DATA), names, with_interactions=with_interactions)
+    pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)
+    removed = forget(Store(workspace.path / paths.DATA), user, pseudonym, with_interactions=with_interactions)
     _record(workspace, "Forget a user")
-    return names, removed
+    return {user, pseudonym}, removed
 
 
 def _record(workspace: Workspace, message: str) -> bool:

@@ -17,7 +17,7 @@ from tasks.workspace import Workspace
 def versions_with(workspace: Workspace, names: Collection[str]) -> list[str]:
     """The versions whose data holds a thumb of a user who goes by one of `names`, oldest first.
 
-    A version whose data is neither in the cache nor in the remote any more is named with a question mark.
+    A version whose thumbs cannot be read any more is named with a question mark.
     """
     tags = workspace.git("tag", "--list", f"{MODEL}@v*").split()
     versions = sorted((tag.removeprefix(f"{MODEL}@") for tag in tags), key=version_key)
@@ -38,6 +38,6 @@ def _holds(workspace: Workspace, revision: str, names: Collection[str]) -> bool 
         target = Path(folder) / "feedback"
         try:
             workspace.dvc("get", ".", str(paths.DATA / "feedback"), "--rev", revision, "-o", str(target), "--quiet")
-        except AbstainError as error:
-            return False if "does not exist" in str(error) else None
+        except AbstainError:  # not at hand, or from before thumbs lay in a folder of their own
+            return None
         return any(row.user in names for row in Store(Path(folder)).rows(Feedback))

@@ -34,6 +34,7 @@ class LLMParams(Section):
 
 class ValidationParams(Section):
     max_failed_fraction: Fraction
+    min_failed_rows: Count
     max_feedback_delay_days: Positive
     max_text_chars: Count
     max_clock_skew_seconds: Annotated[float, Field(ge=0)]

@@ -15,7 +15,7 @@ from abstain.params import ValidationParams
 ASKED = datetime(2026, 9, 1, 12, tzinfo=UTC)
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 PARAMS = ValidationParams(
-    max_failed_fraction=0.5, max_feedback_delay_days=90, max_text_chars=200, max_clock_skew_seconds=0
+    max_failed_fraction=0.5, min_failed_rows=1, max_feedback_delay_days=90, max_text_chars=200, max_clock_skew_seconds=0
 )
 
 

@@ -42,7 +42,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     data = tmp_path / "data"
     report = take(data, file)
     assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
-    assert forget(Store(data), {"ann"}) == {"feedback": 2, "quarantine": 1}
+    assert forget(Store(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = Store(data)
     assert [found.user for found in store.rows(Feedback)] == ["bob", None]
     assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
@@ -58,7 +58,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
 def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     take(data, file)
-    assert forget(Store(data), {"ann"}, with_interactions=True) == {
+    assert forget(Store(data), "ann", "ann", with_interactions=True) == {
         "feedback": 2,
         "interactions": 1,
         "reviews": 1,
@@ -68,9 +68,21 @@ def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
     again = take(data, file)
     assert again.accepted == 0
     assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
-    late = write_lines(tmp_path / "late.jsonl", row("i-1"), alone(verdict(), "i-1"))
+    late = write_lines(
+        tmp_path / "late.jsonl", row("i-1"), alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
+    )
     report = take(data, late)
-    assert (report.accepted, report.quarantined, report.held) == (0, 1, 1), "nobody asked to forget the reviewer"
+    assert (report.accepted, report.quarantined, report.held) == (0, 3, 0)
+    assert "as Ann said" not in everything(data)
+
+
+def test_the_id_itself_is_kept_nowhere(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    forget(Store(data), "ann", "u-5eed")
+    assert "ann" not in everything(data).replace("Ann", "")
+    assert Store(data).forgotten().users == ("u-5eed",)
+    assert forget(Store(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again: which versions?"
 
 
 def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
@@ -78,5 +90,5 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
     take(data, file)
     before = bytes_of(data)
     with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
-        forget(Store(data), {"carol"})
+        forget(Store(data), "carol", "u-c")
     assert bytes_of(data) == before

@@ -15,7 +15,7 @@ from abstain.feedback.index import read_lines
 from abstain.feedback.ingest import ingest
 from abstain.feedback.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.feedback.report import IngestReport, count_reasons
-from abstain.feedback.sources.files import by_hand
+from abstain.feedback.sources.files import FileSource, by_hand
 from abstain.feedback.sources.released import Released
 from abstain.feedback.store import Store, read_rows
 from abstain.feedback.validation import ValidationResult
@@ -323,6 +323,52 @@ def test_a_refused_row_leaves_the_quarantine_once_it_is_accepted(tmp_path: Path)
     assert (report.accepted, report.quarantined) == (1, 2)
     assert take(data, file).accepted == 1
     assert [refused.raw for refused in refused_in(data, report)] == ["{"]
+
+
+def test_a_refused_batch_leaves_the_rest_of_the_quarantine_as_it_was(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    report = take(data, write_lines(tmp_path / "a.jsonl", row("early")), validate=refusing("interactions/early"))
+    before = bytes_of(data)
+    with pytest.raises(AbstainError, match="2 of 3 new rows fail"):
+        take(data, write_lines(tmp_path / "b.jsonl", row("early"), "{", "["), params=PARAMS)
+    assert [refused.raw for refused in refused_in(data, report)] == [json.dumps(row("early"))]
+    assert before.items() <= bytes_of(data).items()
+
+
+def test_a_few_bad_rows_refuse_no_batch_however_small_it_is(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", "{", "[")
+    report = take(tmp_path / "data", file, params=PARAMS.model_copy(update={"min_failed_rows": 3}))
+    assert (report.accepted, report.quarantined) == (0, 2)
+
+
+def test_held_rows_of_earlier_batches_are_not_held_against_this_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "a.jsonl", *(alone(thumb(user=f"u-{n}")) for n in range(9))))
+    file = write_lines(tmp_path / "b.jsonl", row())
+    report = take(data, file, params=PARAMS, validate=refusing("feedback/"))
+    assert (report.accepted, report.newly_refused, report.joined) == (1, 0, {"quarantined": 9})
+
+
+def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
+    data, folders = tmp_path / "data", [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        document_file(folder, "always.md", doc_id=f"always-{folder.name}")
+    moving = document_file(folders[0], "fees.md")
+
+    def mirror() -> None:
+        sources = [FileSource(folder.name, str(folder), mirror=True, unattended=True) for folder in folders]
+        ingest(sources, data, LENIENT, NOW, validate=accept_all, remember=True)
+
+    mirror()
+    moving.rename(folders[1] / "fees.md")
+    for _ in range(2):
+        mirror()
+        assert "fees" in {document.doc_id for document in Store(data).documents()}
+    (folders[1] / "fees.md").unlink()
+    mirror()
+    assert "fees" not in {document.doc_id for document in Store(data).documents()}
+    assert {chunk.removed_at for chunk in Store(data).chunks() if chunk.doc_id == "fees"} == {NOW}
 
 
 def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> None:

@@ -99,12 +99,45 @@ def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "goes"), [('{"user": "u-1"}', True), ("by u-1.", True), ('"u-12"', False), ("xu-1", False)]
+    ("text", "goes"),
+    [
+        ('{"user": "u-1"}', True),
+        ('{"thumb": {"user": "u-1", "thumb": 3}}', True),
+        ('{"user": "u-1", "thumb": "u', True),
+        ("q-1;up;u-1;?;?", True),
+        ("by u-1.", False),
+        ('{"user": "u-12"}', False),
+        ('{"interaction_id": "u-1"}', False),
+        ("[]", False),
+    ],
 )
-def test_rows_that_mention_a_user_are_dropped(tmp_path: Path, text: str, goes: bool) -> None:
+def test_the_rows_of_a_user_are_dropped(tmp_path: Path, text: str, goes: bool) -> None:
     refuse(tmp_path, text.encode(), b"{")
-    assert Quarantine(tmp_path).drop_mentioning({"u-1"}) == int(goes)
+    assert Quarantine(tmp_path).drop_of({"u-1"}) == int(goes)
     assert [row.raw for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))] == ([] if goes else [text]) + [
         "{"
     ]
     assert Quarantine(tmp_path).holds(at(text.encode()))
+
+
+def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
+    refuse(tmp_path, b'{"user": "u-1"}', blocking="too many")
+    assert Quarantine(tmp_path).drop_of({"u-1"}) == 1
+    require_unblocked(tmp_path)
+
+
+def test_a_row_is_here_once_however_often_a_batch_gives_it(tmp_path: Path) -> None:
+    refuse(tmp_path, b"{", b"{", b"[", b"{")
+    assert Quarantine(tmp_path).listing()[0].rows == 2
+
+
+def test_a_source_whose_bad_rows_are_known_blocks_by_their_file_and_no_other(tmp_path: Path) -> None:
+    first, second = refuse(tmp_path, b"{", blocking="first"), refuse(tmp_path, b"[")
+    quarantine = Quarantine(tmp_path)
+    assert quarantine.block(None, ["b.jsonl"], "second", digest_of(at(b"["))) == second
+    assert {name: entry["sources"] for name, entry in quarantine.blocking.items()} == {
+        first: ["a.jsonl"],
+        second: ["b.jsonl"],
+    }
+    quarantine.lift(["b.jsonl"])
+    assert list(quarantine.blocking) == [first]

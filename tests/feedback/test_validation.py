@@ -306,7 +306,7 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
         2: ("given_at: before the question was asked (-1 days)",),
         3: ("contexts: no ingested document holds 'nowhere#1'",),
     }
-    assert "1 of 2 interactions: contexts: answered without any context" in report.to_markdown()
+    assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(Store(data), PARAMS, NOW).success
     again = ingest(by_hand(files), data, PARAMS, NOW)
     assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 3, 2, 0)
@@ -325,3 +325,13 @@ def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
     known = Known(Index(), {"fees"}, {"fees#0"})
     parts = [validate(Rows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])]
     assert ValidationResult.merge(parts) == validate(Rows(interactions=lines), known, PARAMS, NOW)
+
+
+def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
+    (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
+    for file in (rows, tmp_path / "fees.md"):
+        ingest(by_hand([str(file)]), tmp_path / "data", PARAMS, NOW)
+    found = validate_store(Store(tmp_path / "data"), PARAMS, NOW)
+    assert found.success
+    assert "1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()

@@ -16,6 +16,7 @@ from abstain.knowledge.chunks import chunk_document
 from abstain.knowledge.documents import parse_document
 from flows import kb_cli
 from tests.knowledge.builders import BagOfWords
+from tests.postgres import database
 
 PAGES = {
     "gold.md": "---\ndoc_id: gold\ntitle: Gold\nproduct: cards\nupdated_at: 2026-08-01T00:00:00Z\n---\n"
@@ -37,7 +38,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BagOfWords:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("ABSTAIN_INDEX", raising=False)
     monkeypatch.setattr("tasks.workspace.open_workspace", open_workspace)
-    monkeypatch.setattr("abstain.knowledge.encoder.SentenceEncoder", lambda device: made)
+    monkeypatch.setattr("abstain.knowledge.retriever.SentenceEncoder", lambda device: made)
     monkeypatch.setattr(kb_cli.console, "width", 160)
     chunks = [chunk for name, text in PAGES.items() for chunk in chunk_document(parse_document(text, name))]
     write(tmp_path, chunks)
@@ -94,6 +95,36 @@ def test_a_tombstone_is_not_found(encoder: BagOfWords, tmp_path: Path) -> None:
         AbstainError, match=r"^the knowledge base is empty: `abstain ingest` a folder of Markdown or HTML"
     ):
         kb("search", "fee")
+
+
+def test_sync_tells_what_it_did_and_encodes_what_is_new(encoder: BagOfWords) -> None:
+    assert kb("sync") == (
+        "3 chunks written, 0 removed; 3 can be found; ABSTAIN_INDEX is not set: the index lives as long as one command, "
+        "only embeddings are kept\n"
+    )
+    encoded = len(encoder.encoded)
+    kb("sync")
+    kb("search", "fee")
+    assert encoder.encoded[encoded:] == ["fee"]
+
+
+@pytest.mark.slow
+def test_a_shared_index_is_brought_up_to_date(
+    encoder: BagOfWords, tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with database(postgres) as url:
+        monkeypatch.setenv("ABSTAIN_INDEX", url)
+        assert kb("sync") == "3 chunks written, 0 removed; 3 can be found\n"
+        assert kb("sync") == "0 chunks written, 0 removed; 3 can be found\n"
+        chunks = chunk_document(parse_document(PAGES["gold.md"], "gold.md"))
+        write(tmp_path, [chunk.model_copy(update={"entitlements": ("staff",)}) for chunk in chunks])
+        assert kb("sync") == "2 chunks written, 1 removed; 2 can be found\n"
+        assert kb("search", "fee") == "nothing that this asker may read\n"
+        write(tmp_path, [chunk.model_copy(update={"removed_at": chunk.updated_at}) for chunk in chunks])
+        assert kb("sync") == "0 chunks written, 2 removed; 0 can be found\n"
+        write(tmp_path, [])
+        with pytest.raises(AbstainError, match="^the knowledge base is empty"):
+            kb("sync")
 
 
 def test_recall_over_a_file(encoder: BagOfWords, tmp_path: Path) -> None:

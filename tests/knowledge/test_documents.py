@@ -76,6 +76,19 @@ def test_entitlements_may_stand_in_several_tags() -> None:
             FRONT.replace("2026-08-01T00:00:00Z", "'0001-01-01T00:00:00+14:00'") + "x",
             "'updated_at' lies outside the years 1 to 9999",
         ),
+        (
+            FRONT.replace("title", "entitlements: [staff]\nentitlements: []\ntitle") + "x",
+            "the front matter names 'entitlements' twice: keep one of the two$",
+        ),
+        (
+            FRONT.replace("title", 'entitlements: [staff]\n"entitlements": []\ntitle') + "x",
+            "the front matter names 'entitlements' twice: ",
+        ),
+        (
+            FRONT.replace("title", "<<: {entitlements: [staff]}\nentitlements: []\ntitle") + "x",
+            "the front matter names 'entitlements' twice: ",
+        ),
+        (FRONT.replace("title", "entitlements: {a: 1, a: 2}\ntitle") + "x", "the front matter names 'a' twice: "),
         (FRONT, "there is no text below the front matter: write the document there"),
         (FRONT + " \n\t\n", "there is no text below the front matter: "),
         (FRONT.replace("title", "body: x\ntitle") + "x", "'body' is no front matter field: write the text below"),

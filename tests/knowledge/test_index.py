@@ -225,6 +225,10 @@ def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: Vec
     public = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
     vectors = unit(draw.standard_normal((1540, 5)).astype(np.float32))
     index.upsert([Entry(one) for one in (*secret, *public)], vectors)
+    nothing = np.full(5, np.nan, np.float32)
+    for question in (nothing, np.array([np.inf, 0, 0, 0, 0], np.float32), np.array([0, 0, 0, 0, -np.inf], np.float32)):
+        with pytest.raises(ValueError, match="a vector holds NaN or infinite values: nothing is near to it"):
+            index.search(question, k)
     # Even who asks with a secret chunk's own vector.
     for question in (*vectors[:30], *unit(draw.standard_normal((10, 5)).astype(np.float32))):
         assert {hit.chunk.doc_id for hit in index.search(question, k)} == {"p"}
@@ -232,6 +236,59 @@ def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: Vec
         staff = index.search(question, k, ["staff"])
         assert {hit.chunk.entitlements for hit in staff} <= {(), ("staff", "staff")}
         assert len(staff) == min(k, 40 + 250)
+
+
+floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(floats, min_size=5, max_size=5), rights, st.integers(1, 9))
+def test_any_vector_is_refused_or_finds_only_what_its_asker_may_read(
+    index: VectorIndex, values: list[float], held: list[str], k: int
+) -> None:
+    if not index.digests():
+        fill(index, *OPEN, *(chunk(f"s#{n}", "fee", right) for n, right in enumerate(RIGHTS)))
+    question = np.array(values, np.float32)
+    if np.isfinite(question).all():
+        assert all(set(hit.chunk.entitlements) <= set(held) for hit in index.search(question, k, held))
+    else:
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            index.search(question, k, held)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in nextafter")
+def test_what_faiss_answers_where_it_has_nothing_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = FaissIndex()
+    fill(index, chunk("a#1", "fee"), chunk("s#1", "fee", "staff"))
+    # Finite, yet its products with a stored vector of both signs would be inf - inf.
+    index.upsert([Entry(chunk("a#2", "x"))], np.array([[3e38, -3e38, 0, 0, 0]], np.float32))
+    index.upsert([Entry(chunk("t#1", "x", "staff"))], vector("fee")[None])
+    hits = index.search(np.array([3e38, 3e38, 0, 0, 0], np.float32), 9)
+    assert set(ids(hits)) <= {"a#1", "a#2"}
+    # The check of the vector taken away, what faiss itself gives must not open the last entry either.
+    monkeypatch.setattr("abstain.knowledge.faiss_index.check_vectors", lambda *_: None)
+    for value in (np.nan, np.inf, -np.inf):
+        assert set(ids(index.search(np.full(5, value, np.float32), 9))) <= {"a#1", "a#2"}
+        assert set(ids(index.search(np.full(5, value, np.float32), 1))) <= {"a#1", "a#2"}
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(4), np.zeros(6), np.zeros((1, 5)), np.zeros((2, 5))], ids=lambda a: a.shape)
+def test_a_vector_of_another_dimension_is_refused(index: VectorIndex, wrong: Vectors) -> None:
+    fill(index, *OPEN)
+    with pytest.raises(ValueError, match=r"vectors of the shape \(.*\) do not fit: the index needs \(5,\)$"):
+        index.search(wrong.astype(np.float32), 1)
+    if wrong.shape != (1, 5):
+        with pytest.raises(ValueError, match=r"do not fit: the index needs \(1, 5\)$"):
+            index.upsert([Entry(chunk("c#1", "fee"))], wrong.astype(np.float32))
+    assert len(index.digests()) == len(OPEN)
+
+
+def test_a_vector_that_is_not_finite_cannot_be_indexed(index: VectorIndex) -> None:
+    fill(index, *OPEN)
+    broken = np.array([[1, 0, 0, 0, 0], [0, np.nan, 0, 0, 0]], np.float32)
+    with pytest.raises(ValueError, match="NaN or infinite values: nothing is near to it, check the encoder"):
+        index.upsert([Entry(chunk("c#1", "fee")), Entry(chunk("c#2", "fee"))], broken)
+    assert len(index.digests()) == len(OPEN)
 
 
 def test_hits_far_below_the_best_are_dropped(index: VectorIndex) -> None:

@@ -1,3 +1,4 @@
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -6,8 +7,10 @@ from abstain.contracts import Chunk
 from abstain.knowledge import retriever as module
 from abstain.knowledge.embeddings import Embeddings
 from abstain.knowledge.faiss_index import FaissIndex
-from abstain.knowledge.retriever import Retriever, Synced
+from abstain.knowledge.retriever import Retriever, Synced, open_index, sync_index
+from abstain.settings import Settings
 from tests.knowledge.builders import BagOfWords, chunk
+from tests.postgres import database
 
 CHUNKS = (chunk("a#1", "fee"), chunk("a#2", "fee card"), chunk("b#1", "loan", "staff"))
 DEAD = chunk("a#3", "fee fee", removed_at="2026-09-01T00:00:00Z")
@@ -61,6 +64,53 @@ def test_many_chunks_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     retriever.sync(many, progress=lambda done, total: told.append((done, total)))
     assert told == [(2, 5), (4, 5), (5, 5)]
     assert found(retriever, "fee") == [one.chunk_id for one in many]
+
+
+def test_who_lost_a_right_does_not_keep_it_while_new_texts_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    retriever, encoder = new()
+    retriever.sync(CHUNKS)
+    closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
+
+    def fail(texts: object) -> None:
+        assert texts == [CHUNKS[0].text] or texts == ["rate"]
+        if texts == ["rate"]:
+            raise InterruptedError
+
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: (fail(texts), encode(texts))[1])
+    with pytest.raises(InterruptedError):
+        retriever.sync([chunk("0#new", "rate"), closed, CHUNKS[1]])
+    monkeypatch.undo()
+    assert found(retriever, "fee") == ["a#2"]
+
+
+def test_without_a_shared_index_there_is_nothing_to_bring_up_to_date(tmp_path: Path) -> None:
+    assert sync_index(CHUNKS, {}, Settings(home=tmp_path, index=None)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_shared_index_forgets_what_is_removed_and_what_fewer_may_read(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = BagOfWords()
+    monkeypatch.setattr(module, "SentenceEncoder", lambda device: encoder)
+    with database(postgres) as url:
+        settings = Settings(home=tmp_path, index=url)
+
+        def asked() -> list[str]:
+            """What a process finds that does not sync."""
+            with closing(open_index(url, encoder)) as index:
+                return found(Retriever(index, Embeddings(encoder)), "fee")
+
+        assert sync_index(CHUNKS, {"a": "cards"}, settings) == Synced(3, 0, 3)
+        assert asked() == ["a#1", "a#2"]
+        closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
+        assert sync_index([closed, *CHUNKS[1:]], {"a": "cards"}, settings) == Synced(1, 0, 3)
+        assert asked() == ["a#2"]
+        dead = [one.model_copy(update={"removed_at": DEAD.removed_at}) for one in CHUNKS]
+        assert sync_index(dead, {}, settings) == Synced(0, 3, 0)
+        assert asked() == []
 
 
 def test_hits_far_below_the_best_are_dropped() -> None:

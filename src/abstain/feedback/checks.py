@@ -113,8 +113,14 @@ def _timely(name: str, params: ValidationParams) -> list[Check]:
     ]
 
 
-def suites(params: ValidationParams, *, with_documents: bool) -> dict[str, tuple[Check, ...]]:
-    """The expectations by table. Without any documents, contexts are not checked against them."""
+def suites(
+    params: ValidationParams, *, with_documents: bool, unknown_contexts: Severity = "error"
+) -> dict[str, tuple[Check, ...]]:
+    """The expectations by table. Without any documents, contexts are not checked against them.
+
+    `unknown_contexts` is how severe it is that no document holds one: rows that were accepted before there was a
+    handbook cannot be asked to cite it.
+    """
     interactions = [
         present("interaction_id"),
         *_new("interaction_id", "interaction_id: '{value}' occurs more than once"),
@@ -130,7 +136,7 @@ def suites(params: ValidationParams, *, with_documents: bool) -> dict[str, tuple
     ]
     if with_documents:
         interactions += [
-            one_of("unknown_contexts", [""], "contexts: no ingested document holds {value}"),
+            one_of("unknown_contexts", [""], "contexts: no ingested document holds {value}", unknown_contexts),
             one_of("outdated_contexts", [""], "contexts: {value} is not retrievable any more, or never was", "warning"),
         ]
     known = one_of("interaction_known", [True], "interaction_id: there is no such interaction")

@@ -12,10 +12,7 @@ Three decisions:
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from abstain.contracts import Feedback, Interaction, Review
 from abstain.errors import AbstainError
@@ -26,41 +23,40 @@ from abstain.feedback.store import Forgotten, Store
 from abstain.files import write_atomically
 
 
-def forget(store: Store, names: set[str], *, with_interactions: bool = False) -> dict[str, int]:
-    """Remove every row of the user who goes by one of `names` (the id, its pseudonym); rows removed by table.
+def forget(store: Store, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
+    """Remove every row of the user who goes by the id `user` or by `pseudonym`; rows removed by table.
 
-    Raises `AbstainError`, with nothing changed, where no row carries any of them.
+    Whoever was forgotten before may be asked for again. Raises `AbstainError`, with nothing changed, where no row
+    carries either name, and none ever did.
     """
+    names, known = {user, pseudonym}, store.forgotten()
     rated = {row.interaction_id for row in store.rows(Feedback) if row.user in names}
     gone = rated if with_interactions else set()
-
-    def is_theirs(row: dict[str, Any]) -> bool:
-        return row.get("user") in names or row["interaction_id"] in gone
-
-    removed: Counter[str] = Counter()
     files = {"feedback": [*store.parts(Feedback), *store.held().values()]}
     if with_interactions:
         files |= {"interactions": store.parts(Interaction), "reviews": store.parts(Review)}
-    keep = {path: _split(path, is_theirs) for paths in files.values() for path in paths}
-    for table, paths in files.items():
-        removed[table] += sum(keep[path][1] for path in paths)
-    removed["quarantine"] = Quarantine(store.folder).drop_mentioning(names)
-    if not removed.total():
-        raise AbstainError(f"no row carries the user '{sorted(names)[0]}': nothing was removed")
-    for path, (lines, count) in keep.items():
-        if count:
-            write_atomically(path, lines)
-    known = store.forgotten()
+    removed = {table: sum(_rewrite(path, names, gone) for path in paths) for table, paths in files.items()}
+    removed["quarantine"] = Quarantine(store.folder).drop_of(names)
+    if not sum(removed.values()):
+        if pseudonym not in known.users:
+            raise AbstainError(f"no row carries the user '{user}': nothing was removed")
+        return removed
     forgotten = Forgotten(
-        users=tuple(sorted({*known.users, *names})),
+        users=tuple(sorted({*known.users, pseudonym})),
         interactions=tuple(sorted({*known.interactions, *(interaction_identity(key).hex() for key in gone)})),
     )
     write_atomically(store.folder / "forgotten.json", forgotten.canonical().encode() + b"\n")
-    return dict(removed)
+    return removed
 
 
-def _split(path: Path, is_theirs: Callable[[dict[str, Any]], bool]) -> tuple[bytes, int]:
-    """The lines of a file that stay, and how many go."""
+def _rewrite(path: Path, names: set[str], gone: set[str]) -> int:
+    """Write `path` without rows of these users and about these interactions; how many there were."""
     lines = [text for _, text in read_lines(path)]
-    kept = [text for text in lines if not is_theirs(json.loads(text))]
-    return b"".join(text + b"\n" for text in kept), len(lines) - len(kept)
+    kept = []
+    for text in lines:
+        row = json.loads(text)
+        if row.get("user") not in names and row["interaction_id"] not in gone:
+            kept.append(text)
+    if len(kept) < len(lines):
+        write_atomically(path, b"".join(text + b"\n" for text in kept))
+    return len(lines) - len(kept)

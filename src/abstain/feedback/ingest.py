@@ -71,8 +71,9 @@ def ingest(
         intake.take_documents(documents)
         intake.take_rows(rows)
         intake.join_held()
+        present = frozenset[str]().union(*(reading.present or () for reading in readings))
         for name, reading in zip(names, readings, strict=True) if remember else ():
-            intake.remove_documents(reading.vanished)
+            intake.remove_documents(reading.vanished - present)  # it may have moved to another source
             staging.write(f"sources/{name}.json", (json.dumps(reading.state, indent=1, sort_keys=True) + "\n").encode())
         intake.stage()
         profile = intake.profiler.profile()
@@ -123,19 +124,18 @@ def _report(intake: Intake, staging: Staging, readings: Iterable[Reading], priva
 def _require_few_refused(
     report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: Intake, staging: Staging
 ) -> None:
-    """Lift what earlier batches of these sources blocked; or, where too many rows are refused, block and raise."""
+    """Where too many rows are refused, block the retrain and raise, with the quarantine published alone."""
     new = report.accepted + report.held + report.newly_refused
     quarantine = intake.quarantine
-    if report.newly_refused <= params.max_failed_fraction * new:
-        quarantine.lift(names)
-        quarantine.stage_blocking(staging)
+    if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * new:
+        intake.accept(names)
         return
     top = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
     message = (
         f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {new} new rows fail, more "
         f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({top})"
     )
-    name = quarantine.block(intake.quarantined_in, names, message)
+    name = quarantine.block(intake.quarantined_in, names, message, intake.refused_before)
     quarantine.stage_blocking(staging)
     staging.publish(FOLDER)
     raise BatchRefused(

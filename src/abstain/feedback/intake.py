@@ -66,6 +66,7 @@ class Intake:
         self.joined: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.newly_refused = 0
+        self.refused_before: str | None = None
         self.results: list[ValidationResult] = []
         self.profiler = Profiler()
 
@@ -86,9 +87,10 @@ class Intake:
             documents = [row.document for row in winners.values() if row.document]
             live = [chunk for chunks in revised.values() for chunk in chunks if chunk.removed_at is None]
             result = self._check(Rows(documents=documents, chunks=live), self._known(also=revised))
+            if not refused:
+                self.results.append(result)
             failing = {_document_of(key): reasons for key, reasons in result.reasons.items()}
             if not failing:
-                self.results.append(result)
                 break
             refused |= {version_of(winners[doc_id].raw): reasons for doc_id, reasons in failing.items()}
         for doc_id, row in winners.items():
@@ -175,9 +177,10 @@ class Intake:
             if not settled.new:
                 break
             result = self._check(_rows(settled), known)
+            if not refused:  # the one that has seen all rows, those that fail among them
+                self.results.append(result)
             failing = {line.content: result.reasons[line.key] for line in settled.new if line.key in result.reasons}
             if not failing:
-                self.results.append(result)
                 break
             refused |= failing
         self._staging.append(settled.new, self._index)
@@ -193,16 +196,21 @@ class Intake:
     def _admit(self, row: InputRow) -> InputRow:
         """`row` without what must not be kept: personal data, and whatever a forgotten user said."""
         admitted = self._privacy.apply(row)
-        if admitted.interaction and interaction_identity(admitted.interaction.interaction_id).hex() in self._gone:
+        part = admitted.interaction or admitted.feedback or admitted.review
+        is_gone = part is not None and interaction_identity(part.interaction_id).hex() in self._gone
+        is_theirs = admitted.feedback is not None and admitted.feedback.user in self._forgotten
+        if is_gone or (is_theirs and admitted.interaction is None):
             return replace(FORGOTTEN, source=row.source, line=row.line)
-        if admitted.feedback is None or admitted.feedback.user not in self._forgotten:
-            return admitted
-        if admitted.interaction is None:
-            return replace(FORGOTTEN, source=row.source, line=row.line)
-        return replace(admitted, feedback=None)
+        return replace(admitted, feedback=None) if is_theirs else admitted
 
     def _count(self, row: InputRow, decision: Decision) -> None:
-        self.outcomes[decision[0]] += 1
+        """Count what became of a row of this batch. Only these are held against the failure limit."""
+        outcome, reasons = decision
+        self.outcomes[outcome] += 1
+        if outcome == "quarantined" and reasons != FORGOTTEN.reasons and not self.quarantine.was_seen(row):
+            self.newly_refused += 1
+            if self.refused_before is None and self.quarantine.is_here(row):
+                self.refused_before = digest_of(row)
         self._keep_if_refused(row, decision)
 
     def _keep_if_refused(self, row: InputRow, decision: Decision) -> None:
@@ -214,7 +222,6 @@ class Intake:
         self.reasons.update(kinds(reasons))
         if reasons == FORGOTTEN.reasons:
             return
-        self.newly_refused += not self.quarantine.was_seen(row)
         if not self.quarantine.holds(row):
             redact = bytes if row.is_document else self._privacy.redact_raw
             self._writer.add(QuarantinedRow.of(row, map(self._privacy.redact, reasons), redact))
@@ -227,20 +234,25 @@ class Intake:
         return sum(row is not None for row in self._changed.values())
 
     def stage(self) -> None:
-        """Write what the rows' parts do not hold: documents, chunks, quarantine."""
+        """Write what the rows' parts do not hold: documents, chunks, what was refused."""
         self.quarantined_in = self._writer.close()
-        self.quarantine.without(self._cleared, self._staging)
+        for old in self._store.document_files() if self._changed else ():
+            row = self._changed.get(old.stem)
+            if old.stem in self._changed and (row is None or suffix_of(row.source) != old.suffix):
+                self._staging.delete(old)
         for doc_id, row in self._changed.items():
-            name = None if row is None else f"{doc_id}{suffix_of(row.source)}"
             if row is not None:
-                self._staging.write(f"documents/{name}", row.raw)
-            for old in self._store.document_files():
-                if old.stem == doc_id and old.name != name:
-                    self._staging.delete(old)
+                self._staging.write(f"documents/{doc_id}{suffix_of(row.source)}", row.raw)
         if self._changed:
             self._staging.write("documents.jsonl", as_lines(self._versions))
             chunks = (chunk for doc_id in sorted(self._chunks) for chunk in self._chunks[doc_id])
             self._staging.write("chunks.jsonl", as_lines(chunks))
+
+    def accept(self, sources: Sequence[str]) -> None:
+        """Take what was accepted after all out of the quarantine; lift what earlier batches of `sources` blocked."""
+        self.quarantine.without(self._cleared, self._staging)
+        self.quarantine.lift(sources)
+        self.quarantine.stage_blocking(self._staging)
 
 
 def batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:

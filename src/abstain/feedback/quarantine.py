@@ -21,7 +21,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from abstain.contracts import Row
 from abstain.errors import AbstainError
 from abstain.feedback.report import count_reasons
 from abstain.feedback.rows import InputRow, reread
-from abstain.feedback.store import Staging, read_rows
+from abstain.feedback.store import Staging, as_lines, read_rows
 from abstain.files import write_atomically
 
 FOLDER = "quarantine"
@@ -136,29 +136,26 @@ class Quarantine:
 
     def drop(self, path: Path) -> int:
         """Do without the rows of `path`, for good; what they held back may go on. Returns how many there were."""
-        digests = self._digests[path]
-        write_atomically(self.folder / "dropped.txt", _text(self.dropped.union(digests)))
-        write_atomically(
-            self.folder / "blocking.json", _json({k: v for k, v in self.blocking.items() if k != path.stem})
-        )
-        path.unlink()
-        return len(digests)
+        return self._drop({path: self._digests[path]})
 
-    def drop_mentioning(self, names: set[str]) -> int:
-        """Drop every row whose text holds one of `names` as a word of its own. Returns how many there were."""
-        word = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in sorted(names)))
-        gone: set[str] = set()
-        for path in self.files():
-            rows = list(self.rows(path))
-            left = [row for row in rows if not word.search(row.content.decode("utf-8", errors="replace"))]
-            gone |= {row.digest for row in rows} - {row.digest for row in left}
-            if left:
-                write_atomically(path, b"".join(row.canonical().encode() + b"\n" for row in left))
-            else:
-                path.unlink()
+    def drop_of(self, names: set[str]) -> int:
+        """Drop every row that one of the users `names` gave. Returns how many there were."""
+        theirs = {path: [row.digest for row in self.rows(path) if _is_of(row, names)] for path in self.files()}
+        return self._drop({path: digests for path, digests in theirs.items() if digests})
+
+    def _drop(self, gone: Mapping[Path, Sequence[str]]) -> int:
+        dropped = self.dropped.union(*gone.values())
         if gone:
-            write_atomically(self.folder / "dropped.txt", _text(self.dropped | gone))
-        return len(gone)
+            write_atomically(self.folder / "dropped.txt", _text(dropped))
+        for path, digests in gone.items():
+            left = [row for row in self.rows(path) if row.digest not in set(digests)]
+            if left:
+                write_atomically(path, as_lines(left))
+                continue
+            if self.blocking.pop(path.stem, None):
+                write_atomically(self.folder / "blocking.json", _json(self.blocking))
+            path.unlink()
+        return sum(map(len, gone.values()))
 
     def without(self, accepted: set[str], staging: Staging) -> None:
         """Stage every file without the rows of these digests, which have been accepted."""
@@ -167,15 +164,19 @@ class Quarantine:
                 continue
             left = [row for row in self.rows(path) if row.digest not in accepted]
             if left:
-                staging.write(f"{FOLDER}/{path.name}", b"".join(row.canonical().encode() + b"\n" for row in left))
+                staging.write(f"{FOLDER}/{path.name}", as_lines(left))
             else:
                 staging.delete(path)
                 self.blocking.pop(path.stem, None)
 
-    def block(self, name: str | None, sources: Sequence[str], message: str) -> str:
-        """Hold back `sources` by the file `name`, or, where all of their bad rows are here already, by that file."""
-        name = name or next(iter(self.blocking), self.files()[0].stem)
-        self.blocking[name] = {"sources": list(sources), "message": message}
+    def block(self, name: str | None, sources: Sequence[str], message: str, known: str | None = None) -> str:
+        """Hold back `sources` by the file `name`, or, where all of their bad rows are here already, by that of `known`.
+
+        `known`: the digest of one of them.
+        """
+        name = name or next(path.stem for path, digests in self._digests.items() if known in digests)
+        others = self.blocking.get(name, {}).get("sources", [])
+        self.blocking[name] = {"sources": sorted({*others, *sources}), "message": message}
         return name
 
     def lift(self, sources: Sequence[str]) -> None:
@@ -195,11 +196,16 @@ class Writer:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self._seal = hashlib.sha256()
+        self._kept: set[str] = set()
         self._path = Path(tempfile.mkdtemp(dir=staging.folder, prefix=".refused-")) / "rows"
         self._file = self._path.open("wb")
         self.rows = 0
 
     def add(self, row: QuarantinedRow) -> None:
+        """Keep `row`, once however often it comes."""
+        if row.digest in self._kept:
+            return
+        self._kept.add(row.digest)
         self._seal.update(row.digest.encode())
         self._file.write(row.canonical().encode() + b"\n")
         self.rows += 1
@@ -231,6 +237,25 @@ def require_unblocked(data: Path) -> None:
 def digest_of(row: InputRow) -> str:
     """What a row is known by here: sha256 (hex) of its text as it first came."""
     return row.digest or hashlib.sha256(row.raw).hexdigest()
+
+
+def _is_of(row: QuarantinedRow, names: set[str]) -> bool:
+    """Whether the user of a refused row is one of `names`: by its field, or, where it is no JSON, by a cell."""
+    text = row.content.decode("utf-8", errors="replace")
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return any(re.search(pattern, text, re.MULTILINE) for name in names for pattern in _patterns(name))
+    if not isinstance(fields, dict):
+        return False
+    thumb = fields.get("thumb")
+    return fields.get("user") in names or (isinstance(thumb, dict) and thumb.get("user") in names)
+
+
+def _patterns(name: str) -> list[str]:
+    """Where a user's id stands in a line of cut JSON, and in one of CSV; there a number may be anything."""
+    named, cell = rf'"user"\s*:\s*"{re.escape(name)}"', rf'(?:^|[,;\t])\s*"?{re.escape(name)}"?\s*(?:$|[,;\t])'
+    return [named] if name.isdigit() else [named, cell]
 
 
 def _lines(path: Path) -> list[str]:

@@ -12,7 +12,7 @@
 
 Three decisions:
 
-* A batch adds parts and never rewrites one: DVC stores what is new, and nothing has to fit into memory.
+* A batch adds parts and rewrites none: DVC stores what is new, and nothing has to fit into memory.
 * Where a source was left lies beside the rows that it gave, so both become visible in one commit or not at all:
   that is what makes ingest exactly-once.
 * A batch is written into a folder of its own and moved in at the end, files in the order of their references:

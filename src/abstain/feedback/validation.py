@@ -19,7 +19,7 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from abstain.feedback.checks import TABLES, Check, Known, Rows, percent, suites
+from abstain.feedback.checks import TABLES, Check, Known, Rows, Severity, percent, suites
 from abstain.feedback.columns import Table, tables
 from abstain.feedback.index import CONTRACTS, Index
 from abstain.feedback.lines import line_of
@@ -40,7 +40,9 @@ Failing = list[tuple[str, Any]]
 """Keys of the rows that fail a check, and what they held."""
 
 
-def validate(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+def validate(
+    rows: Rows, known: Known, params: ValidationParams, now: datetime, *, unknown_contexts: Severity = "error"
+) -> ValidationResult:
     """Check `rows`, which come after `known`, against every suite, as seen at `now`.
 
     Raises `RuntimeError` where an expectation could not be evaluated: that is a bug, not bad data.
@@ -49,7 +51,8 @@ def validate(rows: Rows, known: Known, params: ValidationParams, now: datetime) 
     notes = (
         () if checked or not rows.interactions else ("interactions: without documents their contexts were not checked",)
     )
-    return run_suites(tables(rows, known, now), suites(params, with_documents=checked), notes=notes)
+    expected = suites(params, with_documents=checked, unknown_contexts=unknown_contexts)
+    return run_suites(tables(rows, known, now), expected, notes=notes)
 
 
 def validate_store(store: Store, params: ValidationParams, now: datetime) -> ValidationResult:
@@ -72,7 +75,8 @@ def validate_store(store: Store, params: ValidationParams, now: datetime) -> Val
             number = known.index.open_file(table, part)
             while block := tuple(islice(lines, AT_ONCE)):
                 rows: dict[str, Any] = {table: block}
-                found = ValidationResult.merge([found, validate(Rows(**rows), known, params, now)])
+                result = validate(Rows(**rows), known, params, now, unknown_contexts="warning")
+                found = ValidationResult.merge([found, result])
                 for line in block:  # where it lies does not matter here: nothing is read again
                     known.index.add(line, number, 0, len(line.text))
     return found

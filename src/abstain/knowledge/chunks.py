@@ -5,7 +5,7 @@ Five decisions:
 * A chunk never leaves its section, and holds one kind of content: running text, one table, or one list.
 * A table row and a list item, with all that is nested in it, are atoms: a chunk may exceed the budget rather than cut
   one. Text is cut between blocks, else lines, else sentences, else words. A table that needs several chunks repeats its
-  header in each.
+  header in each. Raw HTML and block quotes are no way around this: see `abstain.knowledge.unfold`.
 * The budget counts tokens of the encoder's own tokenizer: what it cuts off, no search can find.
 * Every chunk opens with its section path ("Aurora Gold Card > Fees"), so that it can be read alone; the line counts
   towards the budget, but never takes more than half of it from the content.
@@ -28,6 +28,7 @@ from abstain.contracts import Chunk, Document
 from abstain.errors import AbstainError
 from abstain.knowledge.sections import Section, parse_blocks, sections
 from abstain.knowledge.tokens import token_counter
+from abstain.knowledge.unfold import unfold
 
 Count = Callable[[str], int]
 """Tokens of a text. Of texts joined by white space it is their sum, as with tokenizers that first split there."""
@@ -106,7 +107,7 @@ def _joined(blocks: Iterable[_Block]) -> Iterator[_Block]:
 
 
 def _blocks(section: Section) -> Iterator[_Block]:
-    lines, tokens = parse_blocks(section.body)
+    lines, tokens = parse_blocks(unfold(section.body))
     for position, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue
@@ -123,7 +124,7 @@ def _blocks(section: Section) -> Iterator[_Block]:
             yield _Block("text", (_Piece("\n\n", first), *(_Piece(" ", sentence) for sentence in rest)))
         elif token.type == "heading_open":  # too long to be one
             yield _Block("text", (_Piece("\n\n", tokens[position + 1].content),))
-        elif token.type != "hr":  # code, quotes and HTML
+        elif token.type != "hr":  # code, quotes and HTML of text
             yield _Block("text", (_Piece("\n\n", source),))
 
 

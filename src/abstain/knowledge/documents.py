@@ -4,13 +4,15 @@ Three decisions:
 
 * Markdown says what it is in YAML front matter, HTML in its `<meta>` and `<title>`; from there on both are the same,
   because a document's body is Markdown.
-* Fields are checked strictly: a misspelt entitlement would open a document to everybody.
+* Fields are checked strictly: a misspelt entitlement would open a document to everybody, and so would a second line of
+  `entitlements`, of which YAML keeps the last.
 * Whatever is wrong with a file is one `AbstainError` of one line: file, problem, remedy.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Literal
@@ -83,7 +85,7 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
     if match is None:
         raise _Unreadable("no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'")
     try:
-        fields = yaml.safe_load(match.group(1))
+        fields = yaml.load(match.group(1), _StrictLoader)
     except yaml.YAMLError as error:
         raise _Unreadable(f"the front matter is not valid YAML: {' '.join(str(error).split())}") from None
     except _ODD as error:
@@ -94,6 +96,18 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
         raise _Unreadable("'body' is no front matter field: write the text below the second '---'")
     body = text[match.end() :].replace("\0", "\ufffd")  # as CommonMark has it
     return {str(name): value for name, value in fields.items()}, body
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a name that stands twice in one mapping, merged ones (`<<`) included."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if isinstance(node, yaml.MappingNode):
+            self.flatten_mapping(node)
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise _Unreadable(f"the front matter names '{' '.join(twice[0].split())}' twice: keep one of the two")
+        return super().construct_mapping(node, deep)
 
 
 def _read_html(text: str) -> tuple[dict[str, Any], str]:

@@ -1,11 +1,13 @@
 """The embedded vector index: faiss in this process, exact, meant for up to some 100,000 chunks.
 
-Two decisions:
+Three decisions:
 
 * Who may read what becomes a bitmap over the vectors before every search, and faiss scores only what it selects. Chunks
   share few different rights, so the bitmap costs far less than the search.
 * faiss keeps any of several equal scores at the edge of the k nearest; then all of that score are fetched, and the
   first by chunk id are taken.
+* faiss answers -1 where it has nothing, which Python reads as the last entry, whoever may read that. So vectors that
+  have no nearest are refused, and what is below 0 is no hit.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abstain.knowledge.encoder import Vectors
-from abstain.knowledge.index import FILTERS, Entry, Hit, check_alive, check_search
+from abstain.knowledge.index import FILTERS, Entry, Hit, check_alive, check_search, check_vectors
 
 
 class FaissIndex:
@@ -37,6 +39,7 @@ class FaissIndex:
         check_alive(entries)
         if not entries:
             return
+        check_vectors(vectors, (len(entries), self._index.d if self._index is not None else vectors.shape[-1]))
         last = {entry.chunk.chunk_id: at for at, entry in enumerate(entries)}
         self._drop(last)
         if self._index is None:
@@ -56,6 +59,7 @@ class FaissIndex:
         import faiss
 
         check_search(k, where)
+        check_vectors(vector, (self._index.d if self._index is not None else vector.size,))
         allowed = self._allowed(frozenset(entitlements), where or {})
         readable = int(allowed.sum())
         if not readable:
@@ -68,7 +72,8 @@ class FaissIndex:
         if k < readable and scores[k - 1] == scores[k]:
             below = float(np.nextafter(scores[k], np.float32(-np.inf)))
             _, scores, found = self._index.range_search(query, below, params=chosen)
-        hits = [Hit(self._entries[at].chunk, float(score)) for at, score in zip(found, scores, strict=True)]
+        pairs = zip(found, scores, strict=True)
+        hits = [Hit(self._entries[at].chunk, float(score)) for at, score in pairs if at >= 0]
         return sorted(hits, key=lambda hit: (-hit.score, hit.chunk.chunk_id))[:k]
 
     def close(self) -> None:

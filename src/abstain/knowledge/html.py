@@ -1,4 +1,4 @@
-"""An HTML page -> its fields and its content as Markdown, so that there is one way to chunks.
+"""An HTML page, or HTML inside Markdown -> its content as Markdown, so that there is one way to chunks.
 
 Two decisions:
 
@@ -35,7 +35,15 @@ def read_page(text: str) -> tuple[dict[str, Any], str]:
     A field that the page does not give is not there. Raises `UnreadablePage` where fields contradict or are misspelt.
     """
     soup = BeautifulSoup(text, "lxml")
-    fields = _fields(soup)
+    return _fields(soup), _markdown(soup)
+
+
+def read_fragment(text: str) -> str:
+    """A piece of HTML as Markdown. RecursionError where its tags are nested too deeply."""
+    return _markdown(BeautifulSoup(text, "lxml"))
+
+
+def _markdown(soup: BeautifulSoup) -> str:
     for string in soup.find_all(string=lambda found: isinstance(found, PreformattedString)):
         string.extract()
     content = soup.body or soup
@@ -45,7 +53,7 @@ def read_page(text: str) -> tuple[dict[str, Any], str]:
     content = mains[0] if len(mains) == 1 else content
     _tidy(content)
     markdown: str = Converter().process_tag(content, parent_tags=set())
-    return fields, "\n".join(line.rstrip() for line in markdown.strip().split("\n"))
+    return "\n".join(line.rstrip() for line in markdown.strip().split("\n"))
 
 
 def _fields(soup: BeautifulSoup) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from abstain.contracts import Chunk
 from abstain.knowledge.encoder import Vectors
 
@@ -59,7 +61,7 @@ class VectorIndex(Protocol):
     def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
         """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
 
-        ValueError for a tombstone.
+        ValueError for a tombstone, and for vectors that are not finite or not as many as the entries, of the index's d.
         """
 
     def remove(self, chunk_ids: Iterable[str]) -> None:
@@ -71,7 +73,7 @@ class VectorIndex(Protocol):
         """The at most `k` entries nearest to `vector` (d,) that a holder of `entitlements` may read and `where` fits.
 
         `where`: filter (see `FILTERS`) -> the value that it must have. Best first, equal scores by chunk id.
-        ValueError where `k` < 1 or a filter is unknown.
+        ValueError where `k` < 1, a filter is unknown, or `vector` is not finite or not of the index's d.
         """
 
     def close(self) -> None:
@@ -84,6 +86,14 @@ def check_search(k: int, where: Mapping[str, str] | None) -> None:
         raise ValueError(f"k must be at least 1, not {k}")
     if unknown := sorted(set(where or ()) - set(FILTERS)):
         raise ValueError(f"there is no filter '{unknown[0]}': use {', '.join(FILTERS)}")
+
+
+def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
+    """ValueError for vectors that are not of `shape` or not finite: no order of nearest ones is defined for them."""
+    if vectors.shape != shape:
+        raise ValueError(f"vectors of the shape {vectors.shape} do not fit: the index needs {shape}")
+    if not np.isfinite(vectors).all():
+        raise ValueError("a vector holds NaN or infinite values: nothing is near to it, check the encoder")
 
 
 def check_alive(entries: Iterable[Entry]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from abstain.contracts import Chunk
 from abstain.errors import AbstainError
 from abstain.knowledge.encoder import Encoder, Vectors
-from abstain.knowledge.index import Entry, Hit, check_alive, check_search
+from abstain.knowledge.index import Entry, Hit, check_alive, check_search, check_vectors
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,6 +36,8 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 # Kept in the row itself: fetched from elsewhere, vectors would cost the scan several times as much.
 _INLINE = "ALTER TABLE {table} ALTER COLUMN embedding SET STORAGE PLAIN"
+# The dimension that the column was made with: asking the encoder would load its model.
+_DIMENSION = "SELECT atttypmod FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attname = 'embedding'"
 _UPSERT = """
 INSERT INTO {table} VALUES (%s, %s, %s, %s::jsonb, %s, %s::vector)
 ON CONFLICT (chunk_id) DO UPDATE SET digest = excluded.digest, entitlements = excluded.entitlements,
@@ -73,6 +75,7 @@ class PgVectorIndex:
                 if self._run("SELECT to_regclass(%s)", self._table) == [(None,)]:
                     self._run(_CREATE.replace("{dimension}", str(encoder.dimension)))
                     self._run(_INLINE)
+            ((self._dimension,),) = self._run(_DIMENSION)
 
     def digests(self) -> Mapping[str, str]:
         with self._speaking():
@@ -80,6 +83,8 @@ class PgVectorIndex:
 
     def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
         check_alive(entries)
+        if entries:
+            check_vectors(vectors, (len(entries), self._dimension))
         rows = (
             (
                 entry.chunk.chunk_id,
@@ -102,6 +107,7 @@ class PgVectorIndex:
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
     ) -> list[Hit]:
         check_search(k, where)
+        check_vectors(vector, (self._dimension,))
         asked = (_written(vector), list(entitlements), json.dumps(dict(where or {})), k)
         with self._speaking(), self._connection.transaction():
             self._run("SET LOCAL enable_indexscan = off")

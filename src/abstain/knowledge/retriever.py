@@ -1,20 +1,23 @@
 """From a question to the chunks that its asker may read: encoder, kept embeddings and an index, put together.
 
 `sync` brings an index up to date by difference: only chunks that are new or changed are sent to it, and only texts that
-were never seen are encoded. An index in this process is filled anew from kept embeddings, one on a server stays.
+were never seen are encoded. An index in this process is filled anew from kept embeddings, one on a server stays:
+what was removed, or may be read by fewer, goes first, before anything new is encoded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from abstain.contracts import Chunk
 from abstain.errors import AbstainError
 from abstain.knowledge.embeddings import Embeddings
-from abstain.knowledge.encoder import Encoder
+from abstain.knowledge.encoder import Encoder, SentenceEncoder
 from abstain.knowledge.index import Entry, Hit, VectorIndex, near_the_best
+from abstain.settings import Settings
 
 AT_ONCE = 4096
 """Chunks that are sent to an index together."""
@@ -55,12 +58,15 @@ class Retriever:
         gone = [key for key in known if key not in entries]
         if gone:
             self.index.remove(gone)
-        todo = [entry for key, entry in entries.items() if known.get(key) != entry.digest]
-        for at in range(0, len(todo), AT_ONCE):
-            some = todo[at : at + AT_ONCE]
-            self.index.upsert(some, self.embeddings.of([entry.chunk.text for entry in some]))
-            progress(at + len(some), len(todo))
-        return Synced(len(todo), len(gone), len(entries))
+        changed = [entry for key, entry in entries.items() if key in known and known[key] != entry.digest]
+        new = [entry for key, entry in entries.items() if key not in known]
+        done, total = 0, len(changed) + len(new)
+        for todo in (changed, new):  # apart: whoever lost a right does not keep it while new texts are encoded
+            for some in (todo[at : at + AT_ONCE] for at in range(0, len(todo), AT_ONCE)):
+                self.index.upsert(some, self.embeddings.of([entry.chunk.text for entry in some]))
+                done += len(some)
+                progress(done, total)
+        return Synced(total, len(gone), len(entries))
 
     def search(
         self,
@@ -77,6 +83,26 @@ class Retriever:
         """
         vector = self.embeddings.of_question(question)
         return near_the_best(self.index.search(vector, k, entitlements, where), max_gap)
+
+
+@contextmanager
+def open_retriever(settings: Settings) -> Iterator[Retriever]:
+    """A retriever over the index that `settings` name, with the embedded encoder; `sync` says what it can find."""
+    encoder = SentenceEncoder(device=settings.device)
+    url = settings.index.get_secret_value() if settings.index else None
+    with closing(open_index(url, encoder)) as index:
+        yield Retriever(index, Embeddings(encoder, settings.embeddings))
+
+
+def sync_index(chunks: Iterable[Chunk], products: Mapping[str, str | None], settings: Settings) -> Synced | None:
+    """Make the shared index hold `chunks`, as `Retriever.sync` does; None where there is none (`ABSTAIN_INDEX`).
+
+    Raises `AbstainError` where its server fails.
+    """
+    if settings.index is None:
+        return None
+    with open_retriever(settings) as retriever:
+        return retriever.sync(chunks, products)
 
 
 def open_index(url: str | None, encoder: Encoder) -> VectorIndex:

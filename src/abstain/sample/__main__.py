@@ -16,7 +16,11 @@ from abstain.params import ValidationParams
 from abstain.sample.write import EXPORTED, write_sample
 
 VALIDATION = ValidationParams(
-    max_failed_fraction=0, max_feedback_delay_days=90, max_text_chars=20_000, max_clock_skew_seconds=0
+    max_failed_fraction=0,
+    min_failed_rows=1,
+    max_feedback_delay_days=90,
+    max_text_chars=20_000,
+    max_clock_skew_seconds=0,
 )
 
 
