@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -130,11 +131,11 @@ def test_a_mirror_that_is_suddenly_empty_removes_nothing(tmp_path: Path) -> None
     with pytest.raises(
         AbstainError, match="every document of the source 'here' is gone: look whether the folder is mounted"
     ):
-        read(tmp_path, dict(reading.state), mirror=True, may_be_empty=True)
+        read(tmp_path, dict(reading.state), mirror=True, unattended=True)
 
 
 def test_a_folder_may_be_empty_only_if_it_is_said_so(tmp_path: Path) -> None:
-    assert read(tmp_path, may_be_empty=True)[0] == []
+    assert read(tmp_path, unattended=True)[0] == []
     with pytest.raises(AbstainError, match="this folder holds no file to read: JSON Lines"):
         read(tmp_path)
 
@@ -163,6 +164,86 @@ def test_a_file_that_is_none_stops_the_reading_with_its_name(
     with pytest.raises(AbstainError, match=rf"{name}: .*{message}") as refused:
         read(tmp_path / name)
     assert "\n" not in str(refused.value)
+
+
+BAD = {
+    "empty.jsonl": (b"", "file: the file is empty"),
+    "empty.md": (b"", "file: the file is empty"),
+    "header.csv": (b"a,b\n1,2\n", "file: its first line names no known column (a,b): begin with a line such as"),
+    "twice.csv": (b"thumb,thumb\nup,up\n", "file: the column 'thumb' is there twice"),
+    "cut.csv.gz": (gzip.compress(THUMBS.encode())[:-9], "file: cannot be read: Compressed file ended"),
+    "no.jsonl.gz": (b"{}", "file: cannot be read: Not a gzipped file"),
+    "no.parquet": (b"PAR1 or not", "file: cannot be read: Parquet magic bytes not found"),
+}
+
+
+def test_bad_files_where_nobody_looks_on_are_a_refused_row_each(tmp_path: Path) -> None:
+    for name, (content, _) in BAD.items():
+        (tmp_path / name).write_bytes(content)
+    write_lines(tmp_path / "a.jsonl", row())
+    (tmp_path / "z.csv").write_text(THUMBS)
+    rows, reading = read(tmp_path, unattended=True)
+    assert contents(rows) == ["Interaction", "Feedback"]
+    refused = {found.source: found for found in rows if found.reasons}
+    assert refused.keys() == BAD.keys()
+    assert len({found.raw for found in refused.values()}) == len(BAD)
+    for name, found in refused.items():
+        assert found.line == 1
+        assert found.reasons[0].startswith(BAD[name][1]) and str(tmp_path) not in found.reasons[0]
+        assert name.encode() in found.raw
+    again, second = read(tmp_path, dict(reading.state), unattended=True)
+    assert {found.source: found for found in again} == refused
+    assert second.state == reading.state
+
+
+def test_a_file_that_was_still_being_written_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    noise = random.Random(0)
+    rows_of_it = [row(str(n), answer=noise.randbytes(500).hex()) for n in range(3000)]
+    whole = gzip.compress("".join(json.dumps(one) + "\n" for one in rows_of_it).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    rows, reading = read(tmp_path, unattended=True)
+    assert 0 < len(contents(rows)) < 3000
+    assert [found.reasons[0][:38] for found in rows if found.reasons] == ["file: cannot be read: Compressed file "]
+    (tmp_path / "a.jsonl.gz").write_bytes(whole)
+    rows, reading = read(tmp_path, dict(reading.state), unattended=True)
+    assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
+    assert read(tmp_path, dict(reading.state), unattended=True)[0] == []
+
+
+def test_another_bad_file_of_the_same_name_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n")
+    ((first,), reading) = read(tmp_path, unattended=True)
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    ((second,), _) = read(tmp_path, dict(reading.state), unattended=True)
+    assert first.reasons == second.reasons and first.raw != second.raw
+
+
+def test_a_mirrored_document_whose_file_is_empty_for_now_is_there(tmp_path: Path) -> None:
+    for name in ("fees", "rates"):
+        (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
+    _, reading = read(tmp_path, mirror=True, unattended=True)
+    (tmp_path / "fees.md").write_text("")
+    ((found,), second) = read(tmp_path, dict(reading.state), mirror=True, unattended=True)
+    assert found.is_document and found.reasons == ("file: the file is empty",)
+    assert (second.present, second.vanished) == ({"fees", "rates"}, frozenset())
+
+
+def test_a_file_that_goes_while_others_are_read_is_none_and_a_place_that_goes_is_an_error(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    for name in "abc":
+        write_lines(place / f"{name}.jsonl", row(name))
+    reading = FileSource("here", str(place), unattended=True).read({})
+    rows = iter(reading)
+    next(rows)
+    (place / "b.jsonl").unlink()
+    assert [found.source for found in rows] == ["c.jsonl"]
+    assert reading.state["files"].keys() == {"a.jsonl", "c.jsonl"}
+    rows = iter(FileSource("here", str(place), unattended=True).read({}))
+    next(rows)
+    place.rename(tmp_path / "away")
+    with pytest.raises(AbstainError, match="in: no such file or folder"):
+        list(rows)
 
 
 def test_what_is_named_by_hand() -> None:
@@ -330,11 +411,14 @@ def test_any_bytes_in_any_file_are_rows_or_one_error(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / f"any{suffix}"
     file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") and len(content) % 3 else content)
+    found_anyway, _ = read(file, unattended=True)
     try:
         rows, _ = read(file)
     except AbstainError as error:
         assert str(error).startswith(str(file)) and "\n" not in str(error)
+        assert found_anyway[-1].reasons == (str(error).replace(f"{file}: ", "file: ", 1),)
         return
+    assert found_anyway == rows
     assert all(bool(found.reasons) != bool(list(found.contents())) for found in rows)
     if suffix == ".jsonl" and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         assert len(rows) == sum(bool(line.strip()) for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))

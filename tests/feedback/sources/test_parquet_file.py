@@ -91,7 +91,7 @@ def test_nanoseconds_are_cut_off() -> None:
         ),
         (
             {"asked_at": pa.array([ASKED.date()], pa.date32())},
-            "asked_at: value error, not a timestamp: write it in UTC",
+            "asked_at: value error, timestamp without a time zone: write it in UTC",
         ),
         ({"question": [7]}, "question: input should be a valid string"),
         ({"answer": [None]}, "answer: this field is missing"),
@@ -143,6 +143,82 @@ def test_bytes_that_are_no_text_refuse_their_row_only() -> None:
     assert (first.feedback, third.feedback) == (feedback(comment="fine"), feedback("i-3", comment="good"))
     assert second.reasons[0].startswith("line: not valid UTF-8 (byte ")
     assert b"caf\xe9" in second.raw
+
+
+EON = 2**60
+"""In any unit but nanoseconds, far beyond the year 9999."""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (pa.array([EON], pa.timestamp("us", "UTC")), b"out of range: "),
+        (pa.array([EON // 2000], pa.timestamp("s", "Europe/Paris")), b"out of range"),
+        (pa.array([EON], pa.timestamp("ms")), b"out of range"),
+        (pa.array([-(2**57)], pa.timestamp("us", "UTC")), b"-2597"),
+        (pa.array([-(10**14)], pa.timestamp("s", "No/Where")), b"out of range"),
+        (pa.array([2**30], pa.date32()), b"out of range"),
+        (pa.array([EON], pa.date64()), b"out of range"),
+        (pa.array([EON], pa.duration("s")), str(EON).encode()),
+    ],
+)
+def test_a_time_that_python_cannot_hold_refuses_its_row_only(values: pa.Array, said: bytes) -> None:
+    moments = pa.concat_arrays([values, pa.nulls(1, values.type)])
+    odd, without = read({"interaction_id": ["i-1", "i-2"], "given_at": moments, "thumb": ["up", "up"]})
+    assert odd.reasons[0].startswith("given_at: ")
+    assert said in odd.raw
+    assert reread(odd.raw, odd.source, odd.line) == odd
+    assert without.reasons == ("given_at: this field is missing",)
+    struct = pa.StructArray.from_arrays([values, pa.array(["up"])], ["given_at", "thumb"])
+    (inside,) = read(OWN | {"contexts": [[]], "thumb": struct})
+    assert inside.reasons[0].startswith("thumb.given_at: ")
+    assert said in inside.raw and b'"thumb": "up"' in inside.raw
+
+
+def test_a_moment_in_an_unknown_zone_is_still_a_moment() -> None:
+    there = pa.array([int(ASKED.timestamp()), None], pa.timestamp("s", "No/Where"))
+    first, second = read(
+        {name: pa.concat_arrays([pa.array(values)] * 2) for name, values in OWN.items()}
+        | {"contexts": [[], []], "asked_at": there}
+    )
+    assert first.interaction == interaction()
+    assert second.reasons == ("asked_at: this field is missing",)
+
+
+def test_bytes_that_are_no_text_inside_a_list_of_structs() -> None:
+    texts = pa.array([b"caf\xe9"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 1, texts.buffers())
+    contexts = pa.ListArray.from_arrays(
+        pa.array([0, 1], pa.int32()), pa.StructArray.from_arrays([pa.array(["a#1"]), text], ["chunk_id", "text"])
+    )
+    (found,) = read(OWN | {"contexts": contexts})
+    assert found.reasons[0].startswith("line: not valid UTF-8 (byte ")
+    assert b'[{"chunk_id": "a#1", "text": "caf\xe9"}]' in found.raw
+
+
+units = st.sampled_from(["s", "ms", "us", "ns"])
+types = st.one_of(
+    st.builds(pa.timestamp, units, st.sampled_from([None, "UTC", "Asia/Tokyo", "No/Where", "+14:00"])),
+    st.builds(pa.duration, units),
+    st.just(pa.date64()),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(types, st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=4), st.booleans())
+def test_any_time_is_a_row_or_a_reason(kind: pa.DataType, moments: list[int | None], nested: bool) -> None:
+    # The file holds seconds as milliseconds.
+    held = [one and (one // 1024 if kind == pa.timestamp("s", getattr(kind, "tz", None)) else one) for one in moments]
+    values: Any = pa.array(held, pa.int64()).view(kind)
+    column: dict[str, Any] = {"given_at": values}
+    if nested:
+        column = {"thumb": pa.StructArray.from_arrays([values], ["given_at"])}
+    table = pa.RecordBatch.from_pydict({"interaction_id": ["i"] * len(moments)} | column)
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_batches([table]), file)
+    rows = list(read_parquet(file, "a.parquet", "folder/a.parquet"))
+    assert [found.line for found in rows] == list(range(1, len(moments) + 1))
+    assert all(found.reasons for found in rows)  # a thumb without its word
 
 
 def test_many_batches_are_numbered_through(monkeypatch: pytest.MonkeyPatch) -> None:

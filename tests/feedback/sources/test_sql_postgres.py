@@ -11,7 +11,7 @@ import pytest
 
 from abstain.errors import AbstainError
 from abstain.feedback.sources import sql_database
-from abstain.feedback.sources.config import TableConfig, TablesConfig
+from abstain.feedback.sources.config import SqlConfig, TableConfig, TablesConfig, load_sources
 from abstain.feedback.sources.sql import SqlSource
 from tests.postgres import database, start_postgres
 
@@ -97,6 +97,65 @@ def test_a_query_with_casts_and_joins(url: str) -> None:
     tables = TablesConfig(interactions=TableConfig(query=f"{query}\n", key=("interaction_id",)))
     rows, _ = read(url, tables=tables)
     assert [row.interaction for row in rows] == [interaction("1")]
+
+
+@pytest.mark.parametrize("odd", ["infinity", "-infinity", "0044-03-15 12:00:00+00 BC", "12026-01-01 00:00:00+00"])
+@pytest.mark.parametrize("page", [2, 1000])
+def test_a_time_that_python_cannot_hold_costs_its_row(
+    url: str, odd: str, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_database, "PAGE", page)
+    add_many(url, 6)
+    run(url, f"UPDATE thumbs SET given_at = '{odd}', written_at = '{odd}' WHERE id IN (2, 3, 4)")
+    rows, state = read(url, tables=THUMBS)
+    good = {row.line for row in rows if row.feedback}
+    assert (sorted(lines(rows)), good) == ([1, 2, 3, 4, 5, 6], {1, 5, 6})
+    for row in rows:
+        if row.line not in good:
+            assert row.reasons[0].startswith("given_at: "), row.reasons
+            assert odd.encode() in row.raw
+    add_many(url, 2)
+    again, state = read(url, state, THUMBS)
+    assert {7, 8} <= set(lines(again))
+    assert {row.raw for row in again if row.reasons} <= {row.raw for row in rows}
+    assert state["tables"]["feedback"]["since"].startswith("2026-09-01T")
+    run(url, f"UPDATE thumbs SET written_at = '{odd}'")
+    assert sorted(lines(read(url, state, THUMBS)[0])) == list(range(1, 9))
+
+
+def test_other_types_of_time_that_python_cannot_hold(url: str) -> None:
+    run(
+        url,
+        "CREATE TABLE odd (id bigint PRIMARY KEY, interaction_id text, given_at timestamp, thumb time, comment date)",
+        "INSERT INTO odd VALUES (1, 'i-1', 'infinity', '24:00', '-infinity'), (2, 'i-2', '0044-03-15 BC', '01:00', '12026-01-01')",
+    )
+    tables = TablesConfig(feedback=TableConfig(table="odd"))
+    first, second = sorted(read(url, tables=tables, naive_is_utc=True)[0], key=lambda row: row.line)
+    assert first.raw == (
+        b'{"interaction_id": "i-1", "given_at": "infinity", "thumb": "24:00:00", "comment": "-infinity"}'
+    )
+    assert b'"given_at": "0044-03-15 00:00:00 BC"' in second.raw
+    assert first.reasons and second.reasons
+
+
+def test_the_warehouse_of_the_documentation(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "sources.md").read_text()
+    example = next(block for block in text.split("```yaml\n")[1:] if "name: warehouse" in block).split("```")[0]
+    (tmp_path / "sources.yaml").write_text(example)
+    (config,) = load_sources(tmp_path / "sources.yaml")
+    assert isinstance(config, SqlConfig)
+    run(
+        url,
+        "CREATE SCHEMA app",
+        "CREATE TABLE app.answers (id text PRIMARY KEY, asked_at timestamptz, prompt text, reply text, retrieved jsonb, "
+        "model text, written_at timestamptz)",
+        "CREATE TABLE app.thumbs (id bigint, answer_id text, at timestamptz, thumb text, employee text, remark text, spam boolean)",
+        "INSERT INTO app.answers VALUES ('i-1', '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', now())",
+        "INSERT INTO app.thumbs VALUES (1, 'i-1', '2026-09-02 12:00+00', 'up', 'u-1', 'fine', false), "
+        "(2, 'i-1', '2026-09-02 12:00+00', 'down', 'u-2', 'spam', true)",
+    )
+    rows, _ = read(url, tables=config.tables)
+    assert [part for row in rows for part in row.contents()] == [interaction(), feedback(user="u-1", comment="fine")]
 
 
 def test_a_row_that_is_committed_after_later_ones_were_read(url: str) -> None:

@@ -138,7 +138,7 @@ def open_source(config: SourceConfig, settings: Settings) -> Source:
             if not Path(url).expanduser().is_absolute() and not url.lower().endswith(SUFFIXES):
                 path.mkdir(parents=True, exist_ok=True)  # a drop folder in the home is there to be found
             url = str(path)
-        return FileSource(config.name, url, mirror=config.mirror, may_be_empty=True)
+        return FileSource(config.name, url, mirror=config.mirror, unattended=True)
     from abstain.feedback.sources.sql import SqlSource
 
     return SqlSource(

@@ -1,11 +1,14 @@
 """A folder or a file, of this host or behind an fsspec URL: JSON Lines, CSV, Parquet, Markdown and HTML.
 
-Three decisions:
+Four decisions:
 
 * The kind is told by the name. What has another one is named in `ignored`, so that nobody wonders where it went.
 * An unchanged file is not read again. That only saves work: the rows of a file that is would be duplicates.
 * A document counts as present as long as its file is there, even where the file's new content is refused: a typing
   error in a handbook must not take the page out of the knowledge base.
+* Where somebody names a file, one that cannot be read is an error. Where nobody looks on, it is one refused row, and
+  the others are read: a single upload must not hold up every source. Its version is not remembered, so that one that
+  was still being written is read once it is whole.
 """
 
 from __future__ import annotations
@@ -34,25 +37,29 @@ _KINDS = (
 
 
 class FileSource:
-    """What lies at `url`. With `mirror` its documents are all that there are: one whose file is gone has vanished."""
+    """What lies at `url`. With `mirror` its documents are all that there are: one whose file is gone has vanished.
 
-    def __init__(self, name: str, url: str, *, mirror: bool = False, may_be_empty: bool = False) -> None:
+    `unattended` is for a place that is read again and again: it may be empty, and a bad file in it is a refused row.
+    """
+
+    def __init__(self, name: str, url: str, *, mirror: bool = False, unattended: bool = False) -> None:
         self.name = name
         self._url = url
         self._mirror = mirror
-        self._may_be_empty = may_be_empty
+        self._unattended = unattended
 
     def read(self, state: Mapping[str, Any]) -> Reading:
         """Every file that is new or changed since the reading that gave `state`.
 
-        Raises `AbstainError` for a place that is missing, a folder in which there is nothing to read (unless it
-        `may_be_empty`), a file of another kind; and, while it is walked, for an empty or unreadable file.
+        Raises `AbstainError` for a place that is missing, a single file of another kind, and, unless it is
+        `unattended`, for a folder in which there is nothing to read and, while it is walked, for an empty or
+        unreadable file.
         """
         storage = Storage(self._url)
         listing = storage.list()
         taken = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
         ignored = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
-        if listing.is_folder and not taken and not self._may_be_empty:
+        if listing.is_folder and not taken and not self._unattended:
             raise AbstainError(f"{storage.url}: this folder holds no file to read: {_KINDS}")
         if not listing.is_folder and ignored:
             raise AbstainError(f"{storage.url}: is no {_KINDS} by its name: rename or convert it")
@@ -75,11 +82,21 @@ class FileSource:
         for file in sorted(taken, key=lambda file: (not is_document(file.name), file.name)):
             before = known.get(file.name, {})
             doc_id = before.get("doc_id")
-            if file.version is None or file.version != before.get("version"):
-                for row in _rows(storage, file):
-                    doc_id = row.document.doc_id if row.document else doc_id
-                    yield row
-            files[file.name] = {"version": file.version} | ({"doc_id": doc_id} if doc_id else {})
+            version = file.version
+            if version is None or version != before.get("version"):
+                try:
+                    for row in _rows(storage, file):
+                        doc_id = row.document.doc_id if row.document else doc_id
+                        yield row
+                except AbstainError as error:
+                    if not self._unattended:
+                        raise
+                    # Where the whole place is gone, this raises, and nothing of the reading counts.
+                    if file.name not in {one.name for one in storage.list().files}:
+                        continue
+                    version = None
+                    yield _refused(file, str(error))
+            files[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": files}
         if not self._mirror:
             return Outcome(state, ignored)
@@ -96,6 +113,12 @@ def by_hand(urls: Sequence[str]) -> tuple[FileSource, ...]:
 
 def _documents(files: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in files.values() if entry.get("doc_id"))
+
+
+def _refused(file: Stored, problem: str) -> InputRow:
+    """What stands for a file that cannot be read. Its `raw` is the same as long as the file is, however it fails."""
+    raw = f"[the file {file.name}, version {file.version}]".encode("utf-8", "surrogateescape")
+    return InputRow(file.name, 1, raw, (f"file: {problem.removeprefix(f'{file.shown}: ')}",))
 
 
 def _rows(storage: Storage, file: Stored) -> Iterator[InputRow]:

@@ -81,7 +81,8 @@ class SqlSource:
         samples = database.ask(lambda link: list(link.execute(table.probe())))
         if not samples:
             return None, {"of": identity}
-        sample = next((one for one in samples if isinstance(one[0], str | date)), None)
+        # A text among times is one that Python cannot hold.
+        sample = next((one for kind in (date, str) for one in samples if isinstance(one[0], kind)), None)
         if sample is None:
             held = type(samples[0][0]).__name__
             raise database.refuse(
@@ -137,9 +138,6 @@ class SqlSource:
                 raise database.refuse(f"{shown} has no column '{column}': it has {', '.join(columns)}")
         present = tuple((field, column) for field, column in fields if column in columns)
         return Table(origin, is_query, present, watermark, key)
-
-
-_TIMES = {"interactions": "asked_at", "feedback": "given_at", "reviews": "reviewed_at"}
 
 
 def _primary_key(link: Connection, table: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
 from abstain.errors import AbstainError
+from abstain.feedback.sources.sql_postgres import keep_odd_times
 from abstain.feedback.sources.sql_table import Table
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class Database:
         if url.get_backend_name() == "sqlite":
             _require_file(url, self)
             event.listen(self._engine, "connect", _tame_sqlite)
+        if self._engine.dialect.driver == "psycopg":
+            event.listen(self._engine, "connect", keep_odd_times)
         self._failures = 0
         self._was_there = False
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, and_, case, column, func, literal_column, not_, null, or_, select, text
+from sqlalchemy import Select, and_, case, column, func, literal, literal_column, not_, null, or_, select, text
 from sqlalchemy import table as table_named
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import NullType
 
 _BIND = re.compile(r"(?<![:\w\\]):(\w+)(?!:)")
 
@@ -47,13 +48,13 @@ class Table:
 
     def highest_before(self, bound: Any) -> Select[Any]:
         """The highest watermark below `bound`."""
-        return self._from(func.max(column(self.watermark))).where(column(self.watermark) < bound)
+        return self._from(func.max(column(self.watermark))).where(column(self.watermark) < _bound(bound))
 
     def below(self, *watermarks: Any, numbers: bool) -> Select[Any]:
         """`Below` of each of `watermarks`, all in one statement, so that all see the same rows."""
         columns: list[Any] = []
         for watermark in watermarks:
-            inside = or_(self._orphan, column(self.watermark) < watermark)
+            inside = or_(self._orphan, column(self.watermark) < _bound(watermark))
             columns.append(func.count(case((inside, literal_column("1")))))
             columns.append(func.max(case((inside, self._keys[0]))) if numbers else null())
         return self._from(*columns)
@@ -62,10 +63,10 @@ class Table:
         """The next `size` rows after watermark and key `after`: contract fields, then watermark and key."""
         statement = self._rows().where(not_(self._orphan)).order_by(*self._order).limit(size)
         if since is not None:
-            statement = statement.where(column(self.watermark) >= since)
+            statement = statement.where(column(self.watermark) >= _bound(since))
         if after is not None:
             # The first condition says nothing new, and lets an index be used.
-            statement = statement.where(self._order[0] >= after[0], _greater(self._order, after))
+            statement = statement.where(self._order[0] >= _bound(after[0]), _greater(self._order, after))
         return statement
 
     def orphans(self) -> Select[Any]:
@@ -73,7 +74,7 @@ class Table:
 
     def twins(self, row: Sequence[Any]) -> Select[Any]:
         """How many rows have this watermark and key."""
-        equal = (one == value for one, value in zip(self._order, row, strict=True))
+        equal = (one == _bound(value) for one, value in zip(self._order, row, strict=True))
         return self._from(func.count()).where(and_(*equal))
 
     @property
@@ -105,13 +106,18 @@ def origin_of(origin: str, is_query: bool) -> Any:
     return table_named(name, schema=schema or None)
 
 
+def _bound(value: Any) -> Any:
+    """`value` to be compared with a column. A text is not declared to be one: it may stand for a time (`infinity`)."""
+    return literal(value, NullType()) if isinstance(value, str) else value
+
+
 def _greater(columns: Sequence[ColumnElement[Any]], values: Sequence[Any]) -> ColumnElement[bool]:
     """(a, b) > (x, y), spelt out: not every database compares tuples."""
     first, *others = columns
-    beyond: ColumnElement[bool] = first > values[0]
+    beyond: ColumnElement[bool] = first > _bound(values[0])
     if not others:
         return beyond
-    return or_(beyond, and_(first == values[0], _greater(others, values[1:])))
+    return or_(beyond, and_(first == _bound(values[0]), _greater(others, values[1:])))
 
 
 def bound_of(sample: Any) -> Any:
