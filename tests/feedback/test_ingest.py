@@ -451,6 +451,8 @@ def test_the_report_reads_well(tmp_path: Path) -> None:
 def test_reasons_are_counted_by_kind() -> None:
     reasons = [("answer: 300 characters, 200 allowed",), ("answer: 1,201 characters, 200 allowed", "model: 'x' odd")]
     assert count_reasons(reasons) == {"answer: … characters, … allowed": 2, "model: … odd": 1}
+    example = "asked_at: not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z"
+    assert count_reasons([(example,)]) == {example: 1}
 
 
 keys = st.sampled_from(["i-1", "i-2", "i-3"])

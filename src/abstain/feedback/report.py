@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from abstain.feedback.validation import ValidationResult
 
 # A reason opens with its field; quoted values and figures after that are what tells rows apart, not reasons;
-# the hint of a misspelt field stays.
-_PARTICULARS = re.compile(r"(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
+# the hint of a misspelt field, and an example of how to write it, stay.
+_PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class IngestReport:
 
 def kinds(reasons: Iterable[str]) -> list[str]:
     """Reasons as kinds of reasons: particulars are blanked, and each counts once a row."""
-    return list(dict.fromkeys(_PARTICULARS.sub("…", reason) for reason in reasons))
+    return list(dict.fromkeys(_PARTICULARS.sub(lambda found: found[1] or "…", reason) for reason in reasons))
 
 
 def count_reasons(reasons: Iterable[Iterable[str]]) -> dict[str, int]:
