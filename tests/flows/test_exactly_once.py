@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,3 +119,29 @@ def test_every_row_is_there_once_wherever_an_ingest_was_killed(project: Project)
     assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(STEPS), "a batch was recorded twice, or never"
     state = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
     assert state["tables"].keys() == {"interactions", "feedback"}
+
+
+def test_the_same_file_by_two_machines_at_once_is_there_once(small_project: Project, tmp_path: Path) -> None:
+    row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "answer": "That.", "contexts": [], "model": "m@1"}
+    lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines))
+    assert small_project.abstain("ingest", str(file)).returncode == 0  # makes the origin that both then share
+    file.write_text("\n".join([*lines, json.dumps({"interaction_id": "x-9", **row})]))
+    shared = [
+        f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}",
+        f"ABSTAIN_USER_KEY={'k' * 40}",
+    ]
+    command = [sys.executable, "-m", "flows.cli", "ingest", str(file)]
+    machines = [Project(small_project.root, tmp_path / f"home-{n}", small_project.server) for n in (1, 2)]
+    for machine in machines:  # what a real one would have pulled: the data is in the first one's cache and remote
+        machine.home.mkdir()
+        for name in ("models", "dvc-cache", "dvc-remote"):
+            (machine.home / name).symlink_to(small_project.home / name)
+    runs = [machine.start(["env", *shared, *command], stderr=subprocess.STDOUT) for machine in machines]
+    said = [run.communicate(timeout=300)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    assert sorted("| 6 | 1 | 5 | 0 | 0 |" in text for text in said) == [False, True], said
+    assert sorted("| 6 | 0 | 6 | 0 | 0 |" in text for text in said) == [False, True], said
+    assert small_project.abstain("ingest", str(file)).returncode == 0
+    assert from_app(small_project.workspace / "data")[0] == [f"x-{n}" for n in (0, 1, 2, 3, 4, 9)]
