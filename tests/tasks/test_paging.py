@@ -160,12 +160,13 @@ def test_a_refused_batch_pages_leaves_its_page_and_blocks_the_retrain_which_page
     small_project: Project, listener: Receiver, tmp_path: Path
 ) -> None:
     project = replace(small_project, server=None)  # its runs bring their own
-    batch = write_lines(tmp_path / "batch.jsonl", row("good"), row("bad", model=None), row("worse", answer=None))
+    bad = [row(f"bad-{number}", model=None) for number in range(5)]
+    batch = write_lines(tmp_path / "batch.jsonl", row("good"), *bad)
     command = ["env", f"ABSTAIN_PAGE_URL={listener.url}", sys.executable, "-m", "flows.cli"]
     done = project.command([*command, "ingest", str(batch)])
-    assert done.returncode == 1 and "refused, nothing accepted: 2 of 3" in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 1 and "refused, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
     (page,) = listener.pages
-    assert page["text"].startswith("ingest: run ") and "refused, nothing accepted: 2 of 3" in page["text"]
+    assert page["text"].startswith("ingest: run ") and "refused, nothing accepted: 5 of 6" in page["text"]
     (kept,) = (project.home / "reports").glob("*/ingest.html")
     text = kept.read_text(encoding="utf-8")
     assert "Batch refused, nothing accepted" in text and "batch.jsonl, line 2" in text
