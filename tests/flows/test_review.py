@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from abstain.contracts import Review
 from abstain.feedback.review.export import make_sheet
@@ -24,6 +22,7 @@ from abstain.feedback.review.window import read_window
 from abstain.feedback.store import Store
 from tasks.review import prioritise
 from tasks.workspace import Workspace
+from tests.browser import headless
 from tests.conftest import Project
 from tests.tasks.test_server import free_port
 
@@ -46,10 +45,6 @@ def asked() -> list[str]:
 @pytest.fixture
 def browser(port: int, asked: list[str]) -> Iterator[BrowserContext]:
     """Headless Chromium that reaches the served page and nothing else; its tabs share what the browser remembers."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        missing = pytest.fail if os.environ.get("CI") else pytest.skip
-        missing("there is no `chromium` on PATH to review with: apt-get install chromium")
 
     def only_here(route: Route) -> None:
         asked.append(route.request.url)
@@ -58,15 +53,13 @@ def browser(port: int, asked: list[str]) -> Iterator[BrowserContext]:
         else:
             route.abort()
 
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with headless() as opened:
         context = opened.new_context(base_url=f"http://127.0.0.1:{port}", viewport={"width": 1280, "height": 800})
         context.route("**/*", only_here)
         context.route_web_socket("**/*", lambda one: asked.append(one.url))
         context.set_default_timeout(20 * SECONDS)
         expect.set_options(timeout=20 * SECONDS)
         yield context
-        opened.close()
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,8 +10,9 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect
 
+from tests.browser import headless
 from tests.conftest import Project
 from tests.tasks.test_server import free_port, processes_of
 
@@ -60,10 +59,6 @@ def refused() -> list[str]:
 @pytest.fixture
 def page(port: int, refused: list[str]) -> Iterator[Page]:
     """A page of headless Chromium that reaches the server and nothing else."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        missing = pytest.fail if os.environ.get("CI") else pytest.skip
-        missing("there is no `chromium` on PATH to look at the UI with: apt-get install chromium")
 
     def is_elsewhere(url: str) -> bool:
         return urlsplit(url).netloc != f"127.0.0.1:{port}"
@@ -72,8 +67,7 @@ def page(port: int, refused: list[str]) -> Iterator[Page]:
         refused.append(route.request.url)
         route.abort()
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with headless() as browser:
         # The UI draws no more of a list than the window shows.
         context = browser.new_context(base_url=f"http://127.0.0.1:{port}", viewport={"width": 1280, "height": 3000})
         context.route(is_elsewhere, refuse)
@@ -82,7 +76,6 @@ def page(port: int, refused: list[str]) -> Iterator[Page]:
         context.set_default_timeout(30 * SECONDS)
         expect.set_options(timeout=30 * SECONDS)
         yield context.new_page()
-        browser.close()
 
 
 def test_shows_what_the_demo_did_and_runs_a_deployment(

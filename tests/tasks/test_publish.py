@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,8 +11,9 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, Route, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Route, expect
 
+from tests.browser import headless
 from tests.conftest import Project, new_project
 from tests.feedback.pages.test_browser import FAILED
 from tests.feedback.pages.test_pages import REFUSED
@@ -88,11 +87,6 @@ def refused() -> list[str]:
 
 @pytest.fixture
 def browser(ports: tuple[int, int], refused: list[str]) -> Iterator[BrowserContext]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        missing = pytest.fail if os.environ.get("CI") else pytest.skip
-        missing("there is no `chromium` on PATH to look at the UI with: apt-get install chromium")
-
     def is_elsewhere(url: str) -> bool:
         return urlsplit(url).netloc not in {f"127.0.0.1:{port}" for port in ports}
 
@@ -100,15 +94,13 @@ def browser(ports: tuple[int, int], refused: list[str]) -> Iterator[BrowserConte
         refused.append(route.request.url)
         route.abort()
 
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with headless() as opened:
         viewport = {"width": 1280, "height": 2000}
         context = opened.new_context(base_url=f"http://127.0.0.1:{ports[0]}", viewport=viewport)
         context.route(is_elsewhere, refuse)
         context.set_default_timeout(30 * SECONDS)
         expect.set_options(timeout=30 * SECONDS)
         yield context
-        opened.close()
 
 
 def test_the_page_is_linked_from_the_run(

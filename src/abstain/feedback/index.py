@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from abstain.contracts import Feedback, Interaction, Review
 from abstain.errors import AbstainError
 from abstain.feedback.lines import Glance, Line, Stored, glance, interaction_identity, moment_of
 
 CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
+
+T = TypeVar("T")
+
+AT_ONCE = 20_000
+"""Rows that are in memory together."""
 
 _PACKED = struct.Struct("<16sqIQI")
 
@@ -101,6 +107,13 @@ class IndexedFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+    """`rows` in lists of at most `size`."""
+    iterator = iter(rows)
+    while block := list(islice(iterator, size)):
+        yield block
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:

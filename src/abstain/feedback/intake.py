@@ -7,15 +7,14 @@ held is written beside the batch and looked at again at the end, when every inte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
-from typing import IO, TypeVar, cast
+from typing import IO, cast
 
 from abstain.contracts import Chunk, Document, Feedback, Interaction, Review, document_of
 from abstain.feedback.checks import Known, Rows
-from abstain.feedback.index import CONTRACTS, Index, IndexedFile, read_lines
+from abstain.feedback.index import AT_ONCE, CONTRACTS, Index, IndexedFile, batched, read_lines
 from abstain.feedback.lines import TABLES, Line, interaction_identity
 from abstain.feedback.privacy import Privacy
 from abstain.feedback.profile import Profiler
@@ -27,11 +26,7 @@ from abstain.feedback.store import DocumentVersion, Staging, Store, as_lines, su
 from abstain.feedback.validation import ValidationResult
 from abstain.knowledge.revise import revise
 
-T = TypeVar("T")
 Check = Callable[[Rows, Known], ValidationResult]
-
-AT_ONCE = 20_000
-"""Rows that are in memory together."""
 
 HELD = ("feedback", "reviews")
 """The tables of rows that may come before their interaction."""
@@ -253,13 +248,6 @@ class Intake:
         self.quarantine.without(self._cleared, self._staging)
         self.quarantine.lift(sources)
         self.quarantine.stage_blocking(self._staging)
-
-
-def batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
-    """`rows` in lists of at most `size`."""
-    iterator = iter(rows)
-    while block := list(islice(iterator, size)):
-        yield block
 
 
 def _rows(settled: Settled) -> Rows:

@@ -64,7 +64,7 @@ class InputRow:
         """Whether this is a document, one that was refused included."""
         return is_document(self.source)
 
-    def contents(self) -> Iterator[Row]:
+    def contents(self) -> Iterator[Document | Interaction | Feedback | Review]:
         """The contract rows that this row brings."""
         for row in (self.document, self.interaction, self.feedback, self.review):
             if row is not None:

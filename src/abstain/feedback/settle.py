@@ -47,7 +47,7 @@ class Parsed:
     def of(cls, row: InputRow) -> Parsed:
         if row.document is not None:
             raise RuntimeError(f"{row.source}: a document after rows: a source gives its documents first")
-        return cls(row, tuple(line_of(part) for part in (row.interaction, row.feedback, row.review) if part))
+        return cls(row, tuple(line_of(part) for part in row.contents() if not isinstance(part, Document)))
 
 
 def settle(batch: Sequence[Parsed], index: Index, held: Index, refused: Mapping[bytes, Reasons]) -> Settled:

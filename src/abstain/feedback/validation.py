@@ -16,12 +16,11 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from abstain.feedback.checks import TABLES, Check, Known, Rows, Severity, percent, suites
 from abstain.feedback.columns import Table, tables
-from abstain.feedback.index import CONTRACTS, Index
+from abstain.feedback.index import AT_ONCE, CONTRACTS, Index, batched
 from abstain.feedback.lines import line_of
 from abstain.feedback.results import SAMPLE, CheckResult, ValidationResult
 from abstain.params import ValidationParams
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from abstain.feedback.store import Store
 
 __all__ = ["CheckResult", "ValidationResult", "run_suites", "validate", "validate_store"]
-
-AT_ONCE = 20_000
-"""Stored rows that are checked together."""
 
 Failing = list[tuple[str, Any]]
 """Keys of the rows that fail a check, and what they held."""
@@ -73,7 +69,7 @@ def validate_store(store: Store, params: ValidationParams, now: datetime) -> Val
         for part in store.parts(contract):
             lines = (line_of(row) for row in store.part_rows(part, contract))
             number = known.index.open_file(table, part)
-            while block := tuple(islice(lines, AT_ONCE)):
+            for block in batched(lines, AT_ONCE):
                 rows: dict[str, Any] = {table: block}
                 result = validate(Rows(**rows), known, params, now, unknown_contexts="warning")
                 found = ValidationResult.merge([found, result])

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import islice
 
 from torch import Tensor
 
 from abstain.contracts import Interaction
 from abstain.features.rows import Progress
+from abstain.feedback.index import batched
 from abstain.serve.scorer import Scorer
 
 AT_ONCE = 512
@@ -71,8 +71,7 @@ def score_backlog(
 
 def _keys(scorer: Scorer, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
     """(interaction_id, key of its features) of every answer that the base model can read."""
-    iterator = iter(interactions)
-    while some := list(islice(iterator, AT_ONCE)):
+    for some in batched(interactions, AT_ONCE):
         for row, key in zip(some, scorer.source.keys(some), strict=True):
             if key:
                 yield row.interaction_id, key

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from abstain.feedback.pages import ingest_page, validation_page
 from abstain.feedback.results import ValidationResult
+from tests.browser import headless
 
 from .test_pages import DRIFT, REFUSED, SPLITS, check, report, rows_result
 
@@ -49,14 +48,8 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        missing = pytest.fail if os.environ.get("CI") else pytest.skip
-        missing("there is no `chromium` on PATH to look at the pages with: apt-get install chromium")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with headless() as opened:
         yield opened
-        opened.close()
 
 
 def opened(browser: Browser, folder: Path, name: str, **options: object) -> tuple[Page, list[str], list[str]]:
