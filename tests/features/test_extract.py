@@ -15,7 +15,8 @@ from abstain.features import rows, work
 from abstain.features.extract import FeatureSource, Prepared, Refused, chunk_nll
 from abstain.features.table import StateTable
 from abstain.features.work import LocalRunner
-from abstain.llm.asks import NLL, Request, States
+from abstain.llm.asks import NLL, Generate, Request, States
+from abstain.llm.decode import Generated
 from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
 from abstain.params import LLMParams
@@ -288,6 +289,30 @@ def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: Fe
     found = dict(source.rows.read(asked))
     assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
     assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
+
+
+def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
+    ask = Generate(4, choices=("a", "b"))
+    asked = [replace(p.request, ask=ask) for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
+    found = dict(source.rows.read(asked))
+    ((_, (answer,)),) = engine.run({"x": asked[2]})
+    assert isinstance(answer, Generated)
+    torch.testing.assert_close(found[2], answer.steps(engine.loaded.tokenizer.eos_token_id))
+    assert source.rows.missing(asked) == 0
+
+
+def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSource) -> None:
+    rows = [interaction(n) for n in range(100)]
+    asked = [
+        replace(p.request, ask=ask)
+        for p in map(source.prepare, rows)
+        if isinstance(p, Prepared)
+        for ask in (States(1), States(2), States(3))
+    ]
+    works = list(source.rows.shards(asked))
+    assert sum(len(work.requests) for work in works) == 300
+    passes = [{request.pass_ for request in work.requests} for work in works]
+    assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
 
 
 def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:

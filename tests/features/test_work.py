@@ -58,7 +58,7 @@ def test_a_name_is_that_of_the_content(one: ShardWork, other: ShardWork) -> None
 def test_a_name_is_the_same_on_every_machine() -> None:
     work = ShardWork("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), States(2, "residual"), "i"),))
     assert work.name == "bcac11ee82c0c4ba79d76f643d22fee1"
-    assert {"States", "NLL", "Choices"} == ASKS.keys()
+    assert {"States", "NLL", "Choices", "Generate"} == ASKS.keys()
 
 
 def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:

@@ -129,6 +129,34 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
             close(answer.log_probs, -surprise(loaded, whole)[start : start + count, 0])
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_choices_are_watched_at_every_step_of_an_answer(family: str, packed: bool) -> None:
+    loaded = shared_model(family)
+    prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
+    offered = ("a", "b", "Z")
+    chosen = [loaded.tokenizer.encode(token, add_special_tokens=False)[0] for token in offered]
+    found = run(loaded, Generate(4, choices=offered), prompts, packed)
+    for key, prompt in prompts.items():
+        (answer,) = found[key]
+        ids = [*encode_pass(loaded.tokenizer, prompt).ids, *answer.tokens]
+        steps = len(answer.log_probs)
+        start = len(ids) - len(answer.tokens) - 1
+        close(answer.choices, log_probabilities(loaded, ids)[start : start + steps, chosen].exp())
+        kept = answer.steps(loaded.tokenizer.eos_token_id)
+        assert kept.shape == (steps, 1 + len(offered))
+        assert kept[:, 0].int().tolist()[: len(answer.tokens)] == list(answer.tokens)
+
+
+def test_choices_are_raw_whatever_is_sampled() -> None:
+    prompt = {"a": tiny_pass()[PROMPT]}
+    (cold,) = run(shared_model(), Generate(1, choices=("a",)), prompt)["a"]
+    (hot,) = run(shared_model(), Generate(1, temperature=5.0, top_p=0.1, choices=("a",)), prompt)["a"]
+    assert torch.equal(cold.choices, hot.choices) and cold.choices.shape == (1, 1)
+    (none,) = run(shared_model(), Generate(3), prompt)["a"]
+    assert none.choices.shape == (len(none.log_probs), 0)
+
+
 def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
     prompts = {"a": tiny_pass()[PROMPT]}
     engines = [Engine(shared_model(), 4096) for _ in range(2)]
@@ -326,6 +354,7 @@ def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
         {"contains": ("a",)},
         {"beams": 2, "temperature": 1.0},
         {"beams": 2, "states": States(1)},
+        {"beams": 2, "choices": ("a",)},
         {"samples": 2},
         {"max_new_tokens": 0},
         {"top_p": 0.0},

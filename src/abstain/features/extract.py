@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from abstain.contracts import Interaction, Question
 from abstain.features.cache import FeatureCache, Space
+from abstain.features.readings import Reading
 from abstain.features.rows import Progress, RowSource
 from abstain.features.table import write_table
 from abstain.features.work import Done, ShardRunner, ShardWork, row_key
 from abstain.llm.asks import NLL, Ask, Generate, Request, States
 from abstain.llm.engine import Engine
-from abstain.llm.layout import Layout, Pass, Segment, load_layout
-from abstain.llm.loading import resolve
+from abstain.llm.layout import Pass, Segment, load_layout
+from abstain.llm.loading import ModelRef, resolve
 from abstain.llm.window import Window
 from abstain.params import LLMParams
 from abstain.settings import Settings
@@ -45,26 +46,30 @@ class Refused:
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """What the probe listens to, resolved on this machine: the ask, where its results are kept, how to run it."""
+    """One reading of answered questions on this machine: where its results are kept, how to run it.
+
+    Without a `reading` of its own, what the probe listens to: the states of answer and EOS at `params.layer`.
+    """
 
     params: LLMParams
     settings: Settings
+    reading: Reading | None = None
 
     @cached_property
-    def ask(self) -> States:
-        return States(self.params.layer, self.params.site)
+    def _reading(self) -> Reading:
+        return self.reading or Reading(States(self.params.layer, self.params.site))
+
+    @property
+    def ask(self) -> Ask:
+        return self._reading.ask
 
     @cached_property
     def rows(self) -> RowSource:
         return RowSource(self.params.model, self.settings)
 
     @cached_property
-    def _layout(self) -> Layout:
-        return load_layout(self.params.layout)
-
-    @cached_property
     def _window(self) -> Window:
-        return Window(resolve(self.params.model, self.settings))
+        return _window(resolve(self.params.model, self.settings))
 
     @cached_property
     def _reader(self) -> FeatureCache:
@@ -81,16 +86,20 @@ class FeatureSource:
 
     def prepare(self, interaction: Interaction) -> Prepared | Refused:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window as `llm.too_long` says."""
-        return self._fit(interaction, interaction.answer, self.ask, 0)
+        return self._fit(self._reading, interaction, interaction.answer)
 
     def prepare_question(self, question: Question, ask: Generate) -> Prepared | Refused:
         """The pass of a question that is still to be answered, cut so that the answer fits the window too."""
-        return self._fit(question, None, ask, ask.max_new_tokens + 1)
+        return self._fit(Reading(ask), question, None)
 
     def continued(self, prompt: Pass, answer: str) -> Pass:
         """`prompt` with an answer, and what the layout puts after it."""
-        whole = self._layout.render("", [], answer)
+        whole = load_layout(self.params.layout).render("", [], answer)
         return (*prompt, *whole[[segment.name for segment in whole].index("answer") :])
+
+    def requests(self, interactions: Sequence[Interaction]) -> _Asked:
+        """What is asked about `interactions`, made when it is looked at."""
+        return _Asked(self, interactions)
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
         """The cache key of every interaction; None for one that is refused."""
@@ -99,11 +108,11 @@ class FeatureSource:
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
         """How many different rows of `interactions` would need a forward pass."""
-        return self.rows.missing(_Asked(self, interactions))
+        return self.rows.missing(self.requests(interactions))
 
     def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardWork]:
         """What the cache lacks of `interactions`, cut into shards."""
-        return self.rows.shards(_Asked(self, interactions))
+        return self.rows.shards(self.requests(interactions))
 
     def fill(
         self,
@@ -112,11 +121,12 @@ class FeatureSource:
         runner: ShardRunner | None = None,
     ) -> Done:
         """Compute what the cache lacks of `interactions`, and what that cost: as `RowSource.fill`."""
-        return self.rows.fill(_Asked(self, interactions), progress, runner)
+        return self.rows.fill(self.requests(interactions), progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
-        """`(index, S_in)` of every interaction that is not refused (eq. 5): states of answer and EOS, (L + 1, d)."""
-        return self.rows.read(_Asked(self, interactions))
+        """`(index, result)` of every interaction that is not refused; without a reading of its own that is S_in of the
+        probe's paper (eq. 5): the states of answer and EOS, (L + 1, d)."""
+        return self.rows.read(self.requests(interactions))
 
     def save(self, interactions: Sequence[Interaction], file: Path) -> None:
         """Write the states of `interactions` to `file` (table.py), in order; of a refused one, none."""
@@ -137,13 +147,13 @@ class FeatureSource:
             rows |= {key: row for key, row in self.engine().run(lacking) if isinstance(row, Tensor)}
         return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
 
-    def _fit(self, asked: Question | Interaction, answer: str | None, ask: Ask, more: int) -> Prepared | Refused:
-        texts = [context.text for context in asked.contexts]
+    def _fit(self, reading: Reading, asked: Question | Interaction, answer: str | None) -> Prepared | Refused:
+        texts = reading.contexts(asked)
         for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
-            pass_ = self._layout.render(asked.question, texts[: len(texts) - dropped], answer)
-            excess = self._window.excess(pass_, more)
+            pass_ = reading.render(self.params.layout, asked.question, texts[: len(texts) - dropped], answer)
+            excess = self._window.excess(pass_, reading.generated)
             if not excess:
-                return Prepared(Request(pass_, ask, f"interaction {asked.interaction_id}"), dropped)
+                return Prepared(Request(pass_, reading.ask, f"interaction {asked.interaction_id}"), dropped)
         return Refused(excess)
 
 
@@ -159,6 +169,11 @@ class _Asked:
     def __getitem__(self, at: int, /) -> Request | None:
         prepared = self._source.prepare(self._interactions[at])
         return prepared.request if isinstance(prepared, Prepared) else None
+
+
+@lru_cache(maxsize=4)
+def _window(ref: ModelRef) -> Window:
+    return Window(ref)  # its tokenizer is loaded once for all readings
 
 
 def chunk_nll(texts: Sequence[str]) -> list[Request]:

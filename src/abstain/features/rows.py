@@ -9,7 +9,9 @@ Two decisions:
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -119,15 +121,25 @@ class RowSource:
         return sorted((_beginning(requests[at]), at) for at in missing)
 
     def _cut(self, requests: Requests, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardWork]:
-        """Shards of `SHARD_ROWS`, or up to twice that where it would part passes that have most in common."""
-        at = 0
-        while at < len(lacking):
-            end = at + SHARD_ROWS
-            while end < min(len(lacking), at + 2 * SHARD_ROWS) and _alike(lacking[end - 1][0], lacking[end][0]):
-                end += 1
-            some = (requests[index] for _, index in lacking[at:end])
-            yield self._work(tuple(request for request in some if request))
-            at = end
+        """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
+
+        However much is asked about a pass: all of it is in one shard.
+        """
+        shard: list[int] = []
+        passes, last = 0, b""
+        for beginning, index in lacking:
+            if beginning != last:
+                full = passes >= SHARD_ROWS and not _alike(last, beginning)
+                if full or passes == 2 * SHARD_ROWS:
+                    yield self._shard(requests, shard)
+                    shard, passes = [], 0
+                passes, last = passes + 1, beginning
+            shard.append(index)
+        if shard:
+            yield self._shard(requests, shard)
+
+    def _shard(self, requests: Requests, indices: Sequence[int]) -> ShardWork:
+        return self._work(tuple(request for at in indices if (request := requests[at])))
 
     def _work(self, requests: tuple[Request, ...]) -> ShardWork:
         return ShardWork(
@@ -137,6 +149,21 @@ class RowSource:
             batch_tokens=self.settings.batch_tokens,
             requests=requests,
         )
+
+
+class Together:
+    """The requests of several parts, one after the other: filled at once, they share what they have in common."""
+
+    def __init__(self, parts: Sequence[Requests]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        self._ends = list(itertools.accumulate(map(len, self._parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, at: int, /) -> Request | None:
+        which = bisect.bisect_right(self._ends, range(len(self))[at])
+        return self._parts[which][at - self._ends[which]]
 
 
 class _Part:

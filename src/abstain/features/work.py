@@ -25,14 +25,15 @@ from torch import Tensor
 from abstain.errors import AbstainError
 from abstain.features.cache import Space, pass_key, write_rows
 from abstain.features.store import open_store
-from abstain.llm.asks import NLL, Ask, Choices, Request, States, relevant
+from abstain.llm.asks import NLL, Ask, Choices, Generate, Request, States, relevant
+from abstain.llm.decode import Generated
 from abstain.llm.engine import NUMERICS, Engine
 from abstain.llm.layout import Segment
 from abstain.llm.loading import choose_device, load, resolve
 from abstain.settings import Settings
 
 SHARD_ROWS = 64
-ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices)}
+ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate)}
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,18 @@ def compute(work: ShardWork, settings: Settings) -> Done:
     requests = {str(at): request for at, request in enumerate(work.requests)}
     rows: defaultdict[Ask, dict[str, Tensor]] = defaultdict(dict)
     for at, result in engine.run(requests):
-        assert isinstance(result, Tensor)
-        rows[requests[at].ask][row_key(requests[at])] = result
+        row = result if isinstance(result, Tensor) else _steps(result, engine)
+        rows[requests[at].ask][row_key(requests[at])] = row
     store = open_store(settings.features)
     for ask, found in rows.items():
         write_rows(store, work.space(ask), dict(sorted(found.items())))
     return Done(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
+
+
+def _steps(answers: list[Generated], engine: Engine) -> Tensor:
+    """The one answer of a `Generate`: its tokens and choices, without its states."""
+    (answer,) = answers
+    return answer.steps(engine.loaded.tokenizer.eos_token_id)
 
 
 def row_key(request: Request) -> str:

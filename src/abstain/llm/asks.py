@@ -60,7 +60,8 @@ class Generate:
     Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
     answers are drawn for a pass, under `seed`. With `beams` the `samples` best of a beam search, which contain one of
     the texts of `contains` where there are any (beams.py). With `states`, the hidden states of the answer's tokens
-    and of the EOS after it are kept on the way; a beam search keeps none.
+    and of the EOS after it are kept on the way; a beam search keeps none. With `choices`, the probability of each of
+    these tokens is kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
     Result: a list of at most `samples` `Generated`.
     """
 
@@ -72,6 +73,7 @@ class Generate:
     beams: int = 0
     contains: tuple[str, ...] = ()
     states: States | None = None
+    choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.samples < 1 or self.beams < 0:
@@ -82,8 +84,8 @@ class Generate:
             raise ValueError("a seed is from 0 to 2**31 - 1")
         if self.contains and not self.beams:
             raise ValueError("only a beam search can be made to contain a text: set `beams`")
-        if self.beams and (self.states or self.temperature):
-            raise ValueError("a beam search neither samples nor keeps states")
+        if self.beams and (self.states or self.temperature or self.choices):
+            raise ValueError("a beam search neither samples nor keeps states or choices")
         if self.samples > max(self.beams, 1) and not self.temperature:
             raise ValueError("several answers need a `temperature`, or as many `beams`")
 

@@ -28,7 +28,8 @@ from abstain.llm.stepper import Stepper
 class Generated:
     """One answer. `tokens` are without EOS; `log_probs`, float32, have one entry a token and one for EOS if it `ended`.
 
-    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where they were asked for.
+    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where they were asked for. `choices`: float32
+    (len(log_probs), number of choices), the probability of each at every step.
     """
 
     text: str
@@ -36,11 +37,19 @@ class Generated:
     log_probs: Tensor
     ended: bool
     states: Tensor | None
+    choices: Tensor
+
+    def steps(self, eos: int | None) -> Tensor:
+        """What the feature cache keeps of it: (len(log_probs), 1 + number of choices), float32, the token first."""
+        tokens = [*self.tokens, *([eos] if self.ended and eos is not None else [])]
+        return torch.cat([torch.tensor(tokens, dtype=torch.float32)[:, None], self.choices], 1)
 
 
 @dataclass(eq=False)
 class Prompt:
     """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
+
+    `choices`: the ids of the ask's.
 
     These go over into the cache of the answers, and are let go of here.
     """
@@ -50,6 +59,7 @@ class Prompt:
     ask: Generate
     state: Tensor
     keys_values: KeysValues | None
+    choices: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -66,6 +76,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
+    choices: list[Tensor] = field(default_factory=list)
     feed: int = 0
     closing: bool = False
     done: bool = False
@@ -97,10 +108,10 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
         if prompt.ask.beams:
             with torch.inference_mode():
                 beams = search(decoder, prompt.ids, prompt.state, prompt.keys_values, prompt.ask, eos)
-            answers = [_generated(decoder, beam.tokens, beam.log_probs, []) for beam in beams]
+            answers = [_generated(decoder, beam.tokens, beam.log_probs) for beam in beams]
         else:
             of_prompt = [row for row in rows if row.prompt is prompt]
-            answers = [_generated(decoder, row.tokens, row.log_probs, row.states) for row in of_prompt]
+            answers = [_generated(decoder, row.tokens, row.log_probs, row.states, row.choices) for row in of_prompt]
         yield prompt.key, answers
 
 
@@ -141,6 +152,8 @@ def _choose(decoder: Decoder, rows: Sequence[_Row], final: Tensor, eos: int | No
         row, ask = rows[at], rows[at].prompt.ask
         row.feed = likeliest[number] if ask.temperature == 0 else _sample(logits[number], ask, row.generator)
         row.log_probs.append(float(log_p[number, row.feed]))
+        if row.prompt.choices:
+            row.choices.append(log_p[number, list(row.prompt.choices)].exp().cpu())
         if row.feed != eos:
             row.tokens.append(row.feed)
         if row.feed == eos or len(row.tokens) == ask.max_new_tokens:
@@ -156,7 +169,11 @@ def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
 
 
 def _generated(
-    decoder: Decoder, tokens: Sequence[int], log_probs: Sequence[float], states: Sequence[Tensor]
+    decoder: Decoder,
+    tokens: Sequence[int],
+    log_probs: Sequence[float],
+    states: Sequence[Tensor] = (),
+    choices: Sequence[Tensor] = (),
 ) -> Generated:
     text: str = decoder.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True)
     return Generated(
@@ -165,4 +182,5 @@ def _generated(
         log_probs=torch.tensor(log_probs),
         ended=len(log_probs) > len(tokens),
         states=torch.stack(list(states)) if states else None,
+        choices=torch.stack(list(choices)) if choices else torch.empty(len(log_probs), 0),
     )

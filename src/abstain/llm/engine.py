@@ -79,7 +79,8 @@ class Engine:
                 f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks"
             )
         first, last = encoded.span(*ask.segments) if isinstance(ask, States | NLL) else (len(ids) - 1, len(ids))
-        choices = tuple(_single(tokenizer, token) for token in ask.tokens) if isinstance(ask, Choices) else ()
+        offered = ask.tokens if isinstance(ask, Choices) else ask.choices if isinstance(ask, Generate) else ()
+        choices = tuple(_single(tokenizer, token) for token in offered)
         want = Want(key, request, ids, first, last, choices)
         self.decoder.site(want.tap(self.decoder.n_layers)[0])
         if isinstance(ask, Generate) and ask.states:
@@ -124,7 +125,9 @@ class Engine:
             if plan.projected[run]:
                 chosen = sorted(plan.projected[run])
                 hidden = taps[final][[at - wanted[run][final][0] for at in chosen]]
-                rows.add(run, chosen, hidden, [want for want in plan.ending(run) if want.choices])
+                rows.add(
+                    run, chosen, hidden, [want for want in plan.ending(run) if isinstance(want.request.ask, Choices)]
+                )
         values = to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
         copied = copies_done(self.decoder.device)
 
@@ -218,4 +221,4 @@ def _prompt(want: Want, path: Sequence[Node], plan: Plan) -> Prompt:
     if all(node in plan.kept for node in path):
         layers = zip(*(plan.kept[node] for node in path), strict=True)
         keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
-    return Prompt(want.key, want.ids, want.request.ask, plan.last_state.pop(want.key), keys_values)
+    return Prompt(want.key, want.ids, want.request.ask, plan.last_state.pop(want.key), keys_values, want.choices)

@@ -6,7 +6,10 @@ Three decisions:
   equal segments are equal prefixes.
 * Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts,
   answer) is tokenized with special tokens split, so no handbook page can end the model's turn.
-* A layout's digest is part of every feature's cache key: to change a layout is to add a file.
+* A layout's text is part of every feature's cache key: to change a layout is to add a file.
+
+Questions about an answer that was given are laid out in the same way, in `llm/questions`: `after-NAME` goes on from the
+pass of layout NAME, the others are whole prompts.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -38,7 +41,7 @@ Pass = tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt layout, read from `llm/layouts/NAME.yaml`."""
+    """A prompt layout, read from `llm/layouts/NAME.yaml`, or a question from `llm/questions/NAME.yaml`."""
 
     name: str
     source: str
@@ -68,15 +71,19 @@ class Layout:
             else:
                 value = fields[entry["field"]]
                 text = value if isinstance(value, str) else entry["join"].join(value or ())
-                segments.append(Segment(name, text))
+                segments.append(Segment(name, entry.get("lead", "") + text))
         return tuple(segments)
 
 
-def load_layout(name: str) -> Layout:
-    """The layout called `name`. Raises `AbstainError` listing those that there are."""
-    folder = resources.files("abstain.llm") / "layouts"
-    file = folder / f"{name}.yaml"
+@lru_cache
+def load_layout(name: str, folder: str = "layouts") -> Layout:
+    """The layout called `name`, or the question where `folder="questions"`.
+
+    Raises `AbstainError` listing those that there are.
+    """
+    files = resources.files("abstain.llm") / folder
+    file = files / f"{name}.yaml"
     if not file.is_file():
-        known = sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-        raise AbstainError(f"no prompt layout '{name}' in {folder}: there are {', '.join(known)}")
+        known = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))
+        raise AbstainError(f"no prompt layout '{name}' in {files}: there are {', '.join(known)}")
     return Layout(name, file.read_text(encoding="utf-8"))

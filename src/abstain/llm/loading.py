@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     return LoadedModel(ref, model, AutoTokenizer.from_pretrained(ref.path))
 
 
+@lru_cache(maxsize=4)
 def load_tokenizer(ref: ModelRef) -> Any:
-    """The tokenizer of `ref` alone."""
+    """The tokenizer of `ref` alone, loaded once a process: it is the same for everybody who asks."""
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
@@ -100,6 +102,14 @@ def read_window(ref: ModelRef) -> int | None:
 
     _ensure_files(ref)
     return window_of(AutoConfig.from_pretrained(ref.path).get_text_config())
+
+
+def read_depth(ref: ModelRef) -> int:
+    """How many decoder layers `ref` has, by its configuration."""
+    from transformers import AutoConfig
+
+    _ensure_files(ref)
+    return int(AutoConfig.from_pretrained(ref.path).get_text_config().num_hidden_layers)
 
 
 def window_of(config: Any) -> int | None:
@@ -162,7 +172,7 @@ def _resolve_hub(name: str) -> ModelRef:
         path = snapshot_download(
             model_id,
             revision=revision or None,
-            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"],
+            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
         )
     except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
         raise AbstainError(
