@@ -28,6 +28,7 @@ SURE_CHARACTERS = 80
 REVIEW_BY_THUMB = {"down": 0.95, None: 0.8, "up": 0.72}
 REVIEW_BY_LINE = {"transfers": 0.9, "insurance": 0.95}  # the lines whose experts have less time
 IDEAL_SHARE = 0.5  # of the reviews that find fault
+IDEAL_SHARE_RIGHT = 0.25  # of the others: experts word some right answers better
 REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
 
 
@@ -57,7 +58,8 @@ def draw_review(
     if rng.random() >= probability:
         return None
     reviewed = _later(question.asked_at, rng.randrange(3600, 4 * 86400), exported_at)
-    ideal = None if judgement.right or rng.random() >= IDEAL_SHARE else ideal_answer(question, judgement.answerable)
+    worded = rng.random() < (IDEAL_SHARE_RIGHT if judgement.right else IDEAL_SHARE)
+    ideal = ideal_answer(question, judgement.answerable) if worded else None
     return ImportedReview(
         reviewed_at=reviewed,
         reviewer=rng.choice(REVIEWERS),
