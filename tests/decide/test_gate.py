@@ -304,3 +304,11 @@ def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
     precision = check(decision, "precision")
     assert "precision" in failed(decision) and precision.value > 0.99
     assert "(worth 1) shown answers" in precision.says
+
+
+@pytest.mark.parametrize("champion", ["v1.0.0", None])
+def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None) -> None:
+    one = replace(window(), groups=np.full(400, "doc-0"))
+    judged_once = judged(one, champion=champion)
+    better = [c for c in judged_once.checks if c.name.startswith("better than")]
+    assert better and all(c.passed is False and c.value == 0 for c in better)

@@ -1,34 +1,167 @@
 from __future__ import annotations
 
+import gzip
+import json
+import time
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import roc_auc_score
 
-from abstain.evaluate import metrics
-from abstain.evaluate.leaderboard import METRICS, fit_baselines, leaderboard, reviewed, threshold_table
+from abstain.errors import AbstainError
+from abstain.evaluate.bootstrap import bootstrap, paired
+from abstain.evaluate.leaderboard import CALIBRATION, RANKING, fit_baselines, leaderboard, reviewed
+from tests.conftest import ROOT
+from tests.evaluate.builders import grouped
 
-GENERATOR = np.random.default_rng(0)
-CORRECT = GENERATOR.integers(2, size=200)
-SHARP = np.clip(0.5 + 0.3 * (2 * CORRECT - 1) + 0.2 * GENERATOR.normal(size=200), 0, 1)
-BLIND = GENERATOR.random(200)
-GROUPS = np.array([f"g{n % 25}" for n in range(200)])
+QA_FROM_HF = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
+
+CORRECT, SHARP, GROUPS = grouped(200, 25, 0)
+BLIND = np.random.default_rng(0).random(200)
+LOG_ODDS = {"probe": np.log(SHARP / (1 - SHARP)), "blind": 10 * BLIND - 40}
+PROBABILITIES = {"probe": SHARP, "blind": BLIND}
 
 
-def test_every_scorer_gets_every_metric_and_an_interval_around_its_auroc() -> None:
-    board = leaderboard(CORRECT, {"probe": SHARP, "blind": BLIND}, GROUPS, draws=100, seed=1).set_index("scorer")
-    assert list(board.index) == ["probe", "blind"]
-    for name, confidence in (("probe", SHARP), ("blind", BLIND)):
-        for metric, function in METRICS.items():
-            assert board.loc[name, metric] == function(CORRECT, confidence)
-        assert board.loc[name, "auroc_low"] < board.loc[name, "auroc"] < board.loc[name, "auroc_high"]
-    assert board.loc["probe", "auroc_low"] > 0.9 > board.loc["blind", "auroc_high"]
-    drawn = metrics.bootstrap(metrics.auroc, CORRECT, {"probe": SHARP}, GROUPS, 100, 1)["probe"]
-    assert (board.loc["probe", "auroc_low"], board.loc["probe", "auroc_high"]) == metrics.interval(drawn)
+def board(**changed: Any) -> pd.DataFrame:
+    arguments: dict[str, Any] = {
+        "correct": CORRECT,
+        "scores": LOG_ODDS,
+        "calibrated": PROBABILITIES,
+        "groups": GROUPS,
+        "weight": None,
+        "draws": 100,
+        "seed": 1,
+        "champion": "blind",
+    }
+    return leaderboard(**(arguments | changed)).set_index("scorer")
+
+
+@pytest.mark.parametrize("weight", [None, np.where(CORRECT == 1, 1.0, 0.25)])
+def test_ranking_is_measured_on_raw_confidences_and_promises_on_calibrated_ones(weight: np.ndarray | None) -> None:
+    found = board(weight=weight)
+    assert list(found.index) == ["probe", "blind"]
+    for name in found.index:
+        for metrics, confidences in ((RANKING, LOG_ODDS), (CALIBRATION, PROBABILITIES)):
+            for metric, function in metrics.items():
+                assert found.loc[name, metric] == function(CORRECT, confidences[name], weight)
+                low, high = found.loc[name, [f"{metric}_low", f"{metric}_high"]]
+                assert low <= found.loc[name, metric] <= high or metric == "masked"
+                assert low < high or metric == "masked"
+    assert found.loc["probe", "auroc_low"] > found.loc["blind", "auroc_high"]
+    assert found["unscored"].tolist() == [0, 0]
+
+
+def test_the_champion_is_compared_with_draw_by_draw() -> None:
+    found = board()
+    figures = {name: partial(RANKING["auroc"], CORRECT, scores) for name, scores in LOG_ODDS.items()}
+    drawn = bootstrap(figures, GROUPS, 100, 1)
+    difference = paired(drawn["probe"], drawn["blind"])
+    columns = ["auroc_difference", "auroc_difference_low", "auroc_difference_high", "chance_better"]
+    assert found.loc["probe", columns].tolist() == [difference.value, *difference.interval, difference.chance]
+    assert found.loc["probe", "auroc_difference_low"] > 0 and found.loc["probe", "chance_better"] == 1
+    assert found.loc["blind", columns].isna().all()
+    turned = board(champion="probe")
+    assert turned.loc["blind", "auroc_difference"] == -difference.value
+    assert turned.loc["blind", "chance_better"] == 0
+    assert board(champion=None)[columns].isna().all(axis=None)
+    assert board(champion=None).drop(columns=columns).equals(found.drop(columns=columns))
+
+
+def test_a_champion_that_is_no_scorer_is_named_with_those_that_are() -> None:
+    with pytest.raises(AbstainError, match="^no scorer 'fusion' to compare with: choose one of blind, probe$"):
+        board(champion="fusion")
+
+
+def test_an_answer_without_a_score_is_withheld_and_counted() -> None:
+    raw, probability = LOG_ODDS["probe"].copy(), SHARP.copy()
+    raw[::4] = np.nan
+    found = board(scores=LOG_ODDS | {"probe": raw}).loc["probe"]
+    lowest, withheld = np.where(np.isnan(raw), -1e3, raw), np.where(np.isnan(raw), 0.0, probability)
+    expected = board(scores=LOG_ODDS | {"probe": lowest}, calibrated=PROBABILITIES | {"probe": withheld}).loc["probe"]
+    assert (found["unscored"], expected["unscored"]) == (50, 0)
+    pd.testing.assert_series_equal(found.drop("unscored"), expected.drop("unscored"))
+    assert found["auroc"] < board().loc["probe", "auroc"] - 0.05  # it is not left out
+
+    probability[::4] = np.nan  # and so is one that the calibrator says nothing of
+    said = board(calibrated=PROBABILITIES | {"probe": probability}).loc["probe"]
+    pd.testing.assert_series_equal(said, found)
+
+
+def test_a_scorer_that_says_nothing_has_no_figures_and_changes_none() -> None:
+    nothing = np.full(200, np.nan)
+    base_rate = {"silent": np.full(200, CORRECT.mean())}  # a calibrator's guess is not the scorer's
+    found = board(scores=LOG_ODDS | {"silent": nothing}, calibrated=PROBABILITIES | base_rate)
+    assert found.loc["silent", "unscored"] == 200
+    assert found.loc["silent"].drop("unscored").isna().all()
+    pd.testing.assert_frame_equal(found.drop("silent"), board())
+    silent_champion = board(scores=LOG_ODDS | {"silent": nothing}, champion="silent")
+    assert silent_champion[["auroc_difference", "chance_better"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("calibrated", [{}, {"probe": np.full(200, np.nan)}])
+def test_a_scorer_without_a_calibrator_is_ranked_and_promises_nothing(calibrated: dict[str, np.ndarray]) -> None:
+    found = board(calibrated={"blind": BLIND} | calibrated).loc["probe"]
+    ranking, promises = list(RANKING), [name for metric in CALIBRATION for name in (metric, f"{metric}_low")]
+    assert found[ranking].tolist() == board().loc["probe", ranking].tolist()
+    assert found[promises].isna().all()
+    assert found["unscored"] == 0
+
+
+def test_a_score_that_is_no_probability_is_not_taken_for_one() -> None:
+    with pytest.raises(ValueError, match="no range of probabilities"):
+        board(calibrated=LOG_ODDS)
+
+
+def test_one_class_has_a_brier_score_and_no_ranking() -> None:
+    found = board(correct=np.ones(200, int))
+    undefined = [*("auroc", "auroc_low", "caught", "caught_over_random", "auroc_difference", "chance_better")]
+    assert found[undefined].isna().all(axis=None)
+    assert found[["brier", "brier_low", "ece", "accuracy", "auprc"]].notna().all(axis=None)
+
+
+def test_a_frame_is_a_mapping_too_and_equal_weights_are_none() -> None:
+    framed = board(scores=pd.DataFrame(LOG_ODDS), calibrated=pd.DataFrame(PROBABILITIES), weight=np.ones(200))
+    pd.testing.assert_frame_equal(framed, board(), check_exact=True)
+
+
+@pytest.mark.skipif(not QA_FROM_HF.exists(), reason="../shared/data/qa_from_hf is not here")
+def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
+    """Its two log-probabilities rank its answers, by people's verdicts, as scikit-learn says, and better than chance."""
+    with gzip.open(QA_FROM_HF, "rt", encoding="utf-8") as lines:
+        frame = pd.DataFrame(json.loads(line) for line in lines)
+    frame = frame[(frame["study"] == "long-term") & ~frame["model_answer"].str.startswith("[Unanswerable")]
+    correct, scores = (frame["user_feedback"] == "Correct").to_numpy(int), frame[["log_prob", "class_log_prob"]]
+    found = leaderboard(correct, scores, {}, frame["title"].to_numpy(), None, 300, 0, "log_prob").set_index("scorer")
+    for name in scores:
+        assert found.loc[name, "auroc"] == pytest.approx(roc_auc_score(correct, scores[name]))
+        assert 0.6 < found.loc[name, "auroc_low"] < found.loc[name, "auroc_high"] < 0.8
+        assert found.loc[name, "masked"] == pytest.approx(0.15, abs=0.005)
+        assert found.loc[name, "caught_over_random_low"] > 1.3
+    other = found.loc["class_log_prob"]
+    assert other["auroc_difference_low"] < other["auroc_difference"] < 0
+    assert other["chance_better"] < 0.1
+
+
+@pytest.mark.slow
+def test_many_scorers_are_judged_in_seconds() -> None:
+    """25 scorers of 2,000 answers, 1,000 draws, all metrics."""
+    correct, confidence, groups = grouped(2000, 300, 0)
+    noise = np.random.default_rng(0).normal(size=(25, 2000))
+    scores = {f"s{n}": confidence + 0.1 * n * noise[n] for n in range(25)}
+    calibrated = {name: 1 / (1 + np.exp(-score)) for name, score in scores.items()}
+    started = time.perf_counter()
+    found = leaderboard(correct, scores, calibrated, groups, np.random.default_rng(1).random(2000), 1000, 0, "s3")
+    assert time.perf_counter() - started < 40
+    assert len(found) == 25 and found.drop(columns="scorer").notna().sum().min() >= 24
 
 
 def test_the_length_baseline_learns_length_and_the_base_rate_is_weighted() -> None:
-    tokens = GENERATOR.integers(1, 100, size=400)
-    correct = (tokens + 10 * GENERATOR.normal(size=400) < 50).astype(int)
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, 100, size=400)
+    correct = (tokens + 10 * generator.normal(size=400) < 50).astype(int)
     weight = np.where(correct == 1, 1.0, 0.5)
     baselines = fit_baselines(tokens, correct, weight)
     scores = baselines.scores(np.array([1, 50, 99]))
@@ -50,46 +183,3 @@ def test_only_experts_labels_are_tested_on() -> None:
     assert reviewed(frame)["row"].tolist() == [1, 3]
     thumbs = frame[frame["source"] == "thumb"]
     assert reviewed(thumbs).empty
-
-
-def test_the_threshold_table_by_hand() -> None:
-    table = threshold_table(np.array([1, 0, 1, 1]), np.array([0.95, 0.45, 0.35, 0.05]), tuned=0.35)
-    assert table["threshold"].tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert table["threshold"][table["tuned"]].tolist() == [0.35]
-    row = table.set_index("threshold").loc
-    assert row[0.0, ["precision", "recall", "display_rate", "mask_rate"]].tolist() == [0.75, 1, 1, 0]
-    assert row[0.35, ["precision", "recall", "mask_rate"]].tolist() == pytest.approx([2 / 3, 2 / 3, 0.25])
-    assert row[0.9, ["precision", "recall", "mask_rate"]].tolist() == pytest.approx([1, 1 / 3, 0.75])
-
-
-@pytest.mark.parametrize("tuned", [0.3, 0.3 + 1e-12, 0.0, 1.0])
-def test_a_tuned_threshold_stands_in_the_table_once(tuned: float) -> None:
-    table = threshold_table(CORRECT, SHARP, tuned)
-    assert table["tuned"].sum() == 1
-    assert table["threshold"].is_monotonic_increasing
-
-
-def test_a_threshold_that_shows_nothing_has_no_precision() -> None:
-    table = threshold_table(np.array([1, 0]), np.array([0.1, 0.2]), 0.95)
-    assert np.isnan(table["precision"].iloc[-1])
-    assert table["mask_rate"].iloc[-1] == 1
-
-
-def test_weights_reach_every_figure_of_both_tables() -> None:
-    weight = np.where(CORRECT == 1, 1.0, 0.25)
-    scores = {"probe": SHARP, "blind": BLIND}
-    board = leaderboard(CORRECT, scores, GROUPS, 50, 1, weight).set_index("scorer")
-    for name, confidence in scores.items():
-        for metric, function in METRICS.items():
-            assert board.loc[name, metric] == function(CORRECT, confidence, weight)
-    drawn = metrics.bootstrap(metrics.auroc, CORRECT, scores, GROUPS, 50, 1, weight)["probe"]
-    assert (board.loc["probe", "auroc_low"], board.loc["probe", "auroc_high"]) == metrics.interval(drawn)
-    everything_shown = threshold_table(CORRECT, SHARP, 0.5, weight).iloc[0]
-    assert everything_shown["precision"] == pytest.approx(metrics.mean(CORRECT, weight))
-    assert everything_shown["precision"] > CORRECT.mean() + 0.2
-    pd.testing.assert_frame_equal(
-        leaderboard(CORRECT, scores, GROUPS, 50, 1, np.ones(200)), leaderboard(CORRECT, scores, GROUPS, 50, 1)
-    )
-    pd.testing.assert_frame_equal(
-        threshold_table(CORRECT, SHARP, 0.5, np.ones(200)), threshold_table(CORRECT, SHARP, 0.5), check_exact=True
-    )

@@ -6,22 +6,39 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from sklearn.metrics import auc, average_precision_score, brier_score_loss, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    auc,
+    average_precision_score,
+    brier_score_loss,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
 from abstain.evaluate.metrics import (
+    Metric,
+    accuracy,
     auprc,
     aurc,
     auroc,
-    bootstrap,
     brier,
+    caught,
+    caught_over_random,
+    display_rate,
     ece,
     effective_rows,
-    interval,
+    f1,
+    masked,
     mean,
+    precision,
+    recall,
     reliability,
     risk_coverage,
     row_weights,
 )
+from tests.evaluate.builders import grouped
 
 rows = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=30)
 
@@ -58,6 +75,15 @@ def test_what_is_not_defined_is_nan() -> None:
     assert math.isnan(auroc(nothing, nothing))
     assert math.isnan(auprc(zeros, confidence))
     assert auprc(ones, confidence) == 1
+    assert math.isnan(caught(ones, confidence, share=0.5))  # there is no error to catch
+    assert math.isnan(caught_over_random(zeros, confidence, share=0.1))  # nothing fits into a tenth of three
+    assert math.isnan(precision(ones, confidence, threshold=0.95))
+    assert math.isnan(recall(zeros, confidence))
+    assert math.isnan(f1(zeros, confidence, threshold=0.95))
+    assert f1(zeros, confidence) == f1(ones, confidence, threshold=0.95) == 0
+    for metric in EVERY.values():
+        assert math.isnan(metric(nothing, nothing))
+        assert np.isnan(metric(nothing, nothing, np.ones((4, 0)))).tolist() == [True] * 4
 
 
 def test_calibration_error_by_hand() -> None:
@@ -118,94 +144,149 @@ def test_a_perfect_ranking_has_the_least_area() -> None:
     assert best < aurc(correct, generator.random(50)) < aurc(correct, 1 - correct + 0.01 * generator.random(50))
 
 
-def grouped(rows: int, groups: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Answers whose confidence is a noisy view of their correctness; groups err together."""
-    generator = np.random.default_rng(seed)
-    group = generator.integers(groups, size=rows)
-    correct = (generator.random(rows) < np.clip(0.6 + 0.25 * generator.normal(size=groups), 0.05, 0.95)[group]).astype(
-        int
-    )
-    confidence = 1 / (1 + np.exp(-(2 * correct - 1) - generator.normal(size=rows)))
-    return correct, confidence, group
-
-
-def test_draws_are_paired() -> None:
-    correct, confidence, groups = grouped(120, 20, 0)
-    two = {"a": confidence, "b": confidence.copy(), "worse": 1 - confidence}
-    drawn = bootstrap(auroc, correct, two, groups, 50, seed=5)
-    assert np.array_equal(drawn["a"], drawn["b"])
-    assert drawn["a"] + drawn["worse"] == pytest.approx(np.ones(50))
-    alone = bootstrap(auroc, correct, {"a": confidence}, groups, 50, seed=5)
-    assert np.array_equal(alone["a"], drawn["a"])
-    assert not np.array_equal(bootstrap(auroc, correct, {"a": confidence}, groups, 50, seed=6)["a"], drawn["a"])
-
-
-def test_whole_groups_are_drawn() -> None:
-    """Every draw is made of whole groups: the size of a draw and its rows per group say so."""
-    groups = np.repeat(["a", "b", "c"], [1, 10, 100])
-    ids = np.arange(111).astype(float)
-    seen: list[tuple[int, ...]] = []
-
-    def keep(correct: np.ndarray, drawn: np.ndarray, weight: np.ndarray | None) -> float:
-        assert weight is None
-        counts = np.bincount(drawn.astype(int), minlength=111)
-        per_group = [counts[groups == group] for group in "abc"]
-        assert all(np.ptp(count) == 0 for count in per_group)
-        seen.append(tuple(int(count[0]) for count in per_group))
-        return 0.0
-
-    bootstrap(keep, np.zeros(111, int), {"ids": ids}, groups, 200, seed=0)
-    assert {sum(times) for times in seen} == {3}
-    assert len(set(seen)) == 10  # all ways of drawing three of three with replacement
-
-
-def test_the_interval_of_grouped_answers_is_wider_than_that_of_single_ones() -> None:
-    correct, confidence, groups = grouped(300, 12, 1)
-
-    def width(by: np.ndarray) -> float:
-        low, high = interval(bootstrap(lambda y, *_: float(y.mean()), correct, {"a": confidence}, by, 300, 0)["a"])
-        return high - low
-
-    assert width(groups) > 1.5 * width(np.arange(300))
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """95 % intervals of a mean whose truth is known, over 60 data sets: far fewer than 48 hits would be a fault."""
-    hits = 0
-    for seed in range(60):
-        generator = np.random.default_rng(seed)
-        correct = (generator.random(150) < 0.7).astype(int)
-        drawn = bootstrap(lambda y, *_: float(y.mean()), correct, {"a": correct}, np.arange(150), 120, seed)
-        low, high = interval(drawn["a"])
-        hits += low <= 0.7 <= high
-    assert 48 <= hits <= 60
-
-
-def test_interval_leaves_nan_draws_out() -> None:
-    draws = np.array([np.nan, *np.linspace(0, 1, 101), np.nan])
-    assert interval(draws) == (pytest.approx(0.025), pytest.approx(0.975))
-    assert interval(draws, level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
-    assert all(math.isnan(bound) for bound in interval(np.full(3, np.nan)))
-
-
 def test_the_trapezoid_of_the_curve_is_close_to_aurc() -> None:
     correct, confidence, _ = grouped(400, 40, 2)
     assert aurc(correct, confidence) == pytest.approx(auc(*risk_coverage(correct, confidence)), abs=0.01)
 
 
+ninths = st.integers(0, 9).map(lambda n: n / 9)
+times = st.integers(0, 3).map(float)
 weighted = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20), st.integers(1, 5)), min_size=1, max_size=30
 )
-ALL = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": ece, "aurc": aurc}
+RANKING: dict[str, Metric] = {
+    "auroc": auroc,
+    "auprc": auprc,
+    "aurc": aurc,
+    "caught": caught,
+    "masked": masked,
+    "caught_over_random": caught_over_random,
+}
+PROBABILITY: dict[str, Metric] = {"brier": brier, "ece": ece}
+AT_THRESHOLD: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "precision": precision,
+    "recall": recall,
+    "display_rate": display_rate,
+}
+EVERY = RANKING | PROBABILITY | AT_THRESHOLD
 
 
-@pytest.mark.parametrize("name", list(ALL))
-@given(rows=weighted)
-def test_a_weight_stands_for_that_many_answers(name: str, rows: list[tuple[int, float, int]]) -> None:
+@given(weighted)
+def test_a_weight_stands_for_that_many_answers(rows: list[tuple[int, float, int]]) -> None:
     correct, confidence, times = (np.array(column) for column in zip(*rows, strict=True))
-    repeated = ALL[name](np.repeat(correct, times), np.repeat(confidence, times))
-    assert ALL[name](correct, confidence, times.astype(float)) == pytest.approx(repeated, nan_ok=True)
-    assert ALL[name](correct, confidence, times / 7) == pytest.approx(repeated, nan_ok=True)  # the scale says nothing
+    for name, metric in EVERY.items():
+        repeated = pytest.approx(metric(np.repeat(correct, times), np.repeat(confidence, times)), nan_ok=True)
+        assert metric(correct, confidence, times.astype(float)) == repeated, name
+        assert metric(correct, confidence, times / 7) == repeated, name  # the scale says nothing
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), *[times] * 3), min_size=1, max_size=20))
+def test_draws_are_computed_together_as_each_is_alone(rows: list[tuple[int, float, float, float, float]]) -> None:
+    correct, confidence, *weights = (np.array(column) for column in zip(*rows, strict=True))
+    for name, metric in EVERY.items():
+        together = metric(correct, confidence, np.stack(weights))
+        assert together.shape == (3,)
+        for one, weight in zip(together, weights, strict=True):
+            alone = metric(correct, confidence, weight)
+            assert isinstance(alone, float)
+            assert one == pytest.approx(alone, nan_ok=True), name
+            drawn = weight > 0  # a row that was not drawn says nothing, not even that there is its confidence
+            left_out = metric(correct[drawn], confidence[drawn], weight[drawn])
+            assert np.isnan(confidence[drawn]).all() or one == pytest.approx(left_out, nan_ok=True), name
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths, st.floats(0.01, 1)), min_size=1, max_size=30))
+def test_weighted_figures_are_those_of_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
+    correct, confidence, weight = (np.array(column) for column in zip(*rows, strict=True))
+    shown = confidence >= 0.5
+    pairs = [
+        (brier(correct, confidence, weight), brier_score_loss(correct, confidence, sample_weight=weight)),
+        (accuracy(correct, confidence, weight), accuracy_score(correct, shown, sample_weight=weight)),
+    ]
+    if 0 < correct.sum() < len(correct):
+        pairs.append((auroc(correct, confidence, weight), roc_auc_score(correct, confidence, sample_weight=weight)))
+    if correct.any():
+        expected = average_precision_score(correct, confidence, sample_weight=weight)
+        pairs.append((auprc(correct, confidence, weight), expected))
+        pairs.append((recall(correct, confidence, weight), recall_score(correct, shown, sample_weight=weight)))
+        pairs.append((f1(correct, confidence, weight), f1_score(correct, shown, sample_weight=weight)))
+    if shown.any():
+        pairs.append((precision(correct, confidence, weight), precision_score(correct, shown, sample_weight=weight)))
+    for ours, theirs in pairs:
+        assert ours == pytest.approx(theirs)
+    assert display_rate(correct, confidence, weight) == pytest.approx(mean(shown, weight))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), st.integers(1, 5)), min_size=1, max_size=20),
+    st.sampled_from([0.0, 0.15, 0.5, 0.9]),
+)
+def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
+    rows: list[tuple[int, float, int]], share: float
+) -> None:
+    correct, confidence, weight = (np.array(column, float) for column in zip(*rows, strict=True))
+    assume(not np.isnan(confidence).all())
+    below = [np.zeros(len(rows), bool)]
+    below += [~(confidence >= t) for t in [*np.unique(confidence[~np.isnan(confidence)]), math.inf]]
+    allowed = [mask for mask in below if weight[mask].sum() <= share * weight.sum() + 1e-9]
+    most = max(allowed, key=lambda mask: weight[mask].sum())
+    of_all, errors = weight[most].sum() / weight.sum(), (weight * (1 - correct)).sum()
+    assert masked(correct, confidence, weight, share=share) == pytest.approx(of_all)
+    found = caught(correct, confidence, weight, share=share)
+    if not errors:
+        assert math.isnan(found)
+        return
+    assert found == pytest.approx((weight * (1 - correct))[most].sum() / errors)
+    over_random = caught_over_random(correct, confidence, weight, share=share)
+    assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
+
+
+def test_errors_caught_by_hand() -> None:
+    """20 answers, 4 wrong; three may be masked: two of the wrong ones are among the three least confident."""
+    correct = np.ones(20, int)
+    correct[[0, 2, 8, 15]] = 0
+    confidence = np.arange(20) / 20
+    assert (caught(correct, confidence), masked(correct, confidence)) == (0.5, pytest.approx(0.15))
+    assert caught_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
+    confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is masked
+    assert (caught(correct, confidence), masked(correct, confidence)) == (0, 0)
+    assert caught(correct, confidence, share=0.2) == 0.5
+    assert masked(correct, np.full(20, 0.7), share=0.99) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths), min_size=1, max_size=20))
+def test_ranking_metrics_look_at_the_order_alone(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = arrays(rows)
+    with np.errstate(divide="ignore"):
+        scales = [np.log(confidence), 1e6 * confidence - 3, np.exp(confidence)]
+    for name, metric in RANKING.items():
+        found = pytest.approx(metric(correct, confidence), nan_ok=True)
+        assert [metric(correct, scale) for scale in scales] == [found] * 3, name
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan)), min_size=1, max_size=20))
+def test_an_answer_without_a_confidence_is_withheld_and_a_scorer_without_any_has_no_figure(
+    rows: list[tuple[int, float]],
+) -> None:
+    correct, confidence = arrays(rows)
+    for name, metric in EVERY.items():
+        found = metric(correct, confidence)
+        lowest = -1.0 if name in RANKING else 0.0
+        withheld = metric(correct, np.nan_to_num(confidence, nan=lowest))
+        expected = math.nan if np.isnan(confidence).all() else withheld
+        assert found == pytest.approx(expected, nan_ok=True), name
+
+
+def test_what_is_no_probability_is_not_judged_as_one() -> None:
+    correct, log_probability = np.array([1, 0]), np.array([-0.1, -3.2])
+    for metric in (brier, ece, reliability):
+        with pytest.raises(ValueError, match=r"-3\.2 to -0\.1 is no range of probabilities"):
+            metric(correct, log_probability)
+    with pytest.raises(ValueError, match="0 to 1.01"):
+        brier(correct, np.array([1.01, 0.0]))
+    assert brier(correct, np.array([1 + 1e-7, 0.0])) == 0  # single precision
 
 
 @given(rows)
@@ -213,28 +294,18 @@ def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(rows: list[tu
     correct, confidence = arrays(rows)
     for probability in (np.nan, 1.0, 0.3, 1 / 7):
         weight = row_weights(np.full(len(rows), probability))
-        for name, metric in ALL.items():
+        for name, metric in EVERY.items():
             plain = metric(correct, confidence)
             assert metric(correct, confidence, weight) == plain or math.isnan(plain), name
         assert reliability(correct, confidence, weight) == reliability(correct, confidence)
         pairs = zip(risk_coverage(correct, confidence, weight), risk_coverage(correct, confidence), strict=True)
         assert all(np.array_equal(one, other) for one, other in pairs)
         assert effective_rows(weight) == len(rows)
-    # what these figures were before there were weights
-    assert brier(correct, confidence) == float(np.mean((confidence - correct) ** 2))
+    assert brier(correct, confidence) == pytest.approx(float(np.mean((confidence - correct) ** 2)))
     table = reliability(correct, confidence)
-    assert ece(correct, confidence) == sum(b["rows"] * abs(b["confidence"] - b["accuracy"]) for b in table) / len(rows)
-
-
-def test_the_bootstrap_carries_the_weights() -> None:
-    correct, confidence, groups = grouped(120, 20, 0)
-    scores = {"a": confidence}
-    plain = bootstrap(auroc, correct, scores, groups, 50, 5)["a"]
-    assert np.array_equal(bootstrap(auroc, correct, scores, groups, 50, 5, np.ones(120))["a"], plain)
-    times = np.random.default_rng(0).integers(1, 4, size=120)
-    repeated = {"a": np.repeat(confidence, times)}
-    expected = bootstrap(auroc, np.repeat(correct, times), repeated, np.repeat(groups, times), 50, 5)["a"]
-    assert bootstrap(auroc, correct, scores, groups, 50, 5, times.astype(float))["a"] == pytest.approx(expected)
+    gaps = sum(b["rows"] * abs(b["confidence"] - b["accuracy"]) for b in table)
+    assert ece(correct, confidence) == pytest.approx(gaps / len(rows))
+    assert aurc(correct, confidence) == pytest.approx(risk_coverage(correct, confidence)[1].mean())
 
 
 def test_weights_are_inverse_probabilities_and_what_is_unknown_stands_for_itself() -> None:
@@ -260,6 +331,6 @@ def test_weights_undo_an_uneven_draw() -> None:
     assert mean(correct[drawn]) < 0.3 < 0.55 < mean(correct)
     assert mean(correct[drawn], weight) == pytest.approx(mean(correct), abs=0.02)
     for name in ("brier", "ece", "auprc", "aurc"):
-        whole, naive = ALL[name](correct, confidence), ALL[name](correct[drawn], confidence[drawn])
-        assert ALL[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
+        whole, naive = EVERY[name](correct, confidence), EVERY[name](correct[drawn], confidence[drawn])
+        assert EVERY[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
         assert name == "brier" or abs(naive - whole) > 0.03, name

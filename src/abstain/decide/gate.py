@@ -7,12 +7,14 @@ weighted as in the report, and answers are counted by what they are worth (`metr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import numpy as np
 
 from abstain.evaluate import metrics
+from abstain.evaluate.bootstrap import Estimate, Figure, bootstrap, paired
 from abstain.params import GateParams
 
 
@@ -20,7 +22,8 @@ from abstain.params import GateParams
 class Window:
     """Answers that no version was trained on, scored by everyone. All arrays are (rows,).
 
-    `confidences` holds the challenger's, the champion's where there is one, and the baselines'. `weight` is that of
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` what the
+    challenger's calibration makes of its own (None: they are probabilities as they are). `weight` is that of
     `metrics.row_weights`; None: every answer counts the same.
     """
 
@@ -29,6 +32,7 @@ class Window:
     products: np.ndarray
     confidences: dict[str, np.ndarray]
     weight: metrics.Weight = None
+    probability: np.ndarray | None = None
 
     def precision(self, rows: np.ndarray) -> tuple[float, float]:
         """The share of right answers among `rows` (a mask), and how many equally weighted answers they are worth."""
@@ -36,12 +40,11 @@ class Window:
         return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_rows(weight[rows])
 
     def auroc(self, name: str) -> float:
-        return metrics.auroc(self.correct, self.confidences[name], self.weight)
+        return float(metrics.auroc(self.correct, self.confidences[name], self.weight))
 
-    def bootstrap(self, metric: metrics.Metric, names: Iterable[str], params: GateParams) -> dict[str, np.ndarray]:
-        """`metric` of the named confidences on the same resamples of groups."""
-        chosen = {name: self.confidences[name] for name in names}
-        return metrics.bootstrap(metric, self.correct, chosen, self.groups, params.bootstrap, params.seed, self.weight)
+    def bootstrap(self, figures: Mapping[str, Figure], params: GateParams) -> dict[str, Estimate]:
+        """`figures` on the same resamples of groups."""
+        return bootstrap(figures, self.groups, params.bootstrap, params.seed, self.weight)
 
 
 @dataclass(frozen=True)
@@ -138,23 +141,21 @@ def _new_threshold(measured: Measured) -> Check:
 
 
 def _better(window: Window, rival: str, params: GateParams) -> Check:
-    drawn = window.bootstrap(metrics.auroc, ("probe", rival), params)
-    chance = _chance(drawn["probe"] - drawn[rival])
-    own, other = window.auroc("probe"), window.auroc(rival)
-    says = f"hold-out AUROC {own:.3f} against {other:.3f}; better with chance {chance:.3f}"
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", rival)}
+    drawn = window.bootstrap(aurocs, params)
+    own, other = drawn["probe"], drawn[rival]
+    chance = paired(own, other).chance
+    says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
     return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
 
 
 def _better_than_base_rate(window: Window, measured: Measured, params: GateParams) -> Check:
-    def lift(correct: np.ndarray, confidence: np.ndarray, weight: metrics.Weight) -> float:
-        shown = confidence >= measured.threshold
-        of_shown = metrics.mean(correct[shown], None if weight is None else weight[shown])
-        return of_shown - metrics.mean(correct, weight)
-
-    chance = _chance(window.bootstrap(lift, ("probe",), params)["probe"])
-    own = lift(window.correct, window.confidences["probe"], window.weight)
+    of_shown = partial(metrics.precision, window.correct, window.confidences["probe"], threshold=measured.threshold)
+    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
+    lift = paired(drawn["shown"], drawn["all"])
+    chance = lift.chance
     says = (
-        f"shown answers are right {own:+.3f} more often than all "
+        f"shown answers are right {lift.value:+.3f} more often than all "
         f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
     )
     return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
@@ -195,7 +196,8 @@ def _slices(window: Window, measured: Measured, params: GateParams) -> list[Chec
 
 
 def _calibration(window: Window, params: GateParams) -> Check:
-    value = metrics.ece(window.correct, window.confidences["probe"], window.weight)
+    said = window.confidences["probe"] if window.probability is None else window.probability
+    value = metrics.ece(window.correct, said, window.weight)
     return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
 
 
@@ -209,8 +211,3 @@ def _at_most(name: str, value: float, limit: float, what: str) -> Check:
 
 def _check(name: str, passed: bool, value: float, limit: float, says: str) -> Check:
     return Check(name, bool(passed), float(value), float(limit), says)
-
-
-def _chance(differences: np.ndarray) -> float:
-    """The share of draws that are won; one that is not defined is not."""
-    return float((differences > 0).mean())

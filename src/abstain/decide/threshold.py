@@ -1,8 +1,9 @@
-"""The threshold: show as many answers as possible at a precision that was asked for.
+"""The naive threshold: show as many answers as possible where what was asked for is just reached on these answers.
 
-Where reviewers were given some kinds of answers more often than others, rows are weighted (`metrics.row_weights`), so
-that the promise is about all answers and not about those that were looked at; a few heavy rows are believed no more
-than a few rows (`effective_rows`).
+On others it is missed every second time: what can be promised is said by `promise.promise_threshold`, and this is shown
+beside it. Where reviewers were given some kinds of answers more often than others, rows are weighted
+(`metrics.row_weights`), so that the threshold is for all answers and not for those that were looked at; a few heavy
+rows are believed no more than a few rows (`effective_rows`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import Weight, effective_rows
 from abstain.params import ThresholdParams
+
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class Threshold:
     effective_shown: float
     rows: int
 
+    @property
+    def error_rate(self) -> float:
+        """The share of all answers that are shown and wrong; 0 where nothing is shown."""
+        return self.display_rate * (1 - self.precision) if self.shown else 0.0
+
     def to_dict(self) -> dict[str, float | int]:
         return asdict(self)
 
@@ -38,13 +46,13 @@ class Threshold:
 def tune_threshold(
     confidence: np.ndarray, correct: np.ndarray, params: ThresholdParams, weight: Weight = None
 ) -> Threshold:
-    """The threshold with the highest display rate whose precision is at least the target.
+    """The threshold with the highest display rate whose precision (error rate) is at least (at most) the target.
 
     Args:
         confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,), None for equal ones.
 
     Raises `AbstainError` where no threshold that shows `min_shown` answers reaches the target, with the best
-    precision that one does reach.
+    that one does reach.
     """
     candidates = [operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
     believed = [point for point in candidates if point.effective_shown >= params.min_shown]
@@ -54,15 +62,22 @@ def tune_threshold(
             f"only {len(confidence)} reviewed answers{worth} to tune the threshold on, fewer than "
             f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it"
         )
-    reaching = [point for point in believed if point.precision >= params.target_precision]
+    reaching = [point for point in believed if _short_of(point, params) <= ROUNDING]
     if not reaching:
-        best = max(believed, key=lambda point: (point.precision, point.display_rate))
+        best = min(believed, key=lambda point: (_short_of(point, params), -point.display_rate))
+        precise = params.metric == "precision"
         raise AbstainError(
-            f"no threshold reaches precision {params.target_precision:g} on {best.rows} reviewed answers; within "
-            f"reach: {best.precision:.3f} while showing {best.display_rate:.0%} (threshold {best.threshold:.3f}): "
-            "lower threshold.target_precision, or bring more reviews"
+            f"no threshold reaches {params.metric.replace('_', ' ')} {params.target:g} on {best.rows} reviewed "
+            f"answers; within reach: {best.precision if precise else best.error_rate:.3f} while showing "
+            f"{best.display_rate:.0%} (threshold {best.threshold:.3f}): "
+            f"{'lower' if precise else 'raise'} threshold.target, or bring more reviews"
         )
     return max(reaching, key=lambda point: (point.display_rate, point.threshold))
+
+
+def _short_of(point: Threshold, params: ThresholdParams) -> float:
+    """By how much the target is missed; not above 0 where it is reached."""
+    return params.target - point.precision if params.metric == "precision" else point.error_rate - params.target
 
 
 def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: float, weight: Weight = None) -> Threshold:

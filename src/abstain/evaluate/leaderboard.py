@@ -1,94 +1,113 @@
 """The leaderboard: every scorer of the same answers, by the same metrics, with paired intervals by group.
 
-Two baselines stand in it from the first version on, because a probe that cannot beat them knows nothing:
-`base_rate`, the training set's share of right answers for every row, and `length_only`, a logistic regression
-on the answer's length, which alone can look like confidence.
+Three decisions:
+
+* How a scorer ranks answers is measured on its raw confidence, whatever its scale; what it promises (Brier, ECE,
+  accuracy, F1) on its calibrated probability, whose calibrator was fitted on the validation split. So a calibrator that
+  makes many answers equally likely costs no AUROC, and a log-probability is not judged as if it were a probability.
+* Every scorer is measured on the same resamples of groups, so that its difference to the champion has an interval and a
+  chance of its own: two intervals that overlap say little.
+* An answer without a score is withheld and counted, not left out: left out, a scorer that says nothing about hard
+  answers would look good.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from abstain.decide.threshold import operating_point
+from abstain.errors import AbstainError
 from abstain.evaluate import metrics
+from abstain.evaluate.bootstrap import Estimate, Figure, bootstrap, paired
 
-METRICS: dict[str, metrics.Metric] = {
+Column = np.ndarray | pd.Series
+
+RANKING: dict[str, metrics.Metric] = {
     "auroc": metrics.auroc,
     "auprc": metrics.auprc,
+    "aurc": metrics.aurc,
+    "caught": metrics.caught,
+    "masked": metrics.masked,
+    "caught_over_random": metrics.caught_over_random,
+}
+"""Of the raw confidence; the last three where at most 15 % of the answers are masked."""
+
+CALIBRATION: dict[str, metrics.Metric] = {
     "brier": metrics.brier,
     "ece": metrics.ece,
-    "aurc": metrics.aurc,
+    "accuracy": metrics.accuracy,
+    "f1": metrics.f1,
 }
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """The two baselines, fitted on the training split."""
-
-    base_rate: float
-    length_model: LogisticRegression
-
-    def scores(self, answer_tokens: np.ndarray) -> dict[str, np.ndarray]:
-        """Confidences by name, each (rows,), for answers of `answer_tokens` tokens."""
-        return {
-            "length_only": self.length_model.predict_proba(_length_features(answer_tokens))[:, 1],
-            "base_rate": np.full(len(answer_tokens), self.base_rate),
-        }
-
-
-def fit_baselines(answer_tokens: np.ndarray, correct: np.ndarray, weight: np.ndarray) -> Baselines:
-    """Fit on the training split: token counts (rows,), 0/1 labels (rows,) and weights (rows,)."""
-    model = make_pipeline(StandardScaler(), LogisticRegression())
-    model.fit(_length_features(answer_tokens), correct, logisticregression__sample_weight=weight)
-    return Baselines(float(np.average(correct, weights=weight)), model)
+"""Of the calibrated probability; accuracy and F1 of calling an answer right from 0.5 on."""
 
 
 def leaderboard(
     correct: np.ndarray,
-    confidences: dict[str, np.ndarray],
+    scores: pd.DataFrame | Mapping[str, np.ndarray],
+    calibrated: pd.DataFrame | Mapping[str, np.ndarray],
     groups: np.ndarray,
+    weight: metrics.Weight,
     draws: int,
     seed: int,
-    weight: metrics.Weight = None,
+    champion: str | None,
 ) -> pd.DataFrame:
-    """One row a scorer: each metric of `METRICS`, and the AUROC's 95 % interval by group bootstrap, all weighted."""
-    sampled = metrics.bootstrap(metrics.auroc, correct, confidences, groups, draws, seed, weight)
+    """One row a scorer, in the order of `scores`.
+
+    Args:
+        correct: (rows,) of 0/1. scores: name -> raw confidence (rows,), nan where the scorer cannot say.
+        calibrated: name -> probability (rows,). A scorer that is not in it, or has no probability at all, has no
+            figures of `CALIBRATION`.
+        groups: (rows,). weight: (rows,), None for equal ones. champion: whom the others are compared with, if anyone.
+
+    Returns `scorer`, `unscored` (rows without a score), every metric of `RANKING` and `CALIBRATION` with the bounds of
+    its 95 % interval (`auroc`, `auroc_low`, `auroc_high`), and `auroc_difference`, `auroc_difference_low`,
+    `auroc_difference_high` and `chance_better` against the champion: the share of draws in which it ranks better. What
+    is not defined is nan; so is the champion's difference to itself.
+
+    Raises `AbstainError` when the champion is not among the scorers, `ValueError` when what is calibrated is no
+    probability.
+    """
+    names = [str(name) for name in scores]
+    if champion is not None and champion not in names:
+        raise AbstainError(f"no scorer '{champion}' to compare with: choose one of {', '.join(sorted(names))}")
+    unscored: dict[str, int] = {}
+    figures: dict[tuple[str, str], Figure] = {}
+    for name in names:
+        raw, probability = _withheld(scores[name], calibrated.get(name))
+        unscored[name] = int(np.isnan(raw).sum())
+        figures |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING.items()}
+        figures |= {(name, metric): partial(function, correct, probability) for metric, function in CALIBRATION.items()}
+    found = bootstrap(figures, groups, draws, seed, weight)
     rows = []
-    for name, confidence in confidences.items():
-        low, high = metrics.interval(sampled[name])
-        values = {metric: function(correct, confidence, weight) for metric, function in METRICS.items()}
-        rows.append({"scorer": name, **values, "auroc_low": low, "auroc_high": high})
+    for name in names:
+        row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}
+        for metric in (*RANKING, *CALIBRATION):
+            row |= _bounded(metric, found[name, metric])
+        other = None if champion in (None, name) else found[str(champion), "auroc"]
+        rows.append(row | _compared(found[name, "auroc"], other))
     return pd.DataFrame(rows)
 
 
-def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that an expert judged: thumbs say useful, not correct, and are no test."""
-    return frame[frame["source"] == "sme"]
+def _withheld(raw: Column, probability: Column | None) -> tuple[np.ndarray, np.ndarray]:
+    """Both as (rows,) of floats, nan where either of them is; a scorer without a calibrator keeps its raw ones."""
+    raw = np.asarray(raw, dtype=float)
+    calibrated = np.full(len(raw), np.nan) if probability is None else np.asarray(probability, dtype=float)
+    if np.isnan(calibrated).all():
+        return raw, calibrated
+    unknown = np.isnan(raw) | np.isnan(calibrated)
+    return np.where(unknown, np.nan, raw), np.where(unknown, np.nan, calibrated)
 
 
-def threshold_table(
-    correct: np.ndarray, confidence: np.ndarray, tuned: float, weight: metrics.Weight = None
-) -> pd.DataFrame:
-    """Precision, recall and mask rate, weighted, at 0.0, 0.1 ... 0.9 and at the tuned threshold (paper, table 2)."""
-    thresholds = sorted({*(step / 10 for step in range(10)), tuned})
-    points = [operating_point(confidence, correct, t, weight) for t in thresholds]
-    return pd.DataFrame(
-        {
-            "threshold": [p.threshold for p in points],
-            "precision": [p.precision for p in points],
-            "recall": [p.recall for p in points],
-            "display_rate": [p.display_rate for p in points],
-            "mask_rate": [1 - p.display_rate for p in points],
-            "tuned": [p.threshold == tuned for p in points],
-        }
-    )
+def _bounded(name: str, estimate: Estimate) -> dict[str, float]:
+    low, high = estimate.interval
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def _length_features(answer_tokens: np.ndarray) -> np.ndarray:
-    return np.column_stack([answer_tokens, np.log1p(answer_tokens)])
+def _compared(own: Estimate, champion: Estimate | None) -> dict[str, float]:
+    difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired(own, champion)
+    chance = np.nan if np.isnan(difference.value) else difference.chance
+    return {**_bounded("auroc_difference", difference), "chance_better": chance}

@@ -1,22 +1,51 @@
-"""Metrics of a confidence, and how sure they are: one vocabulary for every scorer.
+"""Metrics of a confidence: one vocabulary for every scorer.
 
-`correct` is 0/1, `confidence` in [0, 1], both of shape (rows,). A metric that is not defined for the rows at
-hand (an AUROC of one class) is nan, never a made-up figure.
+`correct` is 0/1 and `confidence` higher where an answer is more likely right, both (rows,). Three decisions:
 
-`weight` (rows,) says how many answers of the whole each row stands for, `row_weights`: where reviewers were given some
-kinds of answers more often than others, only weighted figures are those of all answers (Horvitz-Thompson, in Hajek's
-ratio form). Without weights every row stands for itself, and equal weights give the same figures to the last bit.
+* `weight` is (rows,), how many answers of the whole each row stands for, and a metric then is a float; or it is
+  (draws, rows), and a metric is (draws,), all draws computed at once: a bootstrap draw says how often each row was
+  drawn, which is a weight (`bootstrap`). Where reviewers were given some kinds of answers more often than others, only
+  weighted figures are those of all answers (`row_weights`; Horvitz-Thompson, in Hajek's ratio form). Without weights,
+  as with equal ones, every row stands for itself.
+* What is not defined for the rows at hand (an AUROC of one class, a precision of nothing) is nan, never made up.
+* A confidence that is nan is that of a scorer that cannot say: the answer is withheld, so it ranks below all others,
+  and its probability to be right counts as 0. Where no answer has a confidence, every figure is nan.
+
+`auroc`, `auprc`, `aurc` and the `caught` family look at the order alone, so that any scale will do; `brier`, `ece` and
+`reliability` need a probability and raise `ValueError` of anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol
 
 import numpy as np
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 Weight = np.ndarray | None
-Metric = Callable[[np.ndarray, np.ndarray, Weight], float]
+
+
+class Metric(Protocol):
+    """A float with a `weight` of (rows,) or none, (draws,) with one of (draws, rows)."""
+
+    def __call__(self, correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, **options: float) -> Any: ...
+
+
+def _metric(figure: Callable[..., np.ndarray]) -> Metric:
+    """`figure`, written for weights (draws, rows) and rows that have a confidence, as the metric of all of them."""
+
+    @wraps(figure)
+    def metric(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, **options: float) -> Any:
+        confidence = np.asarray(confidence, dtype=float)
+        drawn = np.ones(len(confidence)) if weight is None else weight
+        if np.isnan(confidence).all():  # of no rows, too
+            values = np.full(len(np.atleast_2d(drawn)), np.nan)
+        else:
+            values = figure(np.asarray(correct), confidence, np.atleast_2d(drawn), **options)
+        return float(values[0]) if drawn.ndim == 1 else values
+
+    return metric
 
 
 def row_weights(inclusion_probability: np.ndarray) -> np.ndarray:
@@ -36,112 +65,197 @@ def effective_rows(weight: np.ndarray) -> float:
     return float(weight.sum() ** 2 / (weight**2).sum())
 
 
-def mean(values: np.ndarray, weight: Weight = None) -> float:
-    """The weighted mean; nan of nothing."""
-    return float(np.average(values, weights=weight)) if len(values) else float("nan")
+def mean(values: np.ndarray, weight: Weight = None) -> Any:
+    """The weighted mean of `values` (rows,), as a metric gives it; nan of nothing."""
+    drawn = np.ones(len(values)) if weight is None else weight
+    means = _ratio(_sum(np.atleast_2d(drawn), values), np.atleast_2d(drawn).sum(axis=1))
+    return float(means[0]) if drawn.ndim == 1 else means
 
 
-def auroc(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None) -> float:
-    """Area under the ROC curve: the chance that a right answer outscores a wrong one."""
-    if len(np.unique(correct)) < 2:
-        return float("nan")
-    return float(roc_auc_score(correct, confidence, sample_weight=weight))
+@_metric
+def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Area under the ROC curve: the chance that a right answer outscores a wrong one; ties count half."""
+    right, wrong = _shown(correct, confidence, weight)
+    # Trapezes: between two confidences, the wrong answers that are added times the right ones above, half of the new.
+    above = np.diff(right, axis=1, prepend=0)
+    np.subtract(right, above / 2, out=above)
+    above *= np.diff(wrong, axis=1, prepend=0)
+    return _ratio(above.sum(axis=1), right[:, -1] * wrong[:, -1])
 
 
-def auprc(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None) -> float:
+@_metric
+def auprc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Average precision; the base rate is its chance level."""
-    if not correct.any():
-        return float("nan")
-    return float(average_precision_score(correct, confidence, sample_weight=weight))
+    right, wrong = _shown(correct, confidence, weight)
+    precision = _ratio(right, right + wrong, otherwise=0.0)
+    return _ratio((np.diff(right, axis=1, prepend=0) * precision).sum(axis=1), right[:, -1])
 
 
-def brier(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None) -> float:
-    """Mean squared difference between confidence and outcome; lower is better."""
-    return float(np.average((confidence - correct) ** 2, weights=weight))
+@_metric
+def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Area under the risk-coverage curve, the mean of `risk_coverage`'s risk; lower is better."""
+    right, wrong = _shown(correct, confidence, weight)
+    shown = right + wrong
+    risk = _ratio(wrong, shown, otherwise=0.0)
+    return _ratio((np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1), shown[:, -1])
+
+
+@_metric
+def caught(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
+    """The share of all errors that are among the `masked` answers."""
+    wrong, _ = _withheld(correct, confidence, weight, share)
+    return wrong
+
+
+@_metric
+def masked(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
+    """The share of answers that are masked where at most `share`, below 1, may be, the least confident first.
+
+    Equally confident answers are masked together or not at all, so it may be much less, or 0.
+    """
+    _, of_all = _withheld(correct, confidence, weight, share)
+    return of_all
+
+
+@_metric
+def caught_over_random(
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
+) -> np.ndarray:
+    """How many times the errors that masking as many answers at random catches; nan where nothing is masked."""
+    wrong, of_all = _withheld(correct, confidence, weight, share)
+    return _ratio(wrong, of_all)
+
+
+@_metric
+def brier(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Mean squared difference between probability and outcome; lower is better."""
+    return _ratio(_sum(weight, (_probability(confidence) - correct) ** 2), weight.sum(axis=1))
+
+
+@_metric
+def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, bins: int = 10) -> np.ndarray:
+    """Expected calibration error: the rows' mean gap between probability and accuracy over equal-width bins."""
+    probability = _probability(confidence)
+    where = _bins(probability, bins)
+    gap, total = probability - correct, np.zeros(len(weight))
+    for b in np.unique(where):
+        total += abs(_sum(np.compress(where == b, weight, axis=1), gap[where == b]))
+    return _ratio(total, weight.sum(axis=1))
+
+
+@_metric
+def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+    """The share of answers that are right and shown, or wrong and withheld, at `threshold`."""
+    return _ratio(_sum(weight, (confidence >= threshold) == (correct == 1)), weight.sum(axis=1))
+
+
+@_metric
+def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+    """The harmonic mean of `precision` and `recall`; nan where nothing is shown and nothing right."""
+    shown = confidence >= threshold
+    return _ratio(2 * _sum(weight, shown & (correct == 1)), _sum(weight, shown) + _sum(weight, correct))
+
+
+@_metric
+def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+    """The share of right answers among those shown, with a confidence of at least `threshold`; nan of none."""
+    shown = confidence >= threshold
+    return _ratio(_sum(weight, shown & (correct == 1)), _sum(weight, shown))
+
+
+@_metric
+def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+    """The share of the right answers that is shown; nan where none is right."""
+    return _ratio(_sum(weight, (confidence >= threshold) & (correct == 1)), _sum(weight, correct))
+
+
+@_metric
+def display_rate(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+    """The share of answers that is shown."""
+    return _ratio(_sum(weight, confidence >= threshold), weight.sum(axis=1))
 
 
 def reliability(
     correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, bins: int = 10
 ) -> list[dict[str, float]]:
-    """Per equal-width confidence bin that holds rows: mean confidence, accuracy, rows."""
-    where = _bins(confidence, bins)
+    """Per equal-width bin of probability that holds rows: mean confidence, accuracy, rows. `weight` is (rows,)."""
+    probability = _probability(np.asarray(confidence, dtype=float))
+    where = _bins(probability, bins)
+    weight = np.ones(len(where)) if weight is None else weight
     return [
         {
-            "confidence": mean(confidence[where == b], _part(weight, where == b)),
-            "accuracy": mean(correct[where == b], _part(weight, where == b)),
+            "confidence": mean(probability[where == b], weight[where == b]),
+            "accuracy": mean(correct[where == b], weight[where == b]),
             "rows": int((where == b).sum()),
         }
         for b in np.unique(where)
     ]
 
 
-def ece(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, bins: int = 10) -> float:
-    """Expected calibration error: the rows' mean gap between confidence and accuracy over equal-width bins."""
-    where = _bins(confidence, bins)
-    counted = np.ones(len(correct)) if weight is None else weight
-    held = [counted[where == b].sum() for b in np.unique(where)]
-    table = reliability(correct, confidence, weight, bins)
-    gaps = (w * abs(b["confidence"] - b["accuracy"]) for b, w in zip(table, held, strict=True))
-    return float(sum(gaps) / counted.sum())
-
-
 def risk_coverage(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage and selective risk as answers are shown from the most confident on; both (rows,).
+    """Coverage and selective risk as answers are shown from the most confident on; both (rows,), as is `weight`.
 
     Equally confident answers are shown together, so the curve does not depend on the order of the rows.
     """
-    order = np.argsort(-confidence, kind="stable")
-    ordered = np.ones(len(correct)) if weight is None else weight[order]
+    confidence = np.asarray(confidence, dtype=float)
+    order, ends = _ranking(confidence)
+    ordered = np.ones(len(order)) if weight is None else weight[order]
     shown, wrong = np.cumsum(ordered), np.cumsum(ordered * (1 - correct[order]))
-    _, tied = np.unique(-confidence, return_counts=True)
-    ends = np.cumsum(tied) - 1
-    return shown / shown[-1:], np.repeat(wrong[ends] / shown[ends], tied)
+    return shown / shown[-1:], np.repeat(wrong[ends] / shown[ends], np.diff(ends, prepend=-1))
 
 
-def aurc(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None) -> float:
-    """Area under the risk-coverage curve; lower is better."""
-    risk = risk_coverage(correct, confidence, weight)[1]
-    return mean(risk, _part(weight, np.argsort(-confidence, kind="stable")))
+def _shown(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many right and how many wrong answers have at least each distinct confidence, highest first.
 
-
-def bootstrap(
-    metric: Metric,
-    correct: np.ndarray,
-    confidences: dict[str, np.ndarray],
-    groups: np.ndarray,
-    draws: int,
-    seed: int,
-    weight: Weight = None,
-) -> dict[str, np.ndarray]:
-    """`metric` of every scorer on the same resamples: name -> (draws,), some of them nan.
-
-    Whole groups are drawn with replacement, because answers about one document err together; a row keeps its weight.
-    The draws are paired: differences between two scorers may be taken draw by draw.
+    Both (draws, distinct confidences). Each is summed by itself: a difference of sums would turn no wrong answer into
+    1e-16 of one, and what is not defined into a figure.
     """
-    generator = np.random.default_rng(seed)
-    rows_of = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    values: dict[str, list[float]] = {name: [] for name in confidences}
-    for _ in range(draws):
-        drawn = generator.integers(len(rows_of), size=len(rows_of))
-        rows = np.concatenate([rows_of[i] for i in drawn])
-        own = _part(weight, rows)
-        for name, confidence in confidences.items():
-            values[name].append(metric(correct[rows], confidence[rows], own))
-    return {name: np.array(column) for name, column in values.items()}
+    order, ends = _ranking(confidence)
+    ordered = np.take(weight, order, axis=1)
+    sums = (np.cumsum(ordered * of_class, axis=1) for of_class in (correct[order], 1 - correct[order]))
+    right, wrong = (total if len(ends) == len(order) else total[:, ends] for total in sums)
+    return right, wrong
 
 
-def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The central percentile interval of bootstrap `draws`, nan draws left out."""
-    known = draws[~np.isnan(draws)]
-    if not len(known):
-        return float("nan"), float("nan")
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def _ranking(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows, most confident first and nan last, and the last place of each run of equally confident ones."""
+    order = np.argsort(-confidence, kind="stable")
+    above, below = confidence[order[:-1]], confidence[order[1:]]
+    differ = (above != below) & ~(np.isnan(above) & np.isnan(below))
+    return order, np.append(np.flatnonzero(differ), np.arange(len(order))[-1:])
 
 
-def _part(weight: Weight, rows: np.ndarray) -> Weight:
-    return None if weight is None else weight[rows]
+def _withheld(
+    correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The shares of all errors and of all answers that are masked where at most `share` may be; both (draws,)."""
+    right, wrong = _shown(correct, confidence, weight)
+    shown = right + wrong
+    below = shown[:, -1:] - shown
+    # A share that fits exactly must not fail by the rounding of sums.
+    first = (below > share * shown[:, -1:] * (1 + 1e-9)).sum(axis=1, keepdims=True)
+    errors = wrong[:, -1] - np.take_along_axis(wrong, first, axis=1)[:, 0]
+    return _ratio(errors, wrong[:, -1]), _ratio(np.take_along_axis(below, first, axis=1)[:, 0], shown[:, -1])
 
 
-def _bins(confidence: np.ndarray, bins: int) -> np.ndarray:
-    return np.asarray(np.minimum((confidence * bins).astype(int), bins - 1))
+def _sum(weight: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The sum of `values` (rows,) under every draw. Not `@`: its last bits may differ with the number of threads."""
+    return np.asarray((weight * values).sum(axis=1))
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray, otherwise: float = np.nan) -> np.ndarray:
+    """`part / whole`, `otherwise` where the whole is nothing."""
+    filled = np.full(np.shape(whole), otherwise)
+    np.divide(part, whole, out=filled, where=whole > 0)
+    return filled
+
+
+def _probability(confidence: np.ndarray) -> np.ndarray:
+    known = confidence[~np.isnan(confidence)]
+    if len(known) and (known.min() < -1e-6 or known.max() > 1 + 1e-6):
+        raise ValueError(f"{known.min():g} to {known.max():g} is no range of probabilities: calibrate the scores first")
+    return np.clip(np.where(np.isnan(confidence), 0.0, confidence), 0, 1)
+
+
+def _bins(probability: np.ndarray, bins: int) -> np.ndarray:
+    return np.asarray(np.minimum((probability * bins).astype(int), bins - 1))

@@ -1,0 +1,61 @@
+"""The tables behind the plots, which DVC plots too: a row a point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import roc_curve
+
+from abstain.evaluate import metrics
+
+BINS = 20
+
+
+def roc(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
+    """`scorer`, `false_positive_rate`, `true_positive_rate`; an answer without a score is the last to be shown."""
+    parts = []
+    for name in scores:
+        false_positive, true_positive, _ = roc_curve(correct, _known(scores[name]), sample_weight=weight)
+        parts.append(
+            pd.DataFrame({"scorer": name, "false_positive_rate": false_positive, "true_positive_rate": true_positive})
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def risk_coverage(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
+    """`scorer`, `coverage`, `risk`: the share of errors among the shown, as more and more is shown."""
+    parts = []
+    for name in scores:
+        coverage, risk = metrics.risk_coverage(correct, scores[name].to_numpy(), weight)
+        parts.append(pd.DataFrame({"scorer": name, "coverage": coverage, "risk": risk}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
+    """`kind` (raw or calibrated), `confidence`, `accuracy`, `rows`: a row a bin of confidence that holds answers."""
+    bins = {"raw": raw, "calibrated": calibrated}
+    return pd.DataFrame(
+        [{"kind": kind, **row} for kind, of in bins.items() for row in metrics.reliability(correct, of, weight)]
+    )
+
+
+def histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
+    """`bin_low`, `bin_high`, and the share of all answers that is `right` and `wrong` in it."""
+    edges = np.linspace(0, 1, BINS + 1)
+    table = pd.DataFrame({"bin_low": edges[:-1], "bin_high": edges[1:]})
+    for name, label in (("right", 1), ("wrong", 0)):
+        of = correct == label
+        table[name] = np.histogram(confidence[of], edges, weights=weight[of])[0] / weight.sum()
+    return table
+
+
+def spearman(scores: pd.DataFrame, names: Sequence[str]) -> dict[str, object]:
+    """`names` and the `matrix` of their rank correlations, of the answers that all of them score."""
+    known = scores[list(names)].dropna()
+    return {"names": list(names), "matrix": known.rank().corr().to_numpy().tolist()}
+
+
+def _known(scores: pd.Series) -> np.ndarray:
+    return np.asarray(scores.fillna(-1.0).to_numpy())
