@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ import pandas as pd
 from abstain.errors import AbstainError
 from abstain.params import SplitParams
 
+Row = TypeVar("Row")
 Split = Literal["train", "validation", "holdout", "newest", "excluded"]
 
 NEEDED: tuple[Split, ...] = ("train", "validation", "holdout")
@@ -93,3 +94,13 @@ def _remedy(split: Split, by: str) -> str:
         return "ingest feedback on what was asked from split.holdout_from to split.holdout_frozen_at, or move these"
     fraction = ", raise split.validation" if split == "validation" else ""
     return f"too few groups are asked about only before split.holdout_from: move that{fraction}, or split by group"
+
+
+def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the training table that an expert judged: thumbs say useful, not correct, and are no test."""
+    return frame[frame["source"] == "sme"]
+
+
+def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
+    """Those of `rows`, one a row of the training table, that are in the hold-out and were judged by an expert."""
+    return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "sme")).tolist()]

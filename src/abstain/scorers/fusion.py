@@ -1,0 +1,127 @@
+"""Fusion: one confidence out of all others, by stacking (Wolpert 1992).
+
+Two decisions:
+
+* It learns from confidences of training answers that nothing of theirs was fitted to: the probes' out-of-fold ones.
+  Confidences of answers that a probe was trained on would teach it to trust that probe alone.
+* Logistic regression on the scores' log-odds, with as much regularisation as cross-validation by group asks for: its
+  coefficients say in the report which scores it listens to, and it is stored as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.errors import AbstainError
+from abstain.scorers.base import Labels
+
+EDGE = 1e-4
+"""Scores are kept this far from 0 and 1, whose log-odds are infinite."""
+STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0))
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The fitted fusion: per score `mean` and `scale` of its log-odds, `coefficient`, and that of being `missing`."""
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    coefficient: tuple[float, ...]
+    missing: tuple[float, ...]
+    intercept: float
+    strength: float
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """How far it listens to each score, per standard deviation of that score's log-odds."""
+        return dict(zip(self.names, self.coefficient, strict=True))
+
+    def score(self, scores: pd.DataFrame) -> np.ndarray:
+        """Confidences, float64 (rows,), of answers whose scores are the columns `names`, nan where one is missing."""
+        z = _inputs(scores, self.names, np.array(self.mean), np.array(self.scale)) @ np.array(
+            [*self.coefficient, *self.missing]
+        )
+        return np.asarray(1 / (1 + np.exp(-(z + self.intercept))))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Fusion:
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        return cls(**fields)
+
+
+def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
+    """Fit to training answers: `scores` (rows, scorers) in [0, 1] or nan, the trained scorers' out of fold.
+
+    Raises `AbstainError` where the answers are all right, or all wrong.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    if len(np.unique(labels.correct[labels.weight > 0])) < 2:
+        raise AbstainError("the train split has answers of one class only: bring feedback of both kinds")
+    names = tuple(name for name in scores.columns if scores[name].nunique() > 1)
+    if not names:
+        raise AbstainError("no scorer tells one answer from another: nothing to fuse")
+    odds = _log_odds(scores, names)
+    mean = np.nanmean(odds, axis=0)
+    scale = np.nanstd(odds, axis=0).clip(1e-9)
+    inputs = _inputs(scores, names, mean, scale)
+    folds = _folds(labels.groups)
+
+    def loss(strength: float) -> float:
+        total = 0.0
+        for fold in np.unique(folds):
+            learnt, held = folds != fold, folds == fold
+            if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) < 2:
+                continue
+            model = LogisticRegression(C=strength, max_iter=2000)
+            model.fit(inputs[learnt], labels.correct[learnt], sample_weight=labels.weight[learnt])
+            p = model.predict_proba(inputs[held])[:, 1].clip(1e-9, 1 - 1e-9)
+            right = labels.correct[held]
+            total -= float((labels.weight[held] * (right * np.log(p) + (1 - right) * np.log(1 - p))).sum())
+        return total
+
+    strength = min(STRENGTHS, key=loss)
+    model = LogisticRegression(C=strength, max_iter=2000)
+    model.fit(inputs, labels.correct, sample_weight=labels.weight)
+    coefficients = model.coef_[0].tolist()
+    return Fusion(
+        names=names,
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        coefficient=tuple(coefficients[: len(names)]),
+        missing=tuple(coefficients[len(names) :]),
+        intercept=float(model.intercept_[0]),
+        strength=strength,
+    )
+
+
+def _log_odds(scores: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:
+    values = scores[list(names)].to_numpy(float).clip(EDGE, 1 - EDGE)
+    return np.asarray(np.log(values / (1 - values)))
+
+
+def _inputs(scores: pd.DataFrame, names: tuple[str, ...], mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """(rows, 2 x scorers): standardised log-odds, 0 where one is missing, and a column that says so."""
+    standardised = (_log_odds(scores, names) - mean) / scale
+    gone = np.isnan(standardised)
+    return np.hstack([np.where(gone, 0.0, standardised), gone.astype(float)])
+
+
+def _folds(groups: np.ndarray) -> np.ndarray:
+    from sklearn.model_selection import GroupKFold
+
+    number = min(FOLDS, len(np.unique(groups)))
+    folds = np.zeros(len(groups), int)
+    if number > 1:
+        for fold, (_, held) in enumerate(GroupKFold(number).split(groups, groups=groups)):
+            folds[held] = fold
+    return folds

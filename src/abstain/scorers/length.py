@@ -1,0 +1,45 @@
+"""Length alone: a scorer that reads nothing but how long the answer is. What does not beat it knows nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abstain.errors import AbstainError
+from abstain.features.readings import Reading
+from abstain.scorers.base import Answers, Labels
+
+
+@dataclass(frozen=True)
+class LengthOnly:
+    """Logistic regression on the answer's length in characters, and its logarithm."""
+
+    name: str = "length_only"
+    readings: tuple[Reading, ...] = ()
+    model: Any = None
+
+    def fit(self, answers: Answers, labels: Labels) -> LengthOnly:
+        """Fitted to training answers. Raises `AbstainError` where all of them are right, or all wrong."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        if len(np.unique(labels.correct[labels.weight > 0])) < 2:
+            raise AbstainError(
+                "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
+            )
+        model = make_pipeline(StandardScaler(), LogisticRegression())
+        model.fit(_lengths(answers), labels.correct, logisticregression__sample_weight=labels.weight)
+        return LengthOnly(model=model)
+
+    def score(self, answers: Answers) -> np.ndarray:
+        if not len(answers):
+            return np.empty(0)
+        return np.asarray(self.model.predict_proba(_lengths(answers))[:, 1])
+
+
+def _lengths(answers: Answers) -> np.ndarray:
+    characters = np.array([len(one.answer) for one in answers.interactions], float)
+    return np.column_stack([characters, np.log1p(characters)])

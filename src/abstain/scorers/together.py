@@ -1,0 +1,66 @@
+"""All scorers of one retrain, fitted, as one table of confidences: a row an answer, a column a scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from abstain.models.onnx_probe import OnnxProbe
+from abstain.models.probes.base import Probe, predict_confidence
+from abstain.scorers.fusion import Fusion
+
+SERVED, FUSION, LENGTH_ONLY, BASE_RATE = "probe", "fusion", "length_only", "base_rate"
+Kind = Literal["served probe", "probe", "signal", "fusion", "baseline"]
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """The served file, the zoo by architecture, the fusion, and the training answers' share of right ones.
+
+    The zoo's probe that is served stands in a table once, as `probe`, with the confidences of the served file.
+    """
+
+    served: OnnxProbe
+    zoo: Mapping[str, Probe]
+    fusion: Fusion
+    base_rate: float
+
+    @property
+    def architecture(self) -> str:
+        """That of the zoo's probe that is served."""
+        return self.served.metadata["architecture"]
+
+    def table(self, states: Sequence[Tensor], signals: pd.DataFrame) -> pd.DataFrame:
+        """Raw confidences, float64 (rows, scorers), nan where a scorer cannot say, with the index of `signals`.
+
+        Args:
+            states: S_in of every answer. signals: (rows, signals), as the stage `features` writes them.
+        """
+        probes = {name: predict_confidence(probe, states).numpy().astype(float) for name, probe in self.zoo.items()}
+        scores = signals.assign(**probes)
+        table = {SERVED: self.served.confidence(states).astype(float), FUSION: self.fusion.score(scores)}
+        others = scores.drop(columns=self.architecture)
+        return pd.DataFrame(table, signals.index).join(others).assign(**{BASE_RATE: self.base_rate})
+
+    def kinds(self, names: Sequence[str]) -> dict[str, Kind]:
+        """What each of the scorers of a table is."""
+        return {name: self._kind(name) for name in names}
+
+    def _kind(self, name: str) -> Kind:
+        if name == SERVED:
+            return "served probe"
+        if name == FUSION:
+            return "fusion"
+        if name in (LENGTH_ONLY, BASE_RATE):
+            return "baseline"
+        return "probe" if name in self.zoo else "signal"
+
+
+def base_rate(correct: np.ndarray, weight: np.ndarray) -> float:
+    """The weighted share of right answers, of training answers (rows,)."""
+    return float(np.average(correct, weights=weight))

@@ -1,0 +1,50 @@
+"""The verbalised probability: the base model is asked for a number from 0 to 1 (Tian et al. 2023, in Baak 2024).
+
+A reply that holds no such number has no score: it is counted by the leaderboard (`unscored`), and withheld.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from abstain.contracts import Interaction
+from abstain.features.readings import Reading
+from abstain.llm.asks import Generate
+from abstain.scorers.base import Signal
+
+TOKENS = 12
+CUT_OFF = re.compile(r"[\d.,]+ *\Z")
+"""A number at which a reply was cut off may have gone on: "0." is not 0."""
+_NUMBER = r"(\d+(?:[.,]\d+)?|\.\d+)"
+PROBABILITY = re.compile(
+    rf"(?<![\w.,/−-]){_NUMBER}(?:\s*(%|per ?cent\b)|\s*(?:/|(?:out )?of)\s*{_NUMBER})?(?![\w%/]|[.,]\d)", re.IGNORECASE
+)
+
+
+def verbalised_signal(tokenizer: Any) -> Signal:
+    """The scorer for a base model that writes by `tokenizer`."""
+
+    def of_row(_: Interaction, found: Sequence[Tensor]) -> float:
+        tokens = [int(token) for token in found[0][:, 0]]
+        reply = tokenizer.decode(tokens, skip_special_tokens=True)
+        ended = tokens[-1] == tokenizer.eos_token_id
+        return probability(reply if ended else CUT_OFF.sub("", reply))
+
+    return Signal("verbalised", (Reading(Generate(TOKENS), "probability"),), of_row)
+
+
+def probability(reply: str) -> float:
+    """The first number of `reply`: "0.85", "0,85", "85 %", "8/10", "8 out of 10", and of a range its beginning.
+
+    nan where there is none, or it is not from 0 to 1.
+    """
+    match = PROBABILITY.search(reply)
+    if match is None:
+        return float("nan")
+    value, whole = (float((number or "1").replace(",", ".")) for number in (match[1], match[3]))
+    share = value / (100 if match[2] else whole) if whole else float("nan")
+    return share if 0 <= share <= 1 else float("nan")

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from abstain.params import LLMParams
+from abstain.settings import Settings
+from tests.llm.conftest import embedded, real_settings
+
+__all__ = ["embedded", "real_settings"]
+
+torch.set_num_threads(1)  # tiny models: more threads only wait for each other
+
+
+@pytest.fixture(scope="session")
+def embedded_params() -> LLMParams:
+    return LLMParams(
+        model="smollm2-135m-instruct", layout="rag-chatml-v1", layer=16, site="residual", too_long="refuse"
+    )
+
+
+@pytest.fixture(scope="session")
+def float32_settings(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """An empty feature cache, the copy of the embedded model that is there, and arithmetic that others can repeat."""
+    home: Path = tmp_path_factory.mktemp("float32")
+    real_settings.models.mkdir(parents=True, exist_ok=True)
+    (home / "models").symlink_to(real_settings.models)
+    return Settings(home=home, device="cpu", dtype="float32")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from abstain.errors import AbstainError
+from abstain.scorers.base import Labels
+from abstain.scorers.fusion import Fusion, fit_fusion
+
+
+def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
+    """Two scores that know different halves of the truth, one that knows nothing, and one that never changes."""
+    generator = np.random.default_rng(seed)
+    first, second = generator.normal(size=(2, rows))
+    correct = (first + second + 0.5 * generator.normal(size=rows) > 0).astype(int)
+    scores = pd.DataFrame(
+        {
+            "one": 1 / (1 + np.exp(-first)),
+            "two": 1 / (1 + np.exp(-second)),
+            "noise": generator.random(rows),
+            "flat": 0.5,
+        }
+    )
+    return scores, Labels(correct, np.ones(rows), generator.integers(40, size=rows))
+
+
+def test_it_knows_more_than_each_of_its_parts() -> None:
+    fusion = fit_fusion(*table())
+    scores, labels = table(seed=1)
+    fused = roc_auc_score(labels.correct, fusion.score(scores))
+    assert fused > max(roc_auc_score(labels.correct, scores[name]) for name in ("one", "two")) + 0.05
+    assert abs(fusion.coefficients["noise"]) < 0.2 * min(fusion.coefficients[name] for name in ("one", "two"))
+    assert "flat" not in fusion.names
+
+
+def test_a_missing_score_counts_for_nothing_but_that_it_is_missing() -> None:
+    scores, labels = table()
+    scores.loc[::7, "noise"] = np.nan
+    fusion = fit_fusion(scores, labels)
+    one = scores.iloc[[1]].copy()
+    found = {}
+    for noise in (0.01, 0.99, np.nan):
+        found[noise] = float(fusion.score(one.assign(noise=noise))[0])
+    assert np.isfinite(list(found.values())).all()
+    only_gone = fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan)))
+    assert len(set(only_gone)) == 1 and 0 < only_gone[0] < 1
+
+
+def test_answers_that_were_always_unscored_when_wrong_teach_it_that() -> None:
+    scores, labels = table()
+    scores = scores.assign(told=np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan))
+    fusion = fit_fusion(scores, labels)
+    assert fusion.missing[fusion.names.index("told")] < -0.2
+
+
+def test_scores_of_exactly_0_and_1_are_ordinary_numbers() -> None:
+    scores, labels = table()
+    fusion = fit_fusion(scores.assign(one=scores["one"].round()), labels)
+    assert np.isfinite(fusion.score(scores.assign(one=0.0))).all()
+
+
+def test_weights_count_as_repetitions() -> None:
+    scores, labels = table(200)
+    twice = Labels(labels.correct, np.where(np.arange(200) < 100, 2.0, 0.0), labels.groups)
+    half = Labels(labels.correct[:100], np.full(100, 2.0), labels.groups[:100])
+    # Standardised by all rows, so the same predictions come from other coefficients: only nearly equal.
+    a, b = fit_fusion(scores, twice), fit_fusion(scores.iloc[:100], half)
+    assert np.corrcoef(a.score(scores), b.score(scores))[0, 1] > 0.99
+
+
+def test_it_survives_json_to_the_last_bit() -> None:
+    scores, labels = table(100)
+    fusion = fit_fusion(scores, labels)
+    again = Fusion.from_dict(json.loads(json.dumps(fusion.to_dict())))
+    assert again == fusion and np.array_equal(again.score(scores), fusion.score(scores))
+
+
+def test_nothing_to_learn_from_is_said() -> None:
+    scores, labels = table(50)
+    with pytest.raises(AbstainError, match="^the train split has answers of one class only"):
+        fit_fusion(scores, Labels(np.ones(50), labels.weight, labels.groups))
+    with pytest.raises(AbstainError, match="^no scorer tells one answer from another"):
+        fit_fusion(scores[["flat"]], labels)
+    assert fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).strength > 0  # one group alone
