@@ -1,0 +1,122 @@
+"""What changes when the probe listens elsewhere, or has never heard of a product: a probe is trained for each case.
+
+Both are judged as the served probe is: trained on the training split, a threshold tuned on validation, measured on the
+reviewed hold-out, weighted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from abstain.decide.threshold import tune_threshold
+from abstain.errors import AbstainError
+from abstain.evaluate.bootstrap import Resamples, bootstrap
+from abstain.evaluate.masking import at_threshold
+from abstain.evaluate.metrics import auroc, effective_rows, row_weights
+from abstain.feedback.splits import reviewed
+from abstain.models.fitting import fit_probe
+from abstain.models.probes.base import predict_confidence
+from abstain.models.rows import Rows
+from abstain.params import Architecture, ProbeParams, ThresholdParams
+
+Take = Callable[[pd.Index], Sequence[Tensor]]
+"""The states of some rows of the data set, in their order."""
+
+
+def listening_row(
+    frame: pd.DataFrame,
+    take: Take,
+    architecture: Architecture,
+    probe: ProbeParams,
+    threshold: ThresholdParams,
+    resamples: Resamples,
+    rouge: np.ndarray,
+) -> dict[str, Any]:
+    """One row of the paper's table 4: a probe on the states of `take`, with the threshold that validation asks for.
+
+    `frame`: the data set. `rouge`: of every row of `frame`, nan where there is no ideal answer. Where the target is out
+    of reach on validation, there is a `note`, and no threshold.
+    """
+    train = frame[frame["split"] == "train"]
+    fitted = fit_probe(architecture, rows_of(train, take), train["group"].to_numpy(), probe)
+    judged = reviewed(train)
+    out_of_fold = pd.Series(fitted.out_of_fold, train.index)[judged.index]
+    row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold.to_numpy(), _weight(judged))}
+    validation, holdout = (reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout"))
+    confidence, on_validation = (
+        predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
+    )
+    row |= auroc_with_interval(holdout, confidence, resamples)
+    try:
+        tuned = tune_threshold(on_validation, _correct(validation), threshold, _weight(validation))
+    except AbstainError as error:
+        return {**row, "note": str(error)}
+    chosen = at_threshold(
+        _correct(holdout), confidence, tuned.threshold, _weight(holdout), rouge[frame.index.get_indexer(holdout.index)]
+    )
+    return {**row, **chosen, "note": ""}
+
+
+def left_out_rows(
+    frame: pd.DataFrame,
+    take: Take,
+    architecture: Architecture,
+    probe: ProbeParams,
+    resamples: Resamples,
+    min_rows: int,
+    confidence: pd.Series,
+) -> list[dict[str, Any]]:
+    """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
+
+    `confidence`: of the served probe, by row of `frame`, for comparison. Too few answers to judge: a `note` instead.
+    """
+    holdout = reviewed(frame[frame["split"] == "holdout"])
+    rows = []
+    for product in sorted(holdout["product"].dropna().unique()):
+        judged = holdout[holdout["product"] == product]
+        row: dict[str, Any] = {"product": product, "rows": len(judged)}
+        train = frame[(frame["split"] == "train") & (frame["product"] != product)]
+        if effective_rows(_weight(judged)) < min_rows:
+            rows.append({**row, "note": f"fewer than {min_rows} answers: not judged"})
+            continue
+        try:
+            fitted = fit_probe(architecture, rows_of(train, take), train["group"].to_numpy(), probe)
+        except AbstainError as error:
+            rows.append({**row, "note": str(error)})
+            continue
+        found = auroc_with_interval(judged, predict_confidence(fitted.probe, take(judged.index)).numpy(), resamples)
+        own = auroc(_correct(judged), confidence[judged.index].to_numpy(), _weight(judged))
+        rows.append({**row, **found, "auroc_trained_on_all": own, "note": ""})
+    return rows
+
+
+def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: Resamples) -> dict[str, float]:
+    """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
+    figure = {"auroc": partial(auroc, _correct(rows), confidence)}
+    found = bootstrap(figure, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))["auroc"]
+    low, high = found.interval
+    return {"auroc": found.value, "auroc_low": low, "auroc_high": high}
+
+
+def rows_of(rows: pd.DataFrame, take: Take) -> Rows:
+    """`rows` of the data set with their states, as what a probe is fitted on."""
+    return Rows(
+        take(rows.index),
+        torch.tensor(rows["correct"].to_numpy(int)),
+        torch.tensor(rows["weight"].to_numpy("float32")),
+    )
+
+
+def _correct(rows: pd.DataFrame) -> np.ndarray:
+    return rows["correct"].to_numpy(int)
+
+
+def _weight(rows: pd.DataFrame) -> np.ndarray:
+    return row_weights(rows["inclusion_probability"].to_numpy(float))

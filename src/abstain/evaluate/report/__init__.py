@@ -1,0 +1,27 @@
+"""The report of one candidate, for who runs it and who answers for the risk: one page, and its twin in Markdown.
+
+Three decisions:
+
+* What is said is put together once (`compose`), as a document of plain text. HTML and Markdown are two renderings of
+  it, so that neither can say more than the other.
+* A document holds no markup: both renderings escape whatever they are given, because it may be what anybody typed.
+* The page has no script and fetches nothing; its plots are inlined.
+"""
+
+from abstain.evaluate.report.compose import compose
+from abstain.evaluate.report.document import Report, Strong
+from abstain.evaluate.report.evaluated import Evaluated
+from abstain.evaluate.report.markdown import markdown_table, render_markdown
+from abstain.evaluate.report.page import render_html
+from abstain.evaluate.report.ranking import leaderboard_table
+
+__all__ = [
+    "Evaluated",
+    "Report",
+    "Strong",
+    "compose",
+    "leaderboard_table",
+    "markdown_table",
+    "render_html",
+    "render_markdown",
+]

@@ -1,0 +1,39 @@
+"""From what was measured to what is said: the answer first, then its reasons, what it was made of last."""
+
+from __future__ import annotations
+
+from abstain.evaluate.report.audits import audit_section
+from abstain.evaluate.report.cards import data_card, glossary, model_card
+from abstain.evaluate.report.document import Report
+from abstain.evaluate.report.evaluated import Evaluated
+from abstain.evaluate.report.examples import example_section
+from abstain.evaluate.report.glance import tiles
+from abstain.evaluate.report.promise import verdict
+from abstain.evaluate.report.ranking import ranking_section
+from abstain.evaluate.report.thresholds import ablation_section, threshold_section
+from abstain.evaluate.report.trust import calibration_section, slice_section
+from abstain.evaluate.report.words import count
+
+
+def compose(evaluated: Evaluated) -> Report:
+    """The report of one candidate."""
+    served, holdout = evaluated.served, evaluated.holdout
+    sections = (
+        threshold_section(evaluated),
+        ranking_section(evaluated),
+        calibration_section(evaluated),
+        slice_section(evaluated),
+        audit_section(evaluated),
+        example_section(evaluated),
+        ablation_section(evaluated),
+        model_card(evaluated),
+        data_card(evaluated),
+        glossary(),
+    )
+    return Report(
+        title="Confidence probe: evaluation",
+        about=f"{served['model']}, {count(holdout['rows'], 'reviewed answer')} of the frozen hold-out",
+        verdict=verdict(evaluated),
+        tiles=tiles(evaluated),
+        sections=[section for section in sections if section],
+    )
