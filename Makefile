@@ -28,11 +28,14 @@ test: setup ## every test
 test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(BIN)/pytest -m "not slow"
 
-bench: setup ## what reading the base model, taking in feedback and retrieval cost
+bench: setup ## what reading the base model, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction
 	@$(BIN)/python -m benchmarks.scaling
 	@$(BIN)/python -m benchmarks.ingest
 	@$(BIN)/python -m benchmarks.retrieval
+	@$(BIN)/python -m benchmarks.probe
+	@$(BIN)/python -m benchmarks.latency
+	@$(BIN)/python -m benchmarks.scorers
 
 lint: setup ## ruff and hadolint
 	@$(BIN)/ruff check

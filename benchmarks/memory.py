@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 # the one that starts it.
 if TYPE_CHECKING:
     import torch
+
+    from abstain.params import Architecture
 
 GIB = 2**30
 BYTES = 2  # of a bfloat16
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096, help="width of the base model's states (4096)")
     parser.add_argument("--answer-tokens", type=int, default=12, help="tokens of an answer on average (12)")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the training rows (1)")
+    parser.add_argument("--folds", type=int, default=2, help="of groups, for out-of-fold confidences (2)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where there is room")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -65,7 +69,8 @@ def main() -> None:
 
 def run(part: str, rows: int, asked: argparse.Namespace, folder: str) -> dict[str, Any]:
     """`part` in a fresh process; what it printed last."""
-    numbers = ["--rows", rows, "--width", asked.width, "--answer-tokens", asked.answer_tokens, "--epochs", asked.epochs]
+    numbers = ["--rows", rows, "--width", asked.width, "--answer-tokens", asked.answer_tokens]
+    numbers += ["--epochs", asked.epochs, "--folds", asked.folds]
     command = [sys.executable, "-m", "benchmarks.memory", "--part", part, *map(str, numbers), "--folder", folder]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -92,7 +97,7 @@ def measured(part: Callable[[argparse.Namespace], str], asked: argparse.Namespac
     import torch
 
     import abstain.features.table
-    import abstain.models.training  # noqa: F401
+    import abstain.models.fitting  # noqa: F401
 
     torch.set_num_threads(1)  # as training does: threads that wait for each other would be in the CPU time
     highest, stop = [anonymous()], threading.Event()
@@ -159,39 +164,31 @@ def assemble(asked: argparse.Namespace) -> str:
     return ""
 
 
-def train(asked: argparse.Namespace) -> str:
-    """Train the probe as the stage does, on four of five rows, and validate it on the rest."""
+def train(architecture: Architecture, asked: argparse.Namespace) -> str:
+    """Fit a probe as the stage does, out-of-fold confidences included, on four of five rows in groups of four."""
+    import numpy as np
     import torch
 
     from abstain.features.table import StateTable
-    from abstain.models.training import Rows, train_probe
-    from abstain.params import ProbeParams
+    from abstain.models.fitting import fit_probe
+    from abstain.models.rows import Rows
+    from abstain.params import load_params
 
     _, correct = plan(asked)
-    states = StateTable(table(asked))
-    split = torch.arange(asked.rows) % 5 == 0
-
-    def rows(chosen: torch.Tensor) -> Rows:
-        index = chosen.nonzero().flatten()
-        return Rows(states.subset(index.tolist()), correct[index], torch.ones(len(index)))
-
-    params = ProbeParams(
-        seed=7,
-        hidden=64,
-        dropout=0.3,
-        learning_rate=0.002,
-        weight_decay=0.01,
-        batch_size=32,
-        max_epochs=asked.epochs,
-        patience=10,
-        huber_lambda=1.0,
-        huber_delta=0.1,
-    )
-    _, history = train_probe(rows(~split), rows(split), params)
-    return f", {asked.epochs} epoch(s), validation loss {min(history.validation_loss):.3f}"
+    index = (torch.arange(asked.rows) % 5 > 0).nonzero().flatten()
+    rows = Rows(StateTable(table(asked)).subset(index.tolist()), correct[index], torch.ones(len(index)))
+    params = load_params().probe.model_copy(update={"max_epochs": asked.epochs, "folds": asked.folds})
+    history = fit_probe(architecture, rows, np.arange(len(index)) // 4, params).history
+    return f", {len(history.value)} step(s), held-out loss {min(history.held_out_loss):.3f}"
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], str]] = {"assemble": assemble, "train": train}
+PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
+    "assemble": assemble,
+    "train linear": partial(train, "linear"),
+    "train attention": partial(train, "attention"),
+    "train pca": partial(train, "pca"),
+    "train lstm": partial(train, "lstm"),
+}
 
 if __name__ == "__main__":
     main()

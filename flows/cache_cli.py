@@ -88,29 +88,32 @@ def prune(
 
 
 def _needed() -> dict[str, set[str]]:
-    """Space -> keys: every interaction of the current data, as params.yaml and the probe in production ask for it."""
+    """Space -> keys: the current data, as params.yaml's retrain and the probe in production ask the base model."""
     from abstain import paths
     from abstain.contracts import Interaction
     from abstain.features.extract import FeatureSource
     from abstain.feedback.store import Store
-    from abstain.params import load_params
     from abstain.registry.registry import parse_registry
-    from abstain.serve.scorer import Scorer
+    from abstain.scorers.asked import served
+    from abstain.serve.released import Released
     from abstain.settings import load_settings
+    from tasks.pipeline import read_asked
     from tasks.promotion import fetch_release
     from tasks.workspace import open_workspace
 
     settings = load_settings()
     with open_workspace() as workspace:
         interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
-        sources = [FeatureSource(load_params(workspace.path / paths.PARAMS).llm, settings)]
+        params, _, asked = read_asked(workspace, settings)
+        asked.append((interactions, (served(params).reading,)))  # those without a label yet, too
+        sources = [(FeatureSource(params.llm, settings, reading), rows) for rows, of in asked for reading in of]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:
             bundle = fetch_release(workspace.path, promoted)
-            sources.append(Scorer.open(bundle / paths.RELEASED_ONNX.name, settings).source)
+            sources.append((Released.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
     needed: dict[str, set[str]] = {}
-    for source in sources:
-        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(interactions)))
+    for source, rows in sources:
+        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(rows)))
     return needed
 
 

@@ -122,7 +122,10 @@ def plan() -> None:
     for stage, reasons in result.stale.items():
         table.add_row(stage, "run" if reasons else "be cached", ", ".join(reasons) or "nothing it depends on changed")
     console.print(table)
-    console.print(f"{result.missing} of {result.answers} labelled answers need a forward pass of the base model")
+    console.print(
+        f"{result.answers} labelled answers: the base model is asked {result.readings} things, "
+        f"{result.missing} of which the cache does not have"
+    )
 
 
 @app.command()
@@ -162,8 +165,8 @@ def score(
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     from dataclasses import asdict
 
+    from abstain.serve.released import Released
     from abstain.serve.requests import from_flags, read_interactions
-    from abstain.serve.scorer import Scorer
     from abstain.settings import load_settings
     from tasks.promotion import production
 
@@ -171,7 +174,7 @@ def score(
         raise AbstainError("give either a FILE, or --question and --answer (and --context, once a chunk)")
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
-    scorer = Scorer.open(bundle / "probe.onnx", load_settings())
+    scorer = Released.open(bundle / "probe.onnx", load_settings())
     for at in range(0, len(requests), AT_ONCE):
         for verdict in scorer.score(requests[at : at + AT_ONCE]):
             print(json.dumps(asdict(verdict)), flush=True)
@@ -192,8 +195,8 @@ def generate(
 
     from abstain.llm.asks import Generate
     from abstain.serve.answers import answer
+    from abstain.serve.released import Released
     from abstain.serve.requests import question_from_flags, read_questions
-    from abstain.serve.scorer import Scorer
     from abstain.settings import load_settings
     from tasks.promotion import production
 
@@ -201,7 +204,7 @@ def generate(
         raise AbstainError("give either a FILE, or --question (and --context, once a chunk)")
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
-    scorer = Scorer.open(bundle / "probe.onnx", load_settings())
+    scorer = Released.open(bundle / "probe.onnx", load_settings())
     try:
         ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
     except ValueError as error:

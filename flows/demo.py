@@ -15,7 +15,7 @@ from abstain.contracts import ImportedInteraction
 from abstain.errors import AbstainError
 from abstain.feedback.report import IngestReport
 from abstain.sample.write import write_sample
-from abstain.serve.scorer import Scorer, Verdict
+from abstain.serve.released import Released, Verdict
 from abstain.settings import load_settings
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
@@ -33,6 +33,7 @@ class Demo:
     retrained: Retrained
     bundle: Path
     metrics: dict[str, Any]
+    promise: str
     examples: list[tuple[ImportedInteraction, Verdict]]
 
 
@@ -47,10 +48,12 @@ def run_demo() -> Demo:
     if retrained.outcome and retrained.outcome.version is None:
         raise AbstainError(f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}")
     bundle, _ = production()
-    verdicts = Scorer.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
+    verdicts = Released.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
     by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())
-    return Demo(report, retrained, bundle, metrics, [by_decision[d] for d in ("show", "abstain") if d in by_decision])
+    promise = verdicts[0].promise if verdicts else ""
+    examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
+    return Demo(report, retrained, bundle, metrics, promise, examples)
 
 
 def show(demo: Demo, console: Console) -> None:
@@ -75,6 +78,7 @@ def show(demo: Demo, console: Console) -> None:
     table.add_row(
         f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['display_rate']:.1%}"
     )
+    table.add_row("promised there", demo.promise)
     table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are right")
     for row, verdict in demo.examples:
         table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")

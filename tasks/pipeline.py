@@ -15,12 +15,16 @@ from prefect.cache_policies import NO_CACHE
 from abstain import paths
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
-from abstain.features.extract import FeatureSource
+from abstain.features.rows import RowSource
 from abstain.feedback.dataset import training_table
 from abstain.feedback.frames import read_frames
+from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
 from abstain.params import Params, load_params
-from abstain.settings import load_settings
+from abstain.scorers.asked import everything
+from abstain.scorers.catalogue import compared
+from abstain.scorers.reading import Asked, requests_of
+from abstain.settings import Settings, load_settings
 from tasks.progress import observe
 from tasks.shell import run
 from tasks.workspace import Workspace
@@ -100,10 +104,14 @@ def run_stage(workspace: Workspace, stage: str) -> StageResult:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a retrain would do: per stage why it is stale (empty: cached), and the forward passes it would need."""
+    """What a retrain would do: per stage why it is stale (empty: cached), and what the base model would be asked.
+
+    `readings`: of all labelled answers and the audits together; `missing`: those that the cache does not have.
+    """
 
     stale: dict[str, list[str]]
     answers: int
+    readings: int
     missing: int
 
 
@@ -115,17 +123,22 @@ def make_plan(workspace: Workspace) -> Plan:
     for name, ups in graph.items():
         after = [f"after {up}" for up in sorted(ups) if stale[up]]
         stale[name] = changed.get(name, []) + after
-    params, rows = read_labelled(workspace)
-    return Plan(stale, len(rows), FeatureSource(params.llm, load_settings()).missing(rows))
+    settings = load_settings()
+    params, rows, asked = read_asked(workspace, settings)
+    requests = requests_of(params.llm, settings, asked)
+    missing = RowSource(params.llm.model, settings).missing(requests)
+    return Plan(stale, len(rows), len(requests), missing)
 
 
-def read_labelled(workspace: Workspace) -> tuple[Params, list[Interaction]]:
-    """The workspace's parameters, and the interactions that have a label under them: the rows of stage `dataset`."""
+def read_asked(workspace: Workspace, settings: Settings) -> tuple[Params, list[Interaction], list[Asked]]:
+    """The workspace's parameters, the interactions that have a label under them, and all that stage `features` asks."""
     params = load_params(workspace.path / paths.PARAMS)
     store = Store(workspace.path / paths.DATA)
     frames = read_frames(store)
     table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
-    return params, store.interactions(table["interaction_id"])
+    rows = store.interactions(table["interaction_id"])
+    holdout = reviewed_holdout(table, rows)
+    return params, rows, everything(params, compared(params, settings).scorers, rows, holdout)
 
 
 def _reasons(entries: list[object]) -> list[str]:

@@ -27,14 +27,14 @@ from abstain import paths
 from abstain.decide.gate import Decision, Measured, Window, decide
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import row_weights
-from abstain.evaluate.report import markdown_table
+from abstain.evaluate.report import Strong, markdown_table
 from abstain.features.table import StateTable, write_table
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe, stamp
 from abstain.params import load_params
 from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
-from abstain.serve.scorer import Scorer
+from abstain.serve.released import Released
 from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.record import commit, push
@@ -77,7 +77,7 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     rejection = workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}.json"
     params = load_params(workspace.path / paths.PARAMS)
-    limits = {**params.gate.model_dump(mode="json"), "target_precision": params.threshold.target_precision}
+    limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
     if not again and new_holdout is None and (reasons := _rejected_before(rejection, registry, metrics, limits)):
         push(workspace)
         observe("promote", "cached")
@@ -183,9 +183,11 @@ def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new
                 ) from None
             champion = None
     candidate = OnnxProbe(workspace.path / paths.ONNX)
+    tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     measured = Measured(
         threshold=float(candidate.metadata["threshold"]),
-        target_precision=params.threshold.target_precision,
+        # Of an error rate that was promised, the precision that came with it.
+        target_precision=params.threshold.target if params.threshold.metric == "precision" else tuned["precision"],
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=float(run(["python", "-m", "abstain.serve.latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,
@@ -214,7 +216,7 @@ def _rejected_before(
 def _champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
     """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
     bundle = fetch_release(workspace.path, event)
-    scorer = Scorer.open(bundle / paths.RELEASED_ONNX.name, load_settings())
+    scorer = Released.open(bundle / paths.RELEASED_ONNX.name, load_settings())
     asked = Store(workspace.path / paths.DATA).interactions(ids)
     scorer.source.fill(asked)  # of another layer or model than the candidate's, perhaps: kept for the next decision
     # What the champion cannot read it does not show.
@@ -227,7 +229,8 @@ def _window(scores: pd.DataFrame, names: list[str]) -> Window:
         correct=scores["correct"].to_numpy(int),
         groups=scores["group"].to_numpy(),
         products=scores["product"].fillna("(none)").to_numpy(),
-        confidences={name: scores[name].to_numpy(float) for name in names},
+        confidences={name: scores[name].fillna(0.0).to_numpy(float) for name in names},
+        probability=scores["probability"].to_numpy(float),
         weight=row_weights(scores["inclusion_probability"].to_numpy(float)),
     )
 
@@ -240,7 +243,8 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
     bundle.mkdir()
     onnx = root / paths.RELEASED_ONNX
     stamp(root / paths.ONNX, onnx, {"version": version})
-    for file in (paths.METRICS, paths.REPORT / "report.html", paths.REPORT / "report.md", paths.PARAMS):
+    report = sorted((root / paths.REPORT).iterdir())
+    for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, *report):
         shutil.copy(root / file, bundle / file.name)
     _write_json(bundle / "approval.json", record)
     _write_smoke_test(root, bundle)
@@ -271,9 +275,9 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
 
 
 def _decision_table(decision: Decision) -> str:
-    marks = {True: "passed", False: "**failed**", None: "not judged"}
+    marks = {True: "passed", False: Strong("failed"), None: "not judged"}
     rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
-    return f"## {'Approved' if decision.approved else 'Rejected'}\n\n{markdown_table(pd.DataFrame(rows))}"
+    return f"## {'Approved' if decision.approved else 'Rejected'}\n\n{markdown_table(rows)}"
 
 
 def _sha256(file: Path) -> str:

@@ -27,7 +27,7 @@ from abstain.feedback.store import read_rows
 from tasks.server import reports
 from tasks.workspace import Workspace
 
-IMAGE = re.compile(r"^!\[.*\n", re.MULTILINE)
+IMAGE = re.compile(r"^!\[(.*)\]\(\w+\.svg\)$", re.MULTILINE)
 
 
 @task(cache_policy=NO_CACHE)
@@ -63,11 +63,11 @@ def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | No
 
 @task(cache_policy=NO_CACHE)
 def publish_artifacts(workspace: Workspace) -> None:
-    """Artifacts `leaderboard`, `thresholds`, one plot each, `report`."""
+    """Artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page."""
     root = workspace.path
-    metrics = json.loads((root / paths.METRICS).read_text())
+    metrics, evaluation = (json.loads((root / file).read_text()) for file in (paths.METRICS, paths.EVALUATION))
     create_markdown_artifact(
-        leaderboard_table(metrics["holdout"]["scorers"]), key="leaderboard", description="on the frozen hold-out"
+        leaderboard_table(metrics, evaluation), key="leaderboard", description="on the frozen hold-out"
     )
     table = pd.read_csv(root / paths.PLOTS / "threshold.csv").round(4)
     create_table_artifact(
@@ -76,11 +76,13 @@ def publish_artifacts(workspace: Workspace) -> None:
         description="on the frozen hold-out",
     )
     for name in PLOTS:
-        png = base64.b64encode((root / paths.REPORT / f"{name}.png").read_bytes()).decode()
-        create_image_artifact(f"data:image/png;base64,{png}", key=name.replace("_", "-"), description=name)
-    # Without its plots, which are artifacts of their own: a browser opens no file from a page that a server sent.
+        svg = base64.b64encode((root / paths.REPORT / f"{name}.svg").read_bytes()).decode()
+        key = f"plot-{name.replace('_', '-')}"
+        create_image_artifact(f"data:image/svg+xml;base64,{svg}", key=key, description=name)
+    # Its plots in words, they are artifacts of their own: a browser opens no file from a page that a server sent.
     text = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
-    create_markdown_artifact(IMAGE.sub("", text), key="report", description="the whole report")
+    page = (root / paths.REPORT / "report.html").read_text(encoding="utf-8")
+    _publish_page("evaluation", page, IMAGE.sub(r"\1", text), "every scorer on the frozen hold-out")
 
 
 def _publish_page(name: str, page: str, markdown: str, description: str) -> None:

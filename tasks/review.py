@@ -34,10 +34,10 @@ def prioritise(
     if promoted is None:
         return None, ["nothing is in production, so nobody knows where it is unsure: every row is drawn at random"]
     from abstain.serve.backlog import score_backlog  # torch and Prefect, which nothing else here needs
-    from abstain.serve.scorer import Scorer
+    from abstain.serve.released import Released
     from tasks.promotion import fetch_release
 
-    scorer = Scorer.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
+    scorer = Released.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
     store, frame = Store(workspace.path / paths.DATA), window.frame
     ids = set(frame.index)
     # What is drawn at random must not depend on what is scored, nor the other way round: scores go by numbers of their

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from benchmarks.scorers import FILE as JUDGED
 from tests.conftest import MODELS, ROOT
 
 pytestmark = pytest.mark.slow
@@ -56,3 +57,21 @@ def test_the_ingest_benchmark_runs_small() -> None:
     said = run("benchmarks.ingest", "--rows", "3000")
     assert re.search(r"\| 3,000 \| ingest \| \d+\.\d \| \d\.\d\d \| 2,\d{3} accepted, \d+ duplicate, \d+ quar", said)
     assert said.count("| 3,000 |") == 5
+
+
+def test_the_probe_benchmark_runs_small() -> None:
+    said = run("benchmarks.probe", "--widths", "32", "--repeats", "1")
+    assert all(name in said for name in ("linear", "lstm", "attention", "pca"))
+
+
+def test_the_latency_benchmark_runs_small() -> None:
+    said = run("benchmarks.latency", "--answers", "1", "--repeats", "1")
+    assert len(re.findall(r"^\| (?:probe|fusion|yes_score|entropy) \| \d+ \| \d+ \|$", said, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\| layer (?:16|30), (?:1|2|all) chunks \| \d+ \| \d+ \|$", said, re.MULTILINE)) == 6
+
+
+@pytest.mark.skipif(not JUDGED.is_file(), reason="the published data is not beside the checkout")
+def test_the_scorers_benchmark_runs_small() -> None:
+    said = run("benchmarks.scorers", "--rows", "60")
+    assert "60 training answers, 60 test answers" in said and "<- the best of those without labels" in said
+    assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", said, re.MULTILINE)) > 12

@@ -15,7 +15,7 @@ import yaml
 from tests.conftest import ROOT
 
 STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
-DECIDING = ("feedback", "llm", "features", "models", "decide", "evaluate")
+DECIDING = ("feedback", "llm", "features", "models", "probes", "decide", "evaluate", "report", "scorers")
 """The packages whose code decides what a stage puts out; the others only say where things lie and what they are."""
 
 # A pattern may not match its own source, which is scanned too.

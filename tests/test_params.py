@@ -80,7 +80,7 @@ def test_a_misspelt_or_missing_section_is_named(tmp_path: Path, section: str) ->
         ("probe", "huber_delta", 0),
         ("probe", "huber_lambda", -1),
         ("probe", "patience", 0),
-        ("threshold", "target_precision", 1),
+        ("threshold", "target", 1),
         ("threshold", "min_shown", 0),
         ("gate", "bootstrap", 99),
         ("gate", "confidence", 0),

@@ -16,6 +16,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 
 
 class Section(BaseModel):
@@ -94,6 +95,11 @@ class SplitParams(Section):
 
 
 class ProbeParams(Section):
+    """The probes that are trained side by side, and which of them is served."""
+
+    zoo: tuple[Architecture, ...] = Field(min_length=1)
+    serve: Architecture | Literal["best"]
+    folds: Annotated[int, Field(ge=2)]
     seed: int
     hidden: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
@@ -104,11 +110,48 @@ class ProbeParams(Section):
     patience: Count
     huber_lambda: Annotated[float, Field(ge=0)]
     huber_delta: Positive
+    heads: Count
+    components: Count
+
+    @model_validator(mode="after")
+    def _serve_what_is_trained(self) -> ProbeParams:
+        if self.serve != "best" and self.serve not in self.zoo:
+            raise ValueError(f"serve: {self.serve} is not in zoo: add it there, or serve one that is")
+        return self
+
+
+class ScorerParams(Section):
+    """What the probes are compared with, and the models that some of these need: None, and they are skipped."""
+
+    compare: tuple[str, ...]
+    entailment_model: str | None
+    extractive_qa_model: str | None
+
+
+class SweepParams(Section):
+    """Where else the probe might listen, and to how many chunks: an architecture is trained for each."""
+
+    architecture: Architecture
+    layers: tuple[Count, ...]
+    sites: tuple[Literal["residual", "mlp"], ...]
+    contexts: tuple[Count, ...]
+
+
+class CalibrationParams(Section):
+    method: Literal["none", "temperature", "isotonic", "venn_abers"]
+    seed: int
 
 
 class ThresholdParams(Section):
-    target_precision: OpenFraction
+    """What is promised of the shown answers, and how surely."""
+
+    metric: Literal["precision", "error_rate"]
+    target: OpenFraction
+    confidence: OpenFraction
+    independent: Literal["answers", "groups"]
+    without_promise: Literal["fail", "naive"]
     min_shown: Count
+    seed: int
 
 
 class GateParams(Section):
@@ -134,6 +177,9 @@ class Params(Section):
     labels: LabelParams
     split: SplitParams
     probe: ProbeParams
+    scorers: ScorerParams
+    sweep: SweepParams
+    calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from abstain.decide.threshold import tune_threshold
 from abstain.evaluate import metrics
-from abstain.evaluate.ablation import Take, auroc_with_interval, left_out_rows, listening_row, rows_of
+from abstain.evaluate.ablation import Take, auroc_with_interval, left_out_rows, listening_row
 from abstain.evaluate.bootstrap import Resamples
 from abstain.models.fitting import fit_probe
 from abstain.models.probes.base import predict_confidence
+from abstain.models.rows import labelled_rows
 from abstain.params import load_params
 from tests.conftest import ROOT
 
@@ -87,7 +88,7 @@ def row() -> dict[str, object]:
 def probe_of_all() -> pd.Series:
     """Every row's confidence by a probe that was trained on the training split."""
     train = FRAME[FRAME["split"] == "train"]
-    fitted = fit_probe("linear", rows_of(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
     return pd.Series(predict_confidence(fitted.probe, TAKE(FRAME.index)).numpy(), FRAME.index)
 
 
@@ -119,7 +120,7 @@ def test_an_answer_is_out_of_fold_where_the_place_is_judged_on_training_answers(
 ) -> None:
     judged = reviewed("train")
     train = FRAME[FRAME["split"] == "train"]
-    fitted = fit_probe("linear", rows_of(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
     held_out = pd.Series(fitted.out_of_fold, train.index)[judged.index]
     assert row["out_of_fold"] == pytest.approx(
         roc_auc_score(judged["correct"], held_out, sample_weight=weights(judged))
@@ -171,7 +172,7 @@ def test_a_product_that_was_never_trained_on_is_known_less_well(probe_of_all: pd
     assert found["odd"]["auroc_trained_on_all"] == pytest.approx(own) and own > 0.8
     assert isinstance(found["odd"]["auroc"], float) and found["odd"]["auroc"] < 0.65
     train = FRAME[(FRAME["split"] == "train") & (FRAME["product"] != "odd")]
-    fitted = fit_probe("linear", rows_of(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
     without = predict_confidence(fitted.probe, TAKE(odd.index))
     expected = roc_auc_score(odd["correct"], without, sample_weight=weights(odd))
     assert found["odd"]["auroc"] == pytest.approx(expected)

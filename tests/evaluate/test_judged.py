@@ -50,7 +50,9 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
     assert list(by_method) == ["none", "temperature", "isotonic", "venn_abers", "none, sure"]
     assert by_method["none"]["brier"] == metrics.brier(holdout.correct, holdout.raw("sure"), holdout.weight)
     assert all(row["ece_low"] <= row["ece_high"] for row in rows)
-    assert max(by_method[name]["brier"] for name in ("temperature", "isotonic", "venn_abers")) < by_method["none"]["brier"]
+    assert (
+        max(by_method[name]["brier"] for name in ("temperature", "isotonic", "venn_abers")) < by_method["none"]["brier"]
+    )
 
 
 def test_weights_are_those_of_the_inclusion_probabilities() -> None:

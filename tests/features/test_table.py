@@ -283,8 +283,8 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from abstain.features.table import StateTable, write_table
-from abstain.models.probe import Probe
-from abstain.models.training import predict
+from abstain.models.probes.base import predict
+from abstain.models.probes.lstm import LSTMProbe
 
 def resident():
     now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -295,7 +295,7 @@ rows, length, width = 2000, 13, 4096  # 203 MiB
 file, highest = Path(sys.argv[1]), [0]
 torch.set_num_threads(1)
 row = torch.ones(length, width).bfloat16()
-probe = Probe(width, 8, 0.0)
+probe = LSTMProbe(width, 8, 0.0)
 predict(probe, [row.float()] * 300)
 start = resident()
 

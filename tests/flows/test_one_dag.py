@@ -15,7 +15,18 @@ from tests.conftest import Project, read_lock
 
 pytestmark = pytest.mark.slow
 
-STAGES = ["validate", "dataset", "features", "train_probe", "tune_threshold", "export_onnx", "evaluate", "report"]
+STAGES = [
+    "validate",
+    "dataset",
+    "features",
+    "train_probe",
+    "tune_threshold",
+    "export_onnx",
+    "ablate",
+    "train_fusion",
+    "evaluate",
+    "report",
+]
 
 
 def retrain_until(project: Project, stage: str, signs: str) -> None:
@@ -45,8 +56,8 @@ def test_killed_at_every_stage_it_completes_and_the_lock_is_that_of_dvc_repro(
         if stage == "features":
             shards = shards_of(small_project)
             plan = small_project.abstain("plan").stdout
-            counts = re.search(r"(\d+) of (\d+) labelled answers need a forward pass", plan)
-            assert counts and 0 < int(counts[1]) < int(counts[2]), plan
+            counts = re.search(r"asked (\d+) things, (\d+) of which the cache does not have", " ".join(plan.split()))
+            assert counts and 0 < int(counts[2]) < int(counts[1]), plan
     completed = small_project.abstain("retrain")
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
     for stage in STAGES[:-1]:  # what had finished before a kill is not done again

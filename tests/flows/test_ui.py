@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from abstain.evaluate.plots import PLOTS
 from tests.browser import headless
 from tests.conftest import Project
 from tests.tasks.test_server import free_port, processes_of
@@ -23,11 +24,9 @@ ARTIFACTS = {
     "thresholds": "table",
     "validation": "markdown",
     "validation-report": "markdown",
-    "roc": "image",
-    "reliability": "image",
-    "risk-coverage": "image",
-    "threshold": "image",
-    "report": "markdown",
+    **{f"plot-{name.replace('_', '-')}": "image" for name in PLOTS},
+    "evaluation": "markdown",
+    "evaluation-report": "markdown",
 }
 SECONDS = 1000
 RUN_TAKES = 120 * SECONDS  # a worker polls, then imports everything anew
@@ -116,7 +115,7 @@ def shows_the_retrain_and_its_artifacts(page: Page) -> None:
     expect(page.get_by_role("cell", name="length_only")).to_be_visible()
     page.go_back()
     page.get_by_text("Artifacts", exact=True).click()
-    cards["report"].click()
+    cards["evaluation"].click()
     expect(page.get_by_role("heading", name="Model card")).to_be_visible()  # its text, and no link to a file
 
 

@@ -8,39 +8,30 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from torch import Tensor
 
 from abstain.errors import AbstainError
 from abstain.models.onnx_probe import OnnxProbe, parity, stamp
-from abstain.models.probe import Probe, confidence, pad
+from abstain.models.probes.base import confidence
+from abstain.models.rows import pad
+from abstain.models.zoo import ZOO
+from abstain.params import Architecture
 
-from .builders import write_mean_probe
+from .builders import D, probe_of, ragged, write_mean_probe
 
-D = 16
 METADATA = {"model": "tiny", "threshold": repr(0.1 + 0.2), "layout": "rag-chatml-v1", "größe": "ä\n<&>"}
 
 EXPORT = """
 import sys
 from pathlib import Path
 from abstain.models.onnx_probe import export_probe
-from tests.models.test_onnx_probe import METADATA, trained_probe
-export_probe(trained_probe(), Path(sys.argv[1]), METADATA)
+from tests.models.builders import probe_of
+from tests.models.test_onnx_probe import METADATA
+for file in map(Path, sys.argv[1:]):
+    export_probe(probe_of(file.stem), file, METADATA)
 """
-
-
-def trained_probe(seed: int = 0) -> Probe:
-    """Random weights, large enough for confidences far from a half."""
-    torch.manual_seed(seed)
-    probe = Probe(D, 8, 0.3)
-    probe.standardise_by([5 + 3 * torch.randn(40, D)])
-    with torch.no_grad():
-        probe.head.weight.mul_(8)
-    return probe.eval()
-
-
-def ragged(*lengths: int, seed: int = 1) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [5 + 3 * torch.randn(length, D, generator=generator) for length in lengths]
+LSTMS = ("lstm", "pca")
+EXPORTED: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(ZOO.items())}.values())
+every_kind = pytest.mark.parametrize("architecture", EXPORTED)
 
 
 @pytest.fixture
@@ -49,77 +40,104 @@ def light(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The same probe exported twice, each time the first export of a process, in folders of different names."""
-    files = [tmp_path_factory.mktemp(name) / "probe.onnx" for name in ("one", "another-folder")]
-    root = Path(__file__).parents[2]
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every kind of probe, and the LSTM twice, in folders of different names. No process exports two with an LSTM."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("one", "another-folder")}
+    named = {name: folders["one"] / f"{name}.onnx" for name in EXPORTED}
+    named["lstm again"] = folders["another-folder"] / "lstm.onnx"
+    together = [file for name, file in named.items() if name.split()[0] not in LSTMS]
     running = [
-        subprocess.Popen([sys.executable, "-c", EXPORT, str(file)], cwd=root, stderr=subprocess.PIPE, text=True)
-        for file in files
+        subprocess.Popen(
+            [sys.executable, "-c", EXPORT, *map(str, of_one)],
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for of_one in ([named["lstm"]], [named["lstm again"]], [*together, named["pca"]])
     ]
     for process in running:
         _, problems = process.communicate(timeout=300)
         assert process.returncode == 0, problems
-    return files[0], files[1]
+    return named
+
+
+@pytest.fixture
+def exported(files: dict[str, Path]) -> Path:
+    return files["lstm"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", [(1,), (2,), (113,), (5, 3), (1, 1, 1), (7, 1, 64, 33), tuple(range(1, 40))])
+@every_kind
 def test_onnx_gives_torchs_confidences_on_any_batch_and_time(
-    exported: tuple[Path, Path], lengths: tuple[int, ...]
+    files: dict[str, Path], architecture: Architecture
 ) -> None:
-    probe, rows = trained_probe(), ragged(*lengths)
-    with torch.inference_mode():
-        expected = confidence(probe(*pad(rows))).numpy()
-    served = OnnxProbe(exported[0]).confidence(rows)
-    assert served.shape == (len(lengths),)
-    assert np.abs(served - expected).max() <= 1e-4
-    if len(lengths) > 30:
-        assert np.ptp(served) > 0.3
+    probe, served = probe_of(architecture), OnnxProbe(files[architecture])
+    for lengths in [(1,), (2,), (113,), (5, 3), (1, 1, 1), (7, 1, 64, 33), tuple(range(1, 40))]:
+        rows = ragged(*lengths)
+        with torch.inference_mode():
+            expected = confidence(probe(*pad(rows))).numpy()
+        together = served.run(*pad(rows))
+        assert together.shape == (len(lengths),)
+        assert np.abs(together - expected).max() <= 1e-5
+        assert np.abs(served.confidence(rows) - expected).max() <= 1e-5
+        if len(lengths) > 30:
+            assert np.ptp(together) > 0.3
+    assert parity(probe, served) <= 1e-5
+    assert parity(probe_of(architecture, seed=1), served) > 0.1
 
 
 @pytest.mark.slow
-def test_parity_is_small_for_the_exported_probe_and_large_for_another(exported: tuple[Path, Path]) -> None:
-    served = OnnxProbe(exported[0])
-    assert parity(trained_probe(), served) <= 1e-4
-    assert parity(trained_probe(seed=1), served) > 0.1
-
-
-@pytest.mark.slow
-def test_the_same_probe_is_the_same_bytes_from_any_process(exported: tuple[Path, Path]) -> None:
-    one, other = (file.read_bytes() for file in exported)
-    assert one == other
-    assert str(Path(__file__).parents[2]).encode() not in one
-
-
-@pytest.mark.slow
-def test_metadata_and_width_make_the_round_trip(exported: tuple[Path, Path]) -> None:
-    served = OnnxProbe(exported[0])
-    assert served.metadata == METADATA
+@every_kind
+def test_metadata_architecture_and_width_make_the_round_trip(
+    files: dict[str, Path], architecture: Architecture
+) -> None:
+    served = OnnxProbe(files[architecture])
+    assert served.metadata == {**METADATA, "architecture": architecture}
     assert served.width == D
     assert float(served.metadata["threshold"]) == 0.1 + 0.2
 
 
 @pytest.mark.slow
-def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: tuple[Path, Path], tmp_path: Path) -> None:
+@every_kind
+@pytest.mark.parametrize("filler", [0.0, -1e3])
+def test_what_stands_after_a_rows_end_does_not_matter_to_who_pads_batches(
+    files: dict[str, Path], architecture: Architecture, filler: float
+) -> None:
+    served, (states, lengths) = OnnxProbe(files[architecture]), pad(ragged(4, 9, 2))
+    filled = torch.full((3, 14, D), filler)
+    for row, end in enumerate(lengths):
+        filled[row, :end] = states[row, :end]
+    np.testing.assert_allclose(served.run(filled, lengths), served.run(states, lengths), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_probe_is_the_same_bytes_from_any_process(files: dict[str, Path]) -> None:
+    one, other = (files[name].read_bytes() for name in ("lstm", "lstm again"))
+    assert one == other
+    assert str(Path(__file__).parents[2]).encode() not in one
+
+
+@pytest.mark.slow
+def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: Path, tmp_path: Path) -> None:
     stamped = tmp_path / "release" / "probe.onnx"
-    stamp(exported[0], stamped, {"version": "v1.2.0", "model": "other"})
-    assert OnnxProbe(stamped).metadata == {**METADATA, "version": "v1.2.0", "model": "other"}
-    graphs = [onnx.load(file).graph.SerializeToString(deterministic=True) for file in (exported[0], stamped)]
+    stamp(exported, stamped, {"version": "v1.2.0", "model": "other"})
+    expected = {**METADATA, "architecture": "lstm", "version": "v1.2.0", "model": "other"}
+    assert OnnxProbe(stamped).metadata == expected
+    graphs = [onnx.load(file).graph.SerializeToString(deterministic=True) for file in (exported, stamped)]
     assert graphs[0] == graphs[1]
     rows = ragged(3, 50, 8)
-    assert np.array_equal(OnnxProbe(exported[0]).confidence(rows), OnnxProbe(stamped).confidence(rows))
+    assert np.array_equal(OnnxProbe(exported).confidence(rows), OnnxProbe(stamped).confidence(rows))
     again = tmp_path / "again.onnx"
-    stamp(exported[0], again, {"model": "other", "version": "v1.2.0"})
+    stamp(exported, again, {"model": "other", "version": "v1.2.0"})
     assert again.read_bytes() == stamped.read_bytes()
 
 
 @pytest.mark.slow
-def test_many_rows_are_scored_as_each_alone(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    served, rows = OnnxProbe(exported[0]), ragged(*(n % 9 + 1 for n in range(20)))
+def test_what_an_answer_gets_does_not_depend_on_the_others(exported: Path) -> None:
+    served, rows = OnnxProbe(exported), ragged(*(n % 9 + 1 for n in range(20)))
     alone = np.concatenate([served.confidence([row]) for row in rows])
-    monkeypatch.setattr("abstain.models.onnx_probe.BATCH", 6)
-    np.testing.assert_allclose(served.confidence(rows), alone, atol=1e-6)
+    assert np.array_equal(served.confidence(iter(rows)), alone)
+    assert np.array_equal(served.confidence(rows[::-1]), alone[::-1])
 
 
 def test_a_served_file_says_its_metadata_and_width(light: Path) -> None:
@@ -127,6 +145,14 @@ def test_a_served_file_says_its_metadata_and_width(light: Path) -> None:
     assert (served.metadata, served.width) == (METADATA, D)
     rows = ragged(4)
     np.testing.assert_allclose(served.confidence(rows), rows[0].mean().sigmoid().numpy(), atol=1e-6)
+
+
+def test_states_may_be_a_part_of_something_larger(light: Path) -> None:
+    (row,) = ragged(12)
+    part = torch.cat([row, row + 1], 1)[::2, :D]
+    assert not part.is_contiguous()
+    served = OnnxProbe(light)
+    assert np.array_equal(served.confidence([part]), served.confidence([part.contiguous()]))
 
 
 def test_no_rows_no_confidences(light: Path) -> None:
@@ -140,14 +166,21 @@ def test_stamping_the_same_file_in_place_leaves_no_scratch(light: Path) -> None:
 
 
 class Silent:
-    """A served probe whose runtime has lost its numbers."""
+    """A served probe whose runtime has lost its numbers, in batches or alone."""
 
-    def confidence(self, rows: list[Tensor]) -> np.ndarray:
-        return np.full(len(rows), np.nan, np.float32)
+    def __init__(self, together: float, alone: float) -> None:
+        self._together, self._alone = together, alone
+
+    def run(self, states: torch.Tensor, lengths: torch.Tensor) -> np.ndarray:
+        return np.full(len(states), self._together, np.float32)
+
+    def confidence(self, rows: list[torch.Tensor]) -> np.ndarray:
+        return np.full(len(rows), self._alone, np.float32)
 
 
-def test_parity_with_nan_is_nan_not_nothing() -> None:
-    assert np.isnan(parity(trained_probe(), Silent()))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("together", "alone"), [(np.nan, 0.5), (0.5, np.nan)])
+def test_parity_with_nan_is_nan_not_nothing(together: float, alone: float) -> None:
+    assert np.isnan(parity(probe_of("linear"), Silent(together, alone)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "truncated"])

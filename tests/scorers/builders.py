@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from abstain.contracts import Context, Interaction
-from abstain.scorers.base import Answers, Labels
+from abstain.scorers.base import Answers
+from abstain.scorers.labels import Labels
 
 WINDOW = 64
 HEADS = {"classify": AutoModelForSequenceClassification, "answer": AutoModelForQuestionAnswering}

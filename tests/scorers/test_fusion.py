@@ -8,8 +8,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from abstain.errors import AbstainError
-from abstain.scorers.base import Labels
 from abstain.scorers.fusion import Fusion, fit_fusion
+from abstain.scorers.labels import Labels
 
 
 def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:

@@ -12,11 +12,11 @@ from abstain.llm.asks import Generate
 from abstain.llm.engine import Engine
 from abstain.serve import answers
 from abstain.serve.answers import EMPTY, answer
+from abstain.serve.released import Released
 from abstain.serve.requests import from_flags, question_from_flags, read_questions
-from abstain.serve.scorer import Scorer
 from abstain.settings import Settings
 
-from .test_scorer import model, release, settings  # noqa: F401  (fixtures)
+from .test_released import model, release, settings  # noqa: F401  (fixtures)
 
 ASK = Generate(max_new_tokens=8)
 
@@ -29,17 +29,17 @@ def questions() -> list[Question]:
 
 
 @pytest.fixture
-def scorer(model: Path, settings: Settings, tmp_path: Path) -> Scorer:  # noqa: F811
-    return Scorer.open(release(tmp_path, model, settings), settings)
+def scorer(model: Path, settings: Settings, tmp_path: Path) -> Released:  # noqa: F811
+    return Released.open(release(tmp_path, model, settings), settings)
 
 
-def scored_afterwards(scorer: Scorer, question: Question, text: str) -> float | None:
+def scored_afterwards(scorer: Released, question: Question, text: str) -> float | None:
     """The confidence of an answer that is read once it is there."""
     (verdict,) = scorer.score([from_flags(question.question, text, [c.text for c in question.contexts])])
     return verdict.confidence
 
 
-def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Scorer) -> None:
+def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Released) -> None:
     engine = scorer.source.engine()
     found = answer(scorer, questions(), ASK)
     before = engine.work.pass_tokens
@@ -53,7 +53,7 @@ def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Scorer) -> N
 
 @pytest.mark.parametrize("written_as_read", [True, False])
 def test_an_answer_that_reads_in_other_tokens_is_read_again(
-    scorer: Scorer, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
+    scorer: Released, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
 ) -> None:
     (honest,) = answer(scorer, questions()[:1], ASK)
     decoded = Engine.run
@@ -69,7 +69,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
     assert same == (not written_as_read)
 
 
-def test_no_answer_is_not_shown(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_not_shown(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
     def says_nothing(self: Engine, requests: Any) -> Any:
@@ -82,7 +82,7 @@ def test_no_answer_is_not_shown(scorer: Scorer, monkeypatch: pytest.MonkeyPatch)
     assert (found[1].answer, found[1].verdict.decision, found[1].verdict.confidence) == ("", "abstain", None)
 
 
-def test_a_question_that_does_not_fit_is_not_answered(scorer: Scorer) -> None:
+def test_a_question_that_does_not_fit_is_not_answered(scorer: Released) -> None:
     long = Question(interaction_id="long", question="x" * 600, contexts=())
     found = answer(scorer, [long, questions()[0]], ASK)
     assert found[0].answer == "" and found[0].verdict.decision == "abstain"
@@ -90,7 +90,7 @@ def test_a_question_that_does_not_fit_is_not_answered(scorer: Scorer) -> None:
     assert found[1].verdict.confidence is not None
 
 
-def test_states_that_are_not_finite_name_the_question(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_not_finite_name_the_question(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
     def overflows(self: Engine, requests: Any) -> Any:
@@ -102,7 +102,7 @@ def test_states_that_are_not_finite_name_the_question(scorer: Scorer, monkeypatc
         answer(scorer, questions()[:1], ASK)
 
 
-def test_nothing_asked_nothing_answered(scorer: Scorer) -> None:
+def test_nothing_asked_nothing_answered(scorer: Released) -> None:
     assert answer(scorer, [], ASK) == []
 
 

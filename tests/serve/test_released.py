@@ -13,8 +13,8 @@ from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
 from abstain.serve.latency import latency_p99_ms
+from abstain.serve.released import Released
 from abstain.serve.requests import from_flags
-from abstain.serve.scorer import Scorer
 from abstain.settings import Settings
 from tests.llm.builders import WIDTH, save_tiny_model
 from tests.models.builders import write_mean_probe
@@ -76,7 +76,7 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settin
     expected = [by_hand(model, settings, row) for row in rows]
     middle = sorted(expected)[3]
     threshold = (middle + sorted(expected)[2]) / 2
-    scorer = Scorer.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
+    scorer = Released.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
     verdicts = scorer.score(rows)
     assert [v.interaction_id for v in verdicts] == [row.interaction_id for row in rows]
     assert [v.confidence for v in verdicts] == pytest.approx(expected, abs=1e-6)
@@ -86,18 +86,39 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settin
     assert scorer.score(rows[::-1]) == verdicts[::-1]
 
 
+def test_a_verdict_says_what_was_promised_and_how_likely_it_is_right(
+    model: Path, settings: Settings, tmp_path: Path
+) -> None:
+    promise = json.dumps({"promised": True, "says": "precision of at least 0.8"})
+    halved = json.dumps({"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
+    file = release(tmp_path, model, settings, promise=promise, calibration=halved)
+    (verdict,) = Released.open(file, settings).score(requests(1))
+    assert verdict.promise == "precision of at least 0.8"
+    assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
+    assert verdict.probability_low is None and verdict.probability_high is None
+    interval = json.dumps({"method": "venn_abers", "low_at": [], "low": [0.25], "high_at": [], "high": [0.75]})
+    file = release(tmp_path, model, settings, calibration=interval)
+    (verdict,) = Released.open(file, settings).score(requests(1))
+    assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
+
+
+def test_a_version_from_before_there_were_promises_says_so(model: Path, settings: Settings, tmp_path: Path) -> None:
+    (verdict,) = Released.open(release(tmp_path, model, settings), settings).score(requests(1))
+    assert verdict.promise == "nothing was promised" and verdict.probability == verdict.confidence
+
+
 def test_an_answer_at_the_threshold_is_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
-    (verdict,) = Scorer.open(release(tmp_path, model, settings), settings).score(requests(1))
+    (verdict,) = Released.open(release(tmp_path, model, settings), settings).score(requests(1))
     at = release(tmp_path, model, settings, threshold=repr(verdict.confidence))
-    assert Scorer.open(at, settings).score(requests(1))[0].decision == "show"
+    assert Released.open(at, settings).score(requests(1))[0].decision == "show"
     above = release(tmp_path, model, settings, threshold=repr(verdict.confidence + 1e-4))
-    assert Scorer.open(above, settings).score(requests(1))[0].decision == "abstain"
+    assert Released.open(above, settings).score(requests(1))[0].decision == "abstain"
 
 
 def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: Settings, tmp_path: Path) -> None:
     rows = [from_flags("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
     assert rows[0].interaction_id == rows[1].interaction_id
-    verdicts = Scorer.open(release(tmp_path, model, settings), settings).score(rows)
+    verdicts = Released.open(release(tmp_path, model, settings), settings).score(rows)
     assert [v.confidence for v in verdicts] == pytest.approx([by_hand(model, settings, row) for row in rows], abs=1e-6)
     assert verdicts[0].confidence != verdicts[1].confidence
 
@@ -105,7 +126,7 @@ def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: 
 def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
     fine, long = requests(2)
     long = long.model_copy(update={"answer": "x" * 600})
-    refusing = Scorer.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    refusing = Released.open(release(tmp_path, model, settings, threshold="0.0"), settings)
     verdicts = refusing.score([long, fine])
     assert [v.decision for v in verdicts] == ["abstain", "show"]
     assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
@@ -116,17 +137,17 @@ def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
     model: Path, settings: Settings, tmp_path: Path
 ) -> None:
     short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
-    scorer = Scorer.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
+    scorer = Released.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
     assert scorer.score([long])[0].confidence == pytest.approx(by_hand(model, settings, short), abs=1e-6)
 
 
 def test_scoring_keeps_nothing(model: Path, settings: Settings, tmp_path: Path) -> None:
-    Scorer.open(release(tmp_path, model, settings), settings).score(requests(2))
+    Released.open(release(tmp_path, model, settings), settings).score(requests(2))
     assert not list(Path(settings.features).rglob("*"))
 
 
 def test_nothing_to_score(model: Path, settings: Settings, tmp_path: Path) -> None:
-    assert Scorer.open(release(tmp_path, model, settings), settings).score([]) == []
+    assert Released.open(release(tmp_path, model, settings), settings).score([]) == []
 
 
 def test_another_base_model_revision_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -134,17 +155,17 @@ def test_another_base_model_revision_is_refused(model: Path, settings: Settings,
     with pytest.raises(
         AbstainError, match=r"probe v1.2.0 was trained on .*@0123456789abcdef, but .* fetch that revision"
     ):
-        Scorer.open(file, settings)
+        Released.open(file, settings)
 
 
 def test_a_base_model_whose_weights_changed_is_refused(settings: Settings, tmp_path: Path) -> None:
     own = save_tiny_model(tmp_path / "bank")
     file = release(tmp_path, own, settings)
-    assert Scorer.open(file, settings)
+    assert Released.open(file, settings)
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
     with pytest.raises(AbstainError, match="or retrain$"):
-        Scorer.open(file, settings)
+        Released.open(file, settings)
 
 
 def test_a_changed_layout_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -152,12 +173,12 @@ def test_a_changed_layout_is_refused(model: Path, settings: Settings, tmp_path: 
     with pytest.raises(
         AbstainError, match=f"prompt layout {LAYOUT} has changed since probe v1.2.0 was trained: restore"
     ):
-        Scorer.open(file, settings)
+        Released.open(file, settings)
 
 
 def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="no prompt layout 'rag-old-v0'"):
-        Scorer.open(release(tmp_path, model, settings, layout="rag-old-v0"), settings)
+        Released.open(release(tmp_path, model, settings, layout="rag-old-v0"), settings)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +193,8 @@ def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_pat
         {"layer": "0"},
         {"layer": "middle"},
         {"site": "attention"},
+        {"calibration": "{"},
+        {"promise": "[]"},
     ],
 )
 def test_incomplete_metadata_is_refused(
@@ -180,7 +203,7 @@ def test_incomplete_metadata_is_refused(
     with pytest.raises(
         AbstainError, match=r"probe.onnx carries no complete probe metadata: export it with this project"
     ):
-        Scorer.open(release(tmp_path, model, settings, **changes), settings)
+        Released.open(release(tmp_path, model, settings, **changes), settings)
 
 
 def test_opening_does_not_load_the_base_model(
@@ -190,11 +213,11 @@ def test_opening_does_not_load_the_base_model(
         raise AssertionError("the base model was loaded")
 
     monkeypatch.setattr("abstain.features.work.load", refuse)
-    scorer = Scorer.open(release(tmp_path, model, settings), settings)
+    scorer = Released.open(release(tmp_path, model, settings), settings)
     with pytest.raises(AssertionError, match="was loaded"):
         scorer.score(requests(1))
 
 
 def test_latency_is_a_time(model: Path, settings: Settings, tmp_path: Path) -> None:
-    scorer = Scorer.open(release(tmp_path, model, settings), settings)
+    scorer = Released.open(release(tmp_path, model, settings), settings)
     assert 0 < latency_p99_ms(scorer.probe, tokens=16, blocks=2, runs=5) < 1000

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,9 +13,12 @@ from torch import Tensor
 from abstain import paths
 from abstain.errors import AbstainError
 from abstain.features.table import write_table
+from abstain.feedback.ingest import ingest
+from abstain.feedback.sources.files import by_hand
 from abstain.params import load_params
-from abstain.stages import common, train_probe, tune_threshold
+from abstain.stages import common, train_probe
 from tests.conftest import ROOT
+from tests.feedback.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
 
 D = 6
 
@@ -27,13 +31,13 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFrame, list[Tensor]]:
-    """A data set whose splits alternate and whose right answers' states are larger; states of `lengths`."""
+    """A training split whose right answers' states are larger; states of `lengths`."""
     n = len(lengths) if rows is None else rows
     frame = pd.DataFrame(
         {
             "interaction_id": [f"i-{i}" for i in range(n)],
             "group": [f"g-{i}" for i in range(n)],
-            "split": [("train", "validation")[i % 2] for i in range(n)],
+            "split": "train",
             "correct": [i // 2 % 2 for i in range(n)],
             "weight": 1.0,
             "source": "sme",
@@ -54,8 +58,8 @@ def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: 
     assert list(got["interaction_id"]) == ["i-0", "i-2", "i-4", "i-5"]
     assert list(got.columns) == list(frame.columns) and (got.dtypes == common.read_dataset_frame().dtypes).all()
     assert lazy.lengths.tolist() == [3, 1, 4, 2]
-    for row, i in zip(lazy, [0, 2, 4, 5], strict=True):
-        assert torch.equal(row, states[i])
+    for row_, i in zip(lazy, [0, 2, 4, 5], strict=True):
+        assert torch.equal(row_, states[i])
 
 
 def test_where_every_row_has_states_the_frame_is_the_data_set(workspace: Path) -> None:
@@ -73,26 +77,24 @@ def test_the_base_model_is_what_the_features_say(workspace: Path) -> None:
 def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
     write_inputs([3, 1], rows=3)
     with pytest.raises(
-        AbstainError, match="features.safetensors has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"
+        AbstainError, match=r"features.safetensors has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"
     ):
         common.read_labelled_states()
 
 
-def test_stages_train_and_tune_on_the_rows_that_have_states(workspace: Path) -> None:
+def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> None:
     """A label of a row without states must not be paired with its neighbour's states: then nothing would be learnt."""
-    write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(240)])
+    frame, states = write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(120)])
     params = load_params(ROOT / "params.yaml")
-    params = params.model_copy(
-        update={"probe": params.probe.model_copy(update={"max_epochs": 20, "learning_rate": 0.03})}
-    )
-    train_probe.stage(params)
-    losses = pd.read_csv(paths.TRAINING)["validation_loss"]
-    assert losses.min() < 0.3
-    tune_threshold.stage(params)
-    tuned = common.read_json(paths.THRESHOLD)
-    assert tuned["precision"] >= params.threshold.target_precision and tuned["display_rate"] > 0.4
+    train_probe.stage(params.model_copy(update={"probe": params.probe.model_copy(update={"zoo": ("linear",)})}))
+    out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")["linear"]
+    assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
+    correct = frame.set_index("interaction_id").loc[out_of_fold.index, "correct"] == 1
+    assert out_of_fold[correct].median() > 0.9 and out_of_fold[~correct].median() < 0.1
+    assert common.read_json(paths.CHOICE)["out_of_fold"]["linear"] > 0.95
 
 
+@pytest.mark.slow
 def test_a_damaged_file_ends_a_stage_in_one_line(workspace: Path) -> None:
     write_inputs([1, 1])
     paths.FEATURES.write_bytes(b"damaged")
@@ -108,3 +110,55 @@ def test_a_damaged_file_ends_a_stage_in_one_line(workspace: Path) -> None:
         1,
         "error: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again",
     )
+
+
+def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None:
+    table = {"interaction_id": ["b", "a", "b"], "variant": ["asked", "asked", "other"], "entropy": [0.1, np.nan, 0.3]}
+    pd.DataFrame(table).to_parquet(paths.SIGNALS, index=False)
+    signals = common.read_signals("asked")
+    assert list(signals) == ["entropy"] and list(signals.index) == ["b", "a"]
+    np.testing.assert_array_equal(signals["entropy"], [0.1, np.nan])
+    assert common.read_signals("other").loc["b", "entropy"] == 0.3 and len(common.read_signals("third")) == 0
+
+
+@pytest.mark.slow
+def test_an_answer_is_compared_with_the_latest_ideal_one(workspace: Path) -> None:
+    """A later review that gives none takes none back."""
+    rows = write_lines(
+        Path("rows.jsonl"),
+        row("early", answer="It is 5 euros.", review=verdict(days=2, ideal_answer="Nobody knows.")),
+        alone(verdict(days=4, ideal_answer="It is 5 euros.", reviewer="sme-2"), "early"),
+        alone(verdict(days=6, reviewer="sme-3"), "early"),
+        row("half", answer="Perhaps 5?", review=verdict(ideal_answer="It is 5 euros.")),
+        row("none", review=verdict()),
+    )
+    assert ingest(by_hand([str(rows)]), paths.DATA, PARAMS, NOW, validate=accept_all).accepted == 5
+    assert common.read_ideal_answers() == {"early": "It is 5 euros.", "half": "It is 5 euros."}
+    # "Perhaps 5": one word of two is among four.
+    expected = [1.0, 2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4), np.nan]
+    found = common.read_rouge(pd.DataFrame({"interaction_id": ["early", "half", "none"]}))
+    np.testing.assert_allclose(found, expected)
+
+
+def test_what_is_not_a_number_is_null(workspace: Path) -> None:
+    figures = {"b": float("nan"), "a": [np.float64("nan"), {1: (0.5, "x")}]}
+    common.write_json(paths.METRICS, figures)
+    assert common.read_json(paths.METRICS) == {"a": [None, {"1": [0.5, "x"]}], "b": None}
+    assert "NaN" not in paths.METRICS.read_text()
+    first = paths.METRICS.read_bytes()
+    common.write_json(paths.METRICS, dict(reversed(figures.items())))
+    assert paths.METRICS.read_bytes() == first
+
+
+def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(workspace: Path) -> None:
+    with common.whole_folder(paths.PLOTS) as folder:
+        common.write_text(folder / "roc.csv", "first")
+    with pytest.raises(ValueError), common.whole_folder(paths.PLOTS) as folder:
+        common.write_text(folder / "roc.csv", "half")
+        raise ValueError
+    assert (paths.PLOTS / "roc.csv").read_text() == "first"
+    with common.whole_folder(paths.PLOTS) as folder:
+        assert not list(folder.iterdir()), "what a stopped run left"
+        common.write_text(folder / "other.csv", "second")
+    assert [file.name for file in paths.PLOTS.iterdir()] == ["other.csv"]
+    assert [entry.name for entry in paths.ARTIFACTS.iterdir()] == ["plots"]

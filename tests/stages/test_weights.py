@@ -1,122 +1,165 @@
-"""Inclusion probabilities on their way from the data set into every figure: the stages, run on made-up states."""
+"""Inclusion probabilities on their way from the data set into every figure of an evaluation."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from abstain import paths
-from abstain.evaluate import metrics
-from abstain.features.table import write_table
-from abstain.params import Params, load_params
-from abstain.stages import common, evaluate, tune_threshold
-from tests.conftest import ROOT
-from tests.models.builders import write_mean_probe
+from abstain.params import Params
+from abstain.stages import common, evaluate
+from tests.feedback.builders import bytes_of
 
-D = 6
-ROWS = 240
-METADATA = {"version": "candidate", "threshold": "0.5"}
+pytestmark = pytest.mark.slow
 
 
-def write_inputs(probability: np.ndarray) -> pd.DataFrame:
-    """Answers whose states are the larger the more often they are right, of which wrong ones were reviewed more often."""
-    generator = np.random.default_rng(0)
-    correct = generator.integers(2, size=ROWS)
-    frame = pd.DataFrame(
-        {
-            "interaction_id": [f"i-{i}" for i in range(ROWS)],
-            "group": [f"g-{i % 60}" for i in range(ROWS)],
-            "split": np.array(["train", "validation", "holdout", "newest"])[np.arange(ROWS) % 4],
-            "correct": correct,
-            "weight": 1.0,
-            "source": "sme",
-            "product": "cards",
-            "inclusion_probability": probability,
-        }
-    )
-    paths.ARTIFACTS.mkdir(exist_ok=True)
-    frame.to_parquet(paths.DATASET, index=False)
-    states = [torch.randn(2, D) + 1.2 * float(right) - 0.6 for right in correct]
-    write_table(paths.FEATURES, [2] * ROWS, D, torch.float32, enumerate(states), "bank@abc")
-    write_mean_probe(paths.ONNX, D, METADATA)
-    common.write_json(paths.THRESHOLD, {"threshold": 0.5})
-    return frame
-
-
-@pytest.fixture
-def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    found = load_params(ROOT / "params.yaml")
-    return found.model_copy(update={"gate": found.gate.model_copy(update={"bootstrap": 100})})
-
-
-def test_metrics_scores_and_plots_are_those_of_all_answers(params: Params) -> None:
-    uneven = np.where(np.random.default_rng(0).integers(2, size=ROWS) == 1, 0.1, 0.4)
-    frame = write_inputs(uneven)
-    evaluate.stage(params)
+def scores_of(split: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """The scores of a split's reviewed answers, what is right of them, and how many answers each stands for."""
     scores = pd.read_parquet(paths.SCORES)
-    assert scores["inclusion_probability"].tolist() == [
-        *frame.loc[frame["split"] == "holdout", "inclusion_probability"],
-        *frame.loc[frame["split"] == "newest", "inclusion_probability"],
-    ]
+    rows = scores[scores["split"] == split]
+    weight = (1 / rows["inclusion_probability"].fillna(1.0)).to_numpy()
+    return rows, rows["correct"].to_numpy(int), weight / weight.max()
+
+
+def risk_by_hand(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> float:
+    """The mean, over answers, of the share of errors among those that are at least as sure."""
+    risks = [np.average(1 - correct[confidence >= one], weights=weight[confidence >= one]) for one in confidence]
+    return float(np.average(risks, weights=weight))
+
+
+def ece_by_hand(correct: np.ndarray, probability: np.ndarray, weight: np.ndarray) -> float:
+    bins = np.minimum((probability * 10).astype(int), 9)
+    gaps = [abs((weight * (probability - correct))[bins == one].sum()) for one in range(10)]
+    return float(sum(gaps) / weight.sum())
+
+
+def test_the_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -> None:
+    scores, frame = pd.read_parquet(paths.SCORES), common.read_labelled_states()[0]
+    judged = frame[(frame["source"] == "sme") & frame["split"].isin(["holdout", "newest"])]
+    assert sorted(scores["interaction_id"]) == sorted(judged["interaction_id"]) and len(judged) > 50
+    both = scores.merge(judged, on="interaction_id", suffixes=("", "_of_data"))
+    for name in ("split", "group", "product", "correct", "source"):
+        assert (both[name] == both[f"{name}_of_data"]).all()
+    np.testing.assert_array_equal(both["inclusion_probability"], both["inclusion_probability_of_data"])
+    assert set(scores["inclusion_probability"].fillna(0)) == {0.0, 0.5, 1.0}, "one drawn in an unknown way among them"
+
+
+def test_figures_are_those_of_all_answers(bank: Params) -> None:
     found = common.read_json(paths.METRICS)["holdout"]
-    holdout = scores[scores["split"] == "holdout"]
-    correct, confidence = holdout["correct"].to_numpy(int), holdout["probe"].to_numpy()
-    weight = metrics.row_weights(holdout["inclusion_probability"].to_numpy())
-    assert found["base_rate"] == metrics.mean(correct, weight) > correct.mean() + 0.2
-    assert found["drawn_unevenly"] == int((holdout["inclusion_probability"] > 0.1).sum()) > 0
-    assert found["effective_rows"] == pytest.approx(metrics.effective_rows(weight)) and found["effective_rows"] < 50
-    for name in ("auroc", "auprc", "brier", "ece", "aurc"):
-        assert found["scorers"]["probe"][name] == getattr(metrics, name)(correct, confidence, weight)
-    shown = confidence >= 0.5
-    at = found["at_threshold"]
-    assert at["precision"] == pytest.approx(metrics.mean(correct[shown], weight[shown]))
-    assert at["display_rate"] == pytest.approx(weight[shown].sum() / weight.sum())
-    newest = common.read_json(paths.METRICS)["newest"]
-    assert newest["effective_rows"] < newest["rows"] == 60
-    curve = pd.read_csv(paths.PLOTS / "risk_coverage.csv")
-    assert curve["risk"].iloc[-1] == pytest.approx(1 - found["base_rate"])
+    rows, correct, weight = scores_of("holdout")
+    assert found["rows"] == len(rows) and found["drawn_unevenly"] == (weight < 1).sum() > 0
+    assert found["effective_rows"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    assert found["base_rate"] == pytest.approx(np.average(correct, weights=weight))
+    assert abs(found["base_rate"] - correct.mean()) > 0.05, "sure answers were reviewed every other time"
+    for name in ("probe", "lstm", "fusion", "sequence_log_prob", "length_only"):
+        confidence, row = rows[name].to_numpy(), found["scorers"][name]
+        assert row["auroc"] == pytest.approx(roc_auc_score(correct, confidence, sample_weight=weight))
+        assert row["auprc"] == pytest.approx(average_precision_score(correct, confidence, sample_weight=weight))
+        assert row["aurc"] == pytest.approx(risk_by_hand(correct, confidence, weight))
+        assert row["unscored"] == 0
+    unweighted = roc_auc_score(correct, rows["probe"])
+    assert abs(found["scorers"]["probe"]["auroc"] - unweighted) > 1e-3
 
 
-@pytest.mark.parametrize("even", [0.3, 1.0])
-def test_equal_chances_give_the_figures_of_none(params: Params, even: float) -> None:
-    figures = []
-    for probability in (np.nan, even):
-        torch.manual_seed(0)
-        write_inputs(np.full(ROWS, probability))
-        evaluate.stage(params)
-        figures.append((common.read_json(paths.METRICS), (paths.PLOTS / "roc.csv").read_bytes()))
-    assert figures[0] == figures[1]
-    assert figures[0][0]["holdout"]["drawn_unevenly"] == 0
-    assert figures[0][0]["holdout"]["effective_rows"] == figures[0][0]["holdout"]["rows"] == 60
+def test_what_is_promised_is_measured_on_the_calibrated_probability(bank: Params) -> None:
+    found = common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
+    rows, correct, weight = scores_of("holdout")
+    probability = rows["probability"].to_numpy()
+    assert found["brier"] == pytest.approx(np.average((probability - correct) ** 2, weights=weight))
+    assert found["ece"] == pytest.approx(ece_by_hand(correct, probability, weight))
+    said = probability >= 0.5
+    assert found["accuracy"] == pytest.approx(np.average(said == (correct == 1), weights=weight))
+    assert found["brier"] != pytest.approx(np.average((rows["probe"] - correct) ** 2, weights=weight), abs=1e-4)
+    order = np.argsort(rows["probe"], kind="stable")
+    assert (np.diff(probability[order]) >= 0).all(), "calibrated, they rank as before"
 
 
-def test_the_threshold_keeps_its_promise_of_all_answers(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong answers count a tenth: a lower threshold is enough than where they count like the right ones."""
-    confidence = np.linspace(0.05, 0.95, ROWS // 4)
+@pytest.mark.parametrize("name", ["at_threshold", "at_naive"])
+def test_what_a_threshold_shows_is_counted_of_all_answers(bank: Params, name: str) -> None:
+    row, threshold = common.read_json(paths.METRICS)["holdout"][name], common.read_json(paths.THRESHOLD)
+    rows, correct, weight = scores_of("holdout")
+    assert row["threshold"] == (threshold if name == "at_threshold" else threshold["naive"])["threshold"]
+    shown = (rows["probe"] >= row["threshold"]).to_numpy()
+    assert 0 < shown.sum() < len(shown)
+    assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
+    assert row["recall"] == pytest.approx(weight[shown & (correct == 1)].sum() / weight[correct == 1].sum())
+    assert row["display_rate"] == pytest.approx(weight[shown].sum() / weight.sum())
+    assert row["mask_rate"] == pytest.approx(1 - row["display_rate"])
+    assert row["accuracy"] == pytest.approx(np.average(shown == (correct == 1), weights=weight))
+    assert row["f1"] == pytest.approx(2 / (1 / row["precision"] + 1 / row["recall"]))
+
+
+def test_displayed_answers_are_compared_with_ideal_ones_by_weight(bank: Params) -> None:
+    """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
+    row = common.read_json(paths.METRICS)["holdout"]["at_threshold"]
+    rows, _, weight = scores_of("holdout")
+    ideal, examples = common.read_ideal_answers(), common.read_rouge(rows)
+    known = rows["interaction_id"].isin(list(ideal)).to_numpy()
+    assert (np.isnan(examples) == ~known).all() and set(np.round(examples[known], 3)) == {1.0, 0.333}
+    shown = (rows["probe"] >= row["threshold"]).to_numpy()
+    for name, of in (("displayed", known & shown), ("masked", known & ~shown)):
+        assert row[f"rouge_{name}_answers"] == of.sum() > 0
+        assert row[f"rouge_{name}"] == pytest.approx(np.average(examples[of], weights=weight[of]))
+
+
+def test_the_newest_window_is_counted_apart(bank: Params) -> None:
+    found = common.read_json(paths.METRICS)["newest"]
+    rows, correct, weight = scores_of("newest")
+    assert found["rows"] == len(rows) > 5 and found["drawn_unevenly"] == (weight < 1).sum() > 0
+    assert found["effective_rows"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    assert found["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
+    frame = common.read_dataset_frame()
+    turned = frame.assign(correct=frame["correct"].where(frame["split"] != "newest", 1 - frame["correct"]))
+    turned.to_parquet(paths.DATASET, index=False)
+    before = common.read_json(paths.METRICS)
+    evaluate.stage(bank)
+    after = common.read_json(paths.METRICS)
+    assert after["holdout"] == before["holdout"]
+    assert after["newest"]["auroc"] == pytest.approx(1 - before["newest"]["auroc"])
+
+
+def test_without_a_newest_window_its_figure_is_none(bank: Params) -> None:
+    frame = common.read_dataset_frame()
+    frame.assign(split=frame["split"].replace("newest", "excluded")).to_parquet(paths.DATASET, index=False)
+    evaluate.stage(bank)
+    assert common.read_json(paths.METRICS)["newest"] == {
+        "rows": 0,
+        "drawn_unevenly": 0,
+        "effective_rows": 0.0,
+        "auroc": None,
+    }
+    assert set(pd.read_parquet(paths.SCORES)["split"]) == {"holdout"}
+
+
+def test_curves_are_weighted(bank: Params) -> None:
+    rows, correct, weight = scores_of("holdout")
+    curve = pd.read_csv(paths.PLOTS / "risk_coverage.csv").query("scorer == 'probe'")
+    base_rate = common.read_json(paths.METRICS)["holdout"]["base_rate"]
+    assert curve["risk"].iloc[-1] == pytest.approx(1 - base_rate) and curve["coverage"].iloc[-1] == pytest.approx(1)
+    roc = pd.read_csv(paths.PLOTS / "roc.csv").query("scorer == 'probe'")
+    area = np.trapezoid(roc["true_positive_rate"], roc["false_positive_rate"])
+    assert area == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
+    bars = pd.read_csv(paths.PLOTS / "confidence.csv")
+    assert bars["right"].sum() == pytest.approx(base_rate) and bars["wrong"].sum() == pytest.approx(1 - base_rate)
+
+
+def test_equal_chances_give_the_figures_of_none(bank: Params) -> None:
+    frame = common.read_dataset_frame()
     found = []
-    for rare in (1.0, 0.1):
-        frame = write_inputs(np.full(ROWS, 1.0))
-        frame.loc[frame["correct"] == 1, "inclusion_probability"] = rare
-        frame.to_parquet(paths.DATASET, index=False)
-        monkeypatch.setattr(common, "read_probe", lambda params: None)
-        monkeypatch.setattr(tune_threshold, "predict_confidence", lambda probe, states: torch.tensor(confidence))
-        lenient = params.model_copy(
-            update={"threshold": params.threshold.model_copy(update={"target_precision": 0.6, "min_shown": 1})}
-        )
-        tune_threshold.stage(lenient)
-        found.append(common.read_json(paths.THRESHOLD))
-    assert found[1]["threshold"] < found[0]["threshold"] and found[1]["precision"] >= 0.6
-    assert found[1]["effective_shown"] < found[1]["shown"]
+    for chance in (np.nan, 0.3, 1.0):
+        frame.assign(inclusion_probability=chance).to_parquet(paths.DATASET, index=False)
+        evaluate.stage(bank)
+        found.append((common.read_json(paths.METRICS), common.read_json(paths.EVALUATION), bytes_of(paths.PLOTS)))
+    assert found[0] == found[1] == found[2]
+    holdout = found[0][0]["holdout"]
+    assert holdout["drawn_unevenly"] == 0 and holdout["effective_rows"] == holdout["rows"] == len(
+        scores_of("holdout")[0]
+    )
 
 
-def test_a_data_set_without_the_column_is_an_error_and_not_unweighted(params: Params) -> None:
-    frame = write_inputs(np.full(ROWS, np.nan))
-    frame.drop(columns="inclusion_probability").to_parquet(paths.DATASET, index=False)
+def test_a_data_set_without_the_column_is_an_error_and_not_unweighted(bank: Params) -> None:
+    common.read_dataset_frame().drop(columns="inclusion_probability").to_parquet(paths.DATASET, index=False)
     with pytest.raises(KeyError, match="inclusion_probability"):
-        evaluate.stage(params)
+        evaluate.stage(bank)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from abstain.decide.threshold import tune_threshold
@@ -23,7 +22,7 @@ from abstain.evaluate.metrics import auroc, effective_rows, row_weights
 from abstain.feedback.splits import reviewed
 from abstain.models.fitting import fit_probe
 from abstain.models.probes.base import predict_confidence
-from abstain.models.rows import Rows
+from abstain.models.rows import labelled_rows
 from abstain.params import Architecture, ProbeParams, ThresholdParams
 
 Take = Callable[[pd.Index], Sequence[Tensor]]
@@ -45,7 +44,7 @@ def listening_row(
     of reach on validation, there is a `note`, and no threshold.
     """
     train = frame[frame["split"] == "train"]
-    fitted = fit_probe(architecture, rows_of(train, take), train["group"].to_numpy(), probe)
+    fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
     judged = reviewed(train)
     out_of_fold = pd.Series(fitted.out_of_fold, train.index)[judged.index]
     row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold.to_numpy(), _weight(judged))}
@@ -86,8 +85,11 @@ def left_out_rows(
         if effective_rows(_weight(judged)) < min_rows:
             rows.append({**row, "note": f"fewer than {min_rows} answers: not judged"})
             continue
+        if judged["correct"].nunique() < 2:
+            rows.append({**row, "note": "one class only: no AUROC"})
+            continue
         try:
-            fitted = fit_probe(architecture, rows_of(train, take), train["group"].to_numpy(), probe)
+            fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
         except AbstainError as error:
             rows.append({**row, "note": str(error)})
             continue
@@ -103,15 +105,6 @@ def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: R
     found = bootstrap(figure, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))["auroc"]
     low, high = found.interval
     return {"auroc": found.value, "auroc_low": low, "auroc_high": high}
-
-
-def rows_of(rows: pd.DataFrame, take: Take) -> Rows:
-    """`rows` of the data set with their states, as what a probe is fitted on."""
-    return Rows(
-        take(rows.index),
-        torch.tensor(rows["correct"].to_numpy(int)),
-        torch.tensor(rows["weight"].to_numpy("float32")),
-    )
 
 
 def _correct(rows: pd.DataFrame) -> np.ndarray:

@@ -85,8 +85,11 @@ def calibration_rows(
     """
     probabilities: dict[str, np.ndarray] = {}
     for method in get_args(Method):
-        fitted = fit_calibrator(method, validation.raw(name), validation.correct, validation.weight, seed)
-        probabilities[method] = fitted.apply(holdout.raw(name))
+        try:
+            fitted = fit_calibrator(method, validation.raw(name), validation.correct, validation.weight, seed)
+            probabilities[method] = fitted.apply(holdout.raw(name))
+        except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
+            probabilities[method] = np.full(len(holdout.rows), np.nan)
     probabilities |= {f"none, {other}": holdout.raw(other) for other in uncalibrated}
     metric: dict[str, Callable[..., Any]] = {"ece": metrics.ece, "brier": metrics.brier}
     figures = {

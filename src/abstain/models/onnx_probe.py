@@ -19,10 +19,10 @@ from torch import Tensor
 
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
-from abstain.models.probe import Probe, batches, confidence, pad
+from abstain.models.probes.base import Probe, confidence
+from abstain.models.rows import pad
 
 OPSET = 20
-BATCH = 256
 
 
 class OnnxProbe:
@@ -44,20 +44,27 @@ class OnnxProbe:
         return int(self._session.get_inputs()[0].shape[2])
 
     def confidence(self, rows: Iterable[Tensor]) -> np.ndarray:
-        """Confidences, float32 (rows,), of ragged `rows` of float32 states, each (L + 1, d); one batch in memory."""
-        parts = []
-        for batch in batches(rows, BATCH):
-            states, lengths = pad(batch)
-            parts.append(self._session.run(None, {"states": states.numpy(), "lengths": lengths.numpy()})[0])
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+        """Confidences, float32 (rows,), of ragged `rows` of float32 states, each (L + 1, d); one row in memory.
+
+        Each is scored alone: nothing is padded, an answer's states stay in the processor's cache, and what an answer
+        gets does not depend on the others. In batches it takes longer.
+        """
+        alone = [self.run(row.unsqueeze(0), torch.tensor([len(row)])) for row in rows]
+        return np.concatenate(alone) if alone else np.empty(0, np.float32)
+
+    def run(self, states: Tensor, lengths: Tensor) -> np.ndarray:
+        """Confidences, float32 (B,), of a padded batch: `states`, float32 (B, T, d), and `lengths`, int64 (B,)."""
+        inputs = {"states": states.numpy(), "lengths": lengths.numpy()}
+        confidences: np.ndarray = self._session.run(None, inputs)[0]
+        return confidences
 
 
 class _Served(torch.nn.Module):
-    """The probe with its softmax: what is exported gives confidences, not logits."""
+    """The probe as it is served, with its softmax: what is exported gives confidences, not logits."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__()
-        self.probe = probe
+        self.probe = probe.served()
 
     def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         return confidence(self.probe(states, lengths))
@@ -66,7 +73,7 @@ class _Served(torch.nn.Module):
 def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
     """Write `probe` to `file`: inputs `states` (batch, time, d), `lengths` (batch,); output `confidence` (batch,)."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    example = (torch.zeros(2, 5, len(probe.mean)), torch.tensor([5, 3]))
+    example = (torch.zeros(2, 5, probe.width), torch.tensor([5, 3]))
     axes = ({0: "batch", 1: "time"}, {0: "batch"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own, about its own insides
@@ -86,7 +93,7 @@ def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
         # Stack traces with this machine's paths: the same probe must be the same bytes wherever it is exported.
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
-    _save(model, file, metadata)
+    _save(model, file, {"architecture": probe.architecture, **metadata})
 
 
 def stamp(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
@@ -97,7 +104,7 @@ def stamp(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
 
 
 def parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
-    """Largest absolute difference between torch and ONNX confidences over ragged batches; nan stays nan."""
+    """Largest difference between torch's and ONNX's confidences of ragged rows, in batches and alone; nan stays nan."""
     generator = torch.Generator().manual_seed(seed)
     differences = []
     for batch, longest in [(1, 1), (1, 17), (2, 5), (3, 113), (16, 50), (33, 2)]:
@@ -108,7 +115,7 @@ def parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
         ]
         with torch.inference_mode():
             expected = confidence(probe.eval()(*pad(rows))).numpy()
-        differences.append(np.abs(expected - served.confidence(rows)).max())
+        differences += [np.abs(expected - given).max() for given in (served.run(*pad(rows)), served.confidence(rows))]
     return float(np.max(differences))
 
 

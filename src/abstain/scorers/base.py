@@ -19,6 +19,7 @@ from torch import Tensor
 
 from abstain.contracts import Interaction
 from abstain.features.readings import Reading
+from abstain.scorers.labels import Labels
 
 Result = Tensor | None
 
@@ -40,15 +41,6 @@ class Answers:
         """Each interaction with its results of `readings`, in their order."""
         found = [self.results[reading] for reading in readings]
         return [(one, [of[at] for of in found]) for at, one in enumerate(self.interactions)]
-
-
-@dataclass(frozen=True)
-class Labels:
-    """What was found of training answers, all (rows,): `correct` 0/1, `weight` >= 0, and `groups` that err together."""
-
-    correct: np.ndarray
-    weight: np.ndarray
-    groups: np.ndarray
 
 
 class Scorer(Protocol):

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from abstain.features.readings import Reading
 from abstain.llm.layout import Pass, Segment
-from abstain.scorers.base import Answers, Labels, ScorerUnavailable
+from abstain.scorers.base import Answers, ScorerUnavailable
+from abstain.scorers.labels import Labels
 from abstain.scorers.other_model import OtherModel, find_model
 from abstain.settings import Settings
 

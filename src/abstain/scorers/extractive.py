@@ -24,7 +24,8 @@ from torch import Tensor
 
 from abstain.features.readings import Reading
 from abstain.llm.layout import Pass, Segment
-from abstain.scorers.base import Answers, Labels
+from abstain.scorers.base import Answers
+from abstain.scorers.labels import Labels
 from abstain.scorers.other_model import OtherModel, TextWindow, find_model
 from abstain.settings import Settings
 

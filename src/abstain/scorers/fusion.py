@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.errors import AbstainError
-from abstain.scorers.base import Labels
+from abstain.scorers.labels import Labels
 
 EDGE = 1e-4
 """Scores are kept this far from 0 and 1, whose log-odds are infinite."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from abstain.errors import AbstainError
 from abstain.features.readings import Reading
-from abstain.scorers.base import Answers, Labels
+from abstain.scorers.base import Answers
+from abstain.scorers.labels import Labels
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 from abstain.contracts import Question
 from abstain.errors import AbstainError
 from abstain.features.extract import Prepared, Refused
-from abstain.llm.asks import Generate, Request
+from abstain.llm.asks import Generate, Request, States
 from abstain.llm.decode import Generated
 from abstain.llm.layout import Pass
 from abstain.llm.tokens import encode_pass
-from abstain.serve.scorer import Scorer, Verdict
+from abstain.serve.released import Released, Verdict
 
 EMPTY = "the base model gave no answer"
 
@@ -33,13 +33,14 @@ class Answered:
     verdict: Verdict
 
 
-def answer(scorer: Scorer, questions: Sequence[Question], ask: Generate) -> list[Answered]:
+def answer(scorer: Released, questions: Sequence[Question], ask: Generate) -> list[Answered]:
     """Answer `questions` as `ask` says, and decide about each answer, in order.
 
     A question that does not fit the window, or is answered by nothing, is abstained from with the reason. Raises
     `AbstainError` for states that are not finite, naming the row.
     """
     source, engine = scorer.source, scorer.source.engine()
+    assert isinstance(source.ask, States)  # what a probe listens to
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
     requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared)}

@@ -15,7 +15,7 @@ from torch import Tensor
 from abstain.contracts import Interaction
 from abstain.features.rows import Progress
 from abstain.feedback.index import batched
-from abstain.serve.scorer import Scorer
+from abstain.serve.released import Released
 
 AT_ONCE = 512
 
@@ -34,7 +34,7 @@ class Backlog:
 
 
 def score_backlog(
-    scorer: Scorer,
+    scorer: Released,
     interactions: Callable[[], Iterable[Interaction]],
     at_most: int,
     rank: Callable[[str], float],
@@ -69,7 +69,7 @@ def score_backlog(
     return Backlog(known | found, len(known), len(found), len(lacking) - len(found))
 
 
-def _keys(scorer: Scorer, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
+def _keys(scorer: Released, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
     """(interaction_id, key of its features) of every answer that the base model can read."""
     for some in batched(interactions, AT_ONCE):
         for row, key in zip(some, scorer.source.keys(some), strict=True):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
 from abstain.contracts import Interaction
+from abstain.decide.calibration import Calibrator, calibrator_from_dict
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Refused
 from abstain.llm.layout import load_layout
@@ -23,7 +26,10 @@ from abstain.settings import Settings
 class Verdict:
     """What to do with one answer, and why: shown when `confidence >= threshold`.
 
-    An answer that the base model cannot read has no confidence, and is not shown; `reason` says why.
+    `confidence` is the probe's own score; `probability` that the answer is right, once calibrated, with the bounds
+    `probability_low` and `probability_high` where the calibrator knows any (Venn-Abers). `promise` is what `threshold`
+    was promised to keep when `version` was made. An answer that the base model cannot read has no confidence, and is
+    not shown; `reason` says why.
     """
 
     interaction_id: str
@@ -31,18 +37,24 @@ class Verdict:
     confidence: float | None
     threshold: float
     version: str
+    promise: str
+    probability: float | None = None
+    probability_low: float | None = None
+    probability_high: float | None = None
     reason: str | None = None
 
 
 @dataclass(frozen=True)
-class Scorer:
+class Released:
     """A released probe and where its features come from, both read from the ONNX file's metadata."""
 
     probe: OnnxProbe
     source: FeatureSource
+    calibrator: Calibrator
+    promise: str
 
     @classmethod
-    def open(cls, file: Path, settings: Settings) -> Scorer:
+    def open(cls, file: Path, settings: Settings) -> Released:
         """Open a released ONNX file.
 
         Raises `AbstainError` where it carries no metadata, and where the base model or the prompt layout here
@@ -54,7 +66,9 @@ class Scorer:
             llm = LLMParams.model_validate({key: meta[key] for key in ("model", "layout", "layer", "site", "too_long")})
             trained_on = meta["model_revision"]
             version, _, layout_digest = meta["version"], float(meta["threshold"]), meta["layout_digest"]
-        except (KeyError, ValueError):
+            calibrator = calibrator_from_dict(json.loads(meta.get("calibration", '{"method": "none"}')))
+            promise = json.loads(meta.get("promise", '{"says": "nothing was promised"}'))["says"]
+        except (KeyError, TypeError, ValueError):
             raise AbstainError(f"{file} carries no complete probe metadata: export it with this project") from None
         llm = llm.model_copy(update={"model": pin(llm.model, trained_on)})
         here = resolve(llm.model, settings).revision
@@ -65,7 +79,7 @@ class Scorer:
             )
         if load_layout(llm.layout).digest != layout_digest:
             raise AbstainError(f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it")
-        return cls(probe, FeatureSource(llm, settings))
+        return cls(probe, FeatureSource(llm, settings), calibrator, promise)
 
     def score(self, interactions: Sequence[Interaction]) -> list[Verdict]:
         """One verdict an interaction, in order."""
@@ -78,12 +92,27 @@ class Scorer:
             for interaction, row in zip(interactions, found, strict=True)
         ]
 
+    @property
+    def threshold(self) -> float:
+        return float(self.probe.metadata["threshold"])
+
     def decide(self, interaction_id: str, confidence: float) -> Verdict:
         """Show or abstain, at the released threshold."""
-        threshold, version = float(self.probe.metadata["threshold"]), self.probe.metadata["version"]
-        decision: Literal["show", "abstain"] = "show" if confidence >= threshold else "abstain"
-        return Verdict(interaction_id, decision, confidence, threshold, version)
+        verdict = Verdict(
+            interaction_id,
+            "show" if confidence >= self.threshold else "abstain",
+            confidence,
+            self.threshold,
+            self.probe.metadata["version"],
+            self.promise,
+            probability=float(self.calibrator.apply(np.array([confidence]))[0]),
+        )
+        if (bounds := self.calibrator.interval(np.array([confidence]))) is None:
+            return verdict
+        low, high = (float(bound[0]) for bound in bounds)
+        return replace(verdict, probability_low=low, probability_high=high)
 
     def refuse(self, interaction_id: str, reason: str) -> Verdict:
         """Abstain, because the base model cannot read it."""
-        return replace(self.decide(interaction_id, -1.0), confidence=None, reason=reason)
+        version = self.probe.metadata["version"]
+        return Verdict(interaction_id, "abstain", None, self.threshold, version, self.promise, reason=reason)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from safetensors.torch import load_file
 
 from abstain import paths
+from abstain.contracts import Review
 from abstain.errors import AbstainError
+from abstain.evaluate.rouge import rouge_l
 from abstain.features.table import AGAIN, StateTable
+from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.models.probe import Probe
 from abstain.params import Params, load_params
 
 
@@ -70,12 +73,38 @@ def read_dataset_frame() -> pd.DataFrame:
     return pd.read_parquet(paths.DATASET)
 
 
-def read_probe(params: Params) -> Probe:
-    """The trained probe, as the train stage left it."""
-    weights = load_file(paths.PROBE)
-    probe = Probe(len(weights["mean"]), params.probe.hidden, params.probe.dropout)
-    probe.load_state_dict(weights)
-    return probe.eval()
+def read_signals(variant: str) -> pd.DataFrame:
+    """The scorers' signals by interaction: a column a scorer, in [0, 1], nan where it cannot say.
+
+    `variant`: `asked`, of the answers as they are, or one of `scorers.variants`.
+    """
+    table = pd.read_parquet(paths.SIGNALS)
+    return table[table["variant"] == variant].drop(columns="variant").set_index("interaction_id")
+
+
+def read_rouge(frame: pd.DataFrame) -> np.ndarray:
+    """ROUGE-L of each row's answer against the experts' latest ideal answer; nan where none wrote one."""
+    store = Store(paths.DATA)
+    ideal = read_ideal_answers()
+    answers = [row.answer for row in store.interactions(frame["interaction_id"])]
+    return rouge_l(answers, [ideal.get(name) for name in frame["interaction_id"]])
+
+
+def read_ideal_answers() -> dict[str, str]:
+    """Interaction id -> what an expert would have answered; of several the latest."""
+    reviews = sorted(Store(paths.DATA).rows(Review), key=lambda review: review.reviewed_at)
+    return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to write to, which takes the place of `folder` once all is written."""
+    scratch = folder.with_name(f".{folder.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    yield scratch
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)
 
 
 def _plain(value: Any) -> Any:

@@ -1,88 +1,235 @@
 """DVC stage `evaluate`: every scorer on the frozen hold-out and on the newest window, as metrics, plots and scores."""
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pandas as pd
-from sklearn.metrics import roc_curve
 
 from abstain import paths
+from abstain.contracts import Interaction
 from abstain.errors import AbstainError
-from abstain.evaluate import metrics
-from abstain.evaluate.leaderboard import fit_baselines, leaderboard, reviewed, threshold_table
-from abstain.feedback.splits import holdout_digest
+from abstain.evaluate import audits, curves, metrics
+from abstain.evaluate.bootstrap import Resamples, bootstrap
+from abstain.evaluate.examples import examples
+from abstain.evaluate.judged import Judged, calibrate, calibration_rows
+from abstain.evaluate.leaderboard import leaderboard
+from abstain.evaluate.masking import at_threshold, threshold_table
+from abstain.evaluate.slices import Scored, slice_table, strata
+from abstain.features.extract import FeatureSource
+from abstain.features.table import StateTable
+from abstain.feedback.splits import holdout_digest, reviewed
+from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe
+from abstain.models.zoo import load_probe
 from abstain.params import Params
+from abstain.scorers.fusion import Fusion
+from abstain.scorers.together import FUSION, LENGTH_ONLY, SERVED, Scorers, base_rate
+from abstain.scorers.variants import VARIANTS
+from abstain.settings import load_settings
 from abstain.stages import common
+
+YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
+UNCALIBRATED = ("lstm", "lstm_no_huber")
+"""Shown beside the calibrators: what the paper's Huber term does to a probe that nothing else calibrates."""
+KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability"]
 
 
 def stage(params: Params) -> None:
     frame, states = common.read_labelled_states()
-    frame["answer_tokens"] = states.lengths - 1
-    train = frame[frame["split"] == "train"]
-    baselines = fit_baselines(*(train[name].to_numpy() for name in ("answer_tokens", "correct", "weight")))
-    judged = pd.concat([reviewed(frame[frame["split"] == split]) for split in ("holdout", "newest")])
-    scores = {"probe": OnnxProbe(paths.ONNX).confidence(states.subset(judged.index)).astype(float)}
-    scores |= baselines.scores(judged["answer_tokens"].to_numpy())
-    judged = judged.assign(**scores)
-    holdout = judged[judged["split"] == "holdout"]
-    if holdout.empty:
+    scorers = _read_scorers(params, frame)
+    parts = _judged(params, frame, states, scorers)
+    holdout, newest = parts["holdout"], parts["newest"]
+    if holdout.rows.empty:
         raise AbstainError("no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it")
-    correct, weight = _correct_and_weight(holdout)
-    threshold = float(common.read_json(paths.THRESHOLD)["threshold"])
-
+    threshold = common.read_json(paths.THRESHOLD)
+    marked = _marked(threshold)
+    rouge = common.read_rouge(holdout.rows)
+    own = holdout.raw(SERVED)
     board = leaderboard(
-        correct,
-        {name: holdout[name].to_numpy() for name in scores},
-        holdout["group"].to_numpy(),
+        holdout.correct,
+        holdout.scores,
+        holdout.calibrated,
+        holdout.groups,
+        holdout.weight,
         params.gate.bootstrap,
         params.gate.seed,
-        weight,
+        champion=SERVED,
     )
-    table = threshold_table(correct, holdout["probe"].to_numpy(), threshold, weight)
-    at_tuned = table[table["tuned"]].iloc[0]
-    newest = judged[judged["split"] == "newest"]
-    newest_correct, newest_weight = _correct_and_weight(newest)
-    common.write_json(
-        paths.METRICS,
-        {
-            "holdout": {
-                "rows": len(holdout),
-                "base_rate": metrics.mean(correct, weight),
-                "drawn_unevenly": int((weight < 1).sum()),
-                "effective_rows": metrics.effective_rows(weight),
-                "label_source": "/".join(sorted(holdout["source"].unique())),
-                "digest": holdout_digest(list(holdout["interaction_id"]), correct.tolist()),
-                "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-                "at_threshold": {key: float(at_tuned[key]) for key in at_tuned.index if key != "tuned"},
-            },
-            "newest": {
-                "rows": len(newest),
-                "drawn_unevenly": int((newest_weight < 1).sum()),
-                "effective_rows": metrics.effective_rows(newest_weight),
-                "auroc": metrics.auroc(newest_correct, newest["probe"].to_numpy(), newest_weight),
-            },
-        },
-    )
-    _write_plots(correct, holdout["probe"].to_numpy(), weight, table)
-    columns = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", *scores]
-    write_atomically(paths.SCORES, judged[columns].to_parquet(index=False))
-
-
-def _correct_and_weight(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    return rows["correct"].to_numpy(int), metrics.row_weights(rows["inclusion_probability"].to_numpy(float))
-
-
-def _write_plots(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, table: pd.DataFrame) -> None:
-    false_positive, true_positive, _ = roc_curve(correct, confidence, sample_weight=weight)
-    coverage, risk = metrics.risk_coverage(correct, confidence, weight)
-    curves = {
-        "roc": pd.DataFrame({"false_positive_rate": false_positive, "true_positive_rate": true_positive}),
-        "threshold": table,
-        "reliability": pd.DataFrame(metrics.reliability(correct, confidence, weight)),
-        "risk_coverage": pd.DataFrame({"coverage": coverage, "risk": risk}),
+    at = {name: at_threshold(holdout.correct, own, value, holdout.weight, rouge) for name, value in marked.items()}
+    used = next(iter(marked))
+    figures = {
+        **_counted(holdout),
+        "base_rate": metrics.mean(holdout.correct, holdout.weight),
+        "label_source": "/".join(sorted(holdout.rows["source"].unique())),
+        "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
+        "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
+        "at_threshold": {**at[used], **_precision_bounds(params, holdout, marked[used])},
+        "at_naive": at.get("naive"),
     }
-    for name, curve in curves.items():
-        common.write_text(paths.PLOTS / f"{name}.csv", curve.to_csv(index=False))
+    auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
+    common.write_json(paths.METRICS, {"holdout": figures, "newest": {**_counted(newest), "auroc": auroc}})
+    common.write_json(paths.EVALUATION, _evaluation(params, parts, scorers, threshold))
+    tables = _curves(holdout, board.set_index("scorer")["auroc"], scorers)
+    tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
+    with common.whole_folder(paths.PLOTS) as folder:
+        for name, table in tables.items():
+            common.write_text(folder / f"{name}.csv", table.to_csv(index=False))
+    scores = [of.rows[KEPT].join(of.scores).assign(probability=of.probability(SERVED)) for of in (holdout, newest)]
+    write_atomically(paths.SCORES, pd.concat(scores).to_parquet(index=False))
+
+
+def _read_scorers(params: Params, frame: pd.DataFrame) -> Scorers:
+    train = frame[frame["split"] == "train"]
+    return Scorers(
+        served=OnnxProbe(paths.ONNX),
+        zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
+        fusion=Fusion.from_dict(common.read_json(paths.FUSION)),
+        base_rate=base_rate(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
+    )
+
+
+def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: Scorers) -> dict[str, Judged]:
+    """The reviewed answers by split, scored by everyone; probabilities are calibrated on those of `validation`."""
+    signals = common.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
+    rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
+    scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
+    validation = Judged(rows["validation"], scores["validation"], scores["validation"])
+    probabilities = calibrate(validation, scores, params.calibration.method, params.calibration.seed)
+    return {split: Judged(of, scores[split], probabilities[split]) for split, of in rows.items()}
+
+
+def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
+    """The thresholds that are shown, by what they are called; the one that is used comes first."""
+    if not threshold["promised"]:
+        return {"naive": threshold["threshold"]}
+    naive = {"naive": threshold["naive"]["threshold"]} if threshold["naive"] else {}
+    return {"promised": threshold["threshold"], **naive}
+
+
+def _counted(part: Judged) -> dict[str, Any]:
+    return {
+        "rows": len(part.rows),
+        "drawn_unevenly": int((part.weight < 1).sum()),
+        "effective_rows": metrics.effective_rows(part.weight),
+    }
+
+
+def _precision_bounds(params: Params, holdout: Judged, threshold: float) -> dict[str, float]:
+    """The 95 % interval, by groups, of the precision and of the error rate of what is shown from `threshold` on."""
+    shown = (holdout.raw(SERVED) >= threshold).astype(float)
+    figures = {
+        "precision": partial(metrics.precision, holdout.correct, shown, threshold=1.0),
+        "error_rate": partial(metrics.mean, shown * (1 - holdout.correct)),
+    }
+    found = bootstrap(figures, holdout.groups, params.gate.bootstrap, params.gate.seed, holdout.weight)
+    return {
+        f"{name}_{end}": value
+        for name, of in found.items()
+        for end, value in zip(("low", "high"), of.interval, strict=True)
+    }
+
+
+def _evaluation(
+    params: Params, parts: Mapping[str, Judged], scorers: Scorers, threshold: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the report shows beside the metrics."""
+    holdout, names = parts["holdout"], [str(name) for name in parts["holdout"].scores]
+    features, ablations = common.read_json(paths.FEATURES_SUMMARY), common.read_json(paths.ABLATIONS)
+    interactions = Store(paths.DATA).interactions(holdout.rows["interaction_id"])
+    costs = dict.fromkeys(scorers.zoo, features["forward_tokens"][SERVED]) | features["forward_tokens"]
+    yes_scores = [name for name in YES_SCORES if name in names]
+    calibration = calibration_rows(
+        parts["validation"],
+        holdout,
+        SERVED,
+        [name for name in UNCALIBRATED if name in names],
+        params.calibration.seed,
+        Resamples(params.gate.bootstrap, params.gate.seed),
+    )
+    served = {"architecture": scorers.architecture, "layer": params.llm.layer, "site": params.llm.site}
+    served |= {"model": common.read_base_model(), "layout": params.llm.layout}
+    return {
+        "served": {**common.read_json(paths.CHOICE), **served},
+        "kinds": scorers.kinds(names),
+        "forward_tokens": {name: costs.get(name, 0.0) for name in names},
+        "skipped": features["skipped_scorers"],
+        "neither": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
+        "threshold": threshold,
+        "calibration": {"method": params.calibration.method, "by_method": calibration},
+        "slices": _slices(params, holdout, interactions, threshold["threshold"]),
+        "audits": {**_audits(params, holdout, scorers, threshold), "left_out": ablations["left_out"]},
+        "rank_correlation": curves.spearman(holdout.scores, yes_scores),
+        "ablations": ablations["listening"],
+        "fusion": {"strength": scorers.fusion.strength, "coefficients": scorers.fusion.coefficients},
+        "examples": _examples(holdout, interactions, threshold["threshold"]),
+    }
+
+
+def _slices(params: Params, holdout: Judged, interactions: list[Interaction], threshold: float) -> list[dict[Any, Any]]:
+    sliced = strata(
+        holdout.rows["product"],
+        holdout.rows["line_of_business"],
+        np.array([len(one.contexts) for one in interactions]),
+        np.array([len(one.answer) for one in interactions]),
+    )
+    raw, probability = holdout.raw(SERVED), holdout.probability(SERVED)
+    scored = Scored(holdout.correct, raw, probability, raw >= threshold, holdout.groups, holdout.weight)
+    table = slice_table(scored, sliced, params.gate.bootstrap, params.gate.seed, params.gate.min_slice)
+    return table.rename(columns={"stratum": "by"}).to_dict("records")
+
+
+def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mapping[str, Any]) -> dict[str, Any]:
+    """Everyone's scores of the hold-out's answers once they are changed, against those of the answers as they are.
+
+    An answer that does not fit the base model's window once it is changed is left out.
+    """
+    source = FeatureSource(params.llm, load_settings())
+    # With those that could not be read as they are: which answer a question gets depends on all that were changed.
+    frame = common.read_dataset_frame()
+    interactions = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    arguments = {}
+    for name, variant in VARIANTS.items():
+        states = {interactions[at].interaction_id: row.float() for at, row in source.read(variant(interactions))}
+        kept = holdout.rows["interaction_id"].isin(list(states))
+        names = holdout.rows.loc[kept, "interaction_id"]
+        signals = common.read_signals(name).loc[names].set_axis(names.index)
+        changed = scorers.table([states[one] for one in names], signals)
+        arguments[name] = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
+    return {
+        "context_removed": audits.context_removed(*arguments["context_removed"]),
+        "answers_shuffled": audits.answers_shuffled(
+            *arguments["answers_shuffled"], {SERVED: float(threshold["threshold"])}
+        ),
+    }
+
+
+def _examples(holdout: Judged, interactions: list[Interaction], threshold: float) -> Any:
+    ideal = common.read_ideal_answers()
+    rows = holdout.rows.assign(
+        question=[one.question for one in interactions],
+        answer=[one.answer for one in interactions],
+        ideal_answer=pd.Series([ideal.get(one.interaction_id) for one in interactions], holdout.rows.index, object),
+        confidence=holdout.raw(SERVED),
+        probability=holdout.probability(SERVED),
+    )
+    return examples(rows, threshold)
+
+
+def _curves(holdout: Judged, auroc: pd.Series, scorers: Scorers) -> dict[str, pd.DataFrame]:
+    """The plots' tables: of a few scorers, or of the served probe."""
+    signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
+    best = auroc[signals].dropna().nlargest(1).index
+    few = holdout.scores[[name for name in (SERVED, FUSION, *best, LENGTH_ONLY) if name in holdout.scores]]
+    own, probability = holdout.raw(SERVED), holdout.probability(SERVED)
+    return {
+        "roc": curves.roc(holdout.correct, few, holdout.weight),
+        "risk_coverage": curves.risk_coverage(holdout.correct, few, holdout.weight),
+        "reliability": curves.reliability(holdout.correct, own, probability, holdout.weight),
+        "confidence": curves.histogram(holdout.correct, own, holdout.weight),
+    }
 
 
 if __name__ == "__main__":

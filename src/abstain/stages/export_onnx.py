@@ -1,16 +1,22 @@
 """DVC stage `export_onnx`: the probe as one ONNX file that says what it listens to, checked against torch."""
 
+import json
+
 from abstain import paths
 from abstain.contracts import CONTRACT_VERSION
 from abstain.errors import AbstainError
 from abstain.llm.layout import load_layout
 from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.models.zoo import load_probe
 from abstain.params import Params
 from abstain.stages import common
 
+PROMISE = ("promised", "metric", "target", "confidence", "says")
+
 
 def stage(params: Params) -> None:
-    probe = common.read_probe(params)
+    probe = load_probe(paths.PROBE)
+    threshold = common.read_json(paths.THRESHOLD)
     metadata = {
         "version": "unreleased",  # promotion stamps the version; the graph stays as it is
         "contract": str(CONTRACT_VERSION),
@@ -21,7 +27,9 @@ def stage(params: Params) -> None:
         "layer": str(params.llm.layer),
         "site": params.llm.site,
         "too_long": params.llm.too_long,
-        "threshold": repr(common.read_json(paths.THRESHOLD)["threshold"]),
+        "threshold": repr(threshold["threshold"]),
+        "promise": json.dumps({key: threshold[key] for key in PROMISE}, sort_keys=True),
+        "calibration": json.dumps(common.read_json(paths.CALIBRATION), sort_keys=True),
     }
     export_probe(probe, paths.ONNX, metadata)
     difference = parity(probe, OnnxProbe(paths.ONNX))

@@ -1,26 +1,62 @@
-"""DVC stage `tune_threshold`: the threshold with the highest display rate at the target precision, on validation."""
+"""DVC stage `tune_threshold`: what the served probe may promise, and its calibration, on the validation split."""
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from abstain import paths
-from abstain.decide.threshold import tune_threshold
-from abstain.evaluate.leaderboard import reviewed
+from abstain.decide.calibration import fit_calibrator
+from abstain.decide.promise import Promise, ReviewedAnswers, promise_threshold
+from abstain.decide.threshold import Threshold, tune_threshold
+from abstain.errors import AbstainError
 from abstain.evaluate.metrics import row_weights
-from abstain.models.training import predict_confidence
+from abstain.feedback.splits import reviewed
+from abstain.models.probes.base import predict_confidence
+from abstain.models.zoo import load_probe
 from abstain.params import Params
 from abstain.stages import common
 
 
 def stage(params: Params) -> None:
     frame, states = common.read_labelled_states()
-    rows = reviewed(frame[frame["split"] == "validation"])
-    confidence = predict_confidence(common.read_probe(params), states.subset(rows.index)).numpy()
-    # Rounded down to what JSON and the ONNX metadata carry, so that no tuned answer falls below it.
-    confidence = np.floor(confidence.astype(float) * 1e6) / 1e6
-    weight = row_weights(rows["inclusion_probability"].to_numpy(float))
-    tuned = tune_threshold(confidence, rows["correct"].to_numpy(int), params.threshold, weight)
-    print(f"threshold {tuned.threshold:.3f}: precision {tuned.precision:.3f}, shows {tuned.display_rate:.0%}")
-    common.write_json(paths.THRESHOLD, tuned.to_dict())
+    probe = load_probe(paths.PROBE)
+    validation = reviewed(frame[frame["split"] == "validation"])
+    tested = _answers(validation, predict_confidence(probe, states.subset(validation.index)).numpy())
+    if params.threshold.independent == "groups":
+        tested = replace(tested, groups=validation["group"].to_numpy())
+    out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")[probe.architecture]
+    train = reviewed(frame[frame["split"] == "train"])
+    found = promise_threshold(
+        tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold
+    )
+    naive: Threshold | None = None
+    try:
+        naive = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
+    except AbstainError as error:
+        if not isinstance(found, Promise):
+            raise AbstainError(f"{found} ({error})") from None
+    print(found)
+    chosen: dict[str, Any] = found.to_dict()
+    if not isinstance(found, Promise):
+        if params.threshold.without_promise == "fail" or naive is None:
+            raise AbstainError(f"{found}; or set threshold.without_promise to naive")
+        chosen |= {name: getattr(naive, name) for name in ("threshold", "precision", "error_rate", "display_rate")}
+    common.write_json(paths.THRESHOLD, {**chosen, "naive": naive.to_dict() if naive else None})
+    calibrator = fit_calibrator(
+        params.calibration.method, tested.confidence, tested.correct, tested.weight, params.calibration.seed
+    )
+    common.write_json(paths.CALIBRATION, calibrator.to_dict())
+
+
+def _answers(rows: pd.DataFrame, confidence: np.ndarray) -> ReviewedAnswers:
+    # Rounded down to what JSON and the ONNX metadata carry, so that no tested answer falls below its own threshold.
+    return ReviewedAnswers(
+        confidence=np.floor(confidence.astype(float) * 1e6) / 1e6,
+        correct=rows["correct"].to_numpy(int),
+        weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""What a confidence costs once the states are there: `python -m benchmarks.probe`.
+
+Three decisions:
+
+* Latency is the gate's own figure (`abstain.serve.latency`), of an answer of 128 tokens, on one core.
+* Throughput is that of answers of many lengths, in turns with torch's eager mode, one thread both: one answer at a
+  time, as `OnnxProbe.confidence` does it, and in padded batches of 32.
+* Weights are random, because time does not depend on what was learnt. Each export has a process of its own, as it must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.models.probes.base import Probe, confidence
+from abstain.models.rows import pad
+from abstain.models.zoo import ZOO, load_probe, save_probe
+from abstain.params import Architecture, load_params
+from benchmarks.measure import in_turns
+
+ANSWERS, TOKENS, BATCH = 128, 128, 32
+ARCHITECTURES: tuple[Architecture, ...] = ("linear", "attention", "pca", "lstm")
+
+
+def drawn(architecture: Architecture, width: int) -> Probe:
+    """An untrained probe of the shape that `params.yaml` asks for, with means and deviations of some states."""
+    torch.manual_seed(0)
+    probe = ZOO[architecture].kind.of(width, load_params().probe)
+    probe.standardise_by([5 + 3 * torch.randn(64, width)])
+    for name, buffer in probe.named_buffers():
+        if name not in ("mean", "scale"):
+            buffer.copy_(torch.randn_like(buffer) / width**0.5)
+    probe.architecture = architecture
+    return probe.eval()
+
+
+def answers(width: int) -> list[Tensor]:
+    """`ANSWERS` answers of 1 to `TOKENS` tokens, every length as often."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, TOKENS + 1, (ANSWERS,), generator=generator)
+    return [5 + 3 * torch.randn(int(length), width, generator=generator) for length in lengths]
+
+
+def measured(architecture: Architecture, width: int, folder: Path, repeats: int) -> Iterator[str]:
+    """Lines of both tables: latency and size; then answers a second, one at a time and in batches."""
+    weights, file = folder / "probe.safetensors", folder / "probe.onnx"
+    save_probe(drawn(architecture, width), weights)
+    subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
+    latency = subprocess.run(
+        [sys.executable, "-m", "abstain.serve.latency", str(file)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    probe, served, rows = load_probe(weights), OnnxProbe(file), answers(width)
+    yield (
+        f"| {architecture} | {width} | {float(latency.stdout):.2f} | {file.stat().st_size / 2**20:.2f} | "
+        f"{parity(probe, served):.0e} |"
+    )
+
+    def in_batches(run: Callable[[Tensor, Tensor], object], size: int) -> Callable[[], None]:
+        def once() -> None:
+            for at in range(0, len(rows), size):
+                run(*pad(rows[at : at + size]))
+
+        return once
+
+    @torch.inference_mode()
+    def eager(states: Tensor, lengths: Tensor) -> object:
+        return confidence(probe(states, lengths)).numpy()
+
+    def alone() -> object:
+        return served.confidence(rows)
+
+    pairs = [
+        (in_batches(eager, 1), alone),
+        (in_batches(eager, BATCH), alone),
+        (in_batches(eager, BATCH), in_batches(served.run, BATCH)),
+    ]
+    cells = []
+    for torch_run, onnx_run in pairs:
+        torch_run(), onnx_run()
+        torch_seconds, onnx_seconds, ratio = in_turns(torch_run, onnx_run, repeats)
+        cells += [f"{ANSWERS / torch_seconds:,.0f}", f"{ANSWERS / onnx_seconds:,.0f}", f"**{ratio:.1f}**"]
+    yield f"| {architecture} | {width} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--widths", type=int, nargs="*", default=[576, 4096], help="of the base model's states")
+    parser.add_argument("--architectures", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--export", type=Path, nargs=2, metavar=("WEIGHTS", "FILE"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.export:
+        weights, file = asked.export
+        export_probe(load_probe(weights), file, {})
+        return
+    torch.set_num_threads(1)
+    latencies, throughputs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for width in asked.widths:
+            for architecture in asked.architectures:
+                latency, throughput = measured(architecture, width, Path(folder), asked.repeats)
+                latencies.append(latency)
+                throughputs.append(throughput)
+    print(
+        f"| probe | width | p99, ms, {TOKENS} tokens | file, MiB | parity |",
+        "| --- | --: | --: | --: | --: |",
+        sep="\n",
+    )
+    print(*latencies, sep="\n")
+    print(f"\nAnswers a second, of 1 to {TOKENS} tokens, one thread; each pair of columns was run in turns.\n")
+    print("| probe | width | torch, alone | ONNX, alone | times | torch, in 32s | ONNX, alone | times ", end="")
+    print("| torch, in 32s | ONNX, in 32s | times |", f"| --- |{' --: |' * 10}", sep="\n")
+    print(*throughputs, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

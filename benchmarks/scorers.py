@@ -1,0 +1,224 @@
+"""Which confidence deserves promotion, on real people's verdicts: `python -m benchmarks.scorers`.
+
+Data: *Continually Improving Extractive QA via Human Feedback* (Gao et al., EMNLP 2023), answers that the person who had
+asked judged, in nine rounds. Right is what was called Correct. Rounds 1 to 6 train, 7 to 9 test; topics that are asked
+about in both are taken out of training. The embedded base model did not write the answers: it reads them, at layer
+`LAYER`. `--cache` keeps what it read: the first run takes about an hour on two CPU cores.
+
+Printed: the leaderboard with 95 % intervals (bootstrap by topic), the fusion against the best single unsupervised
+signal, errors caught with at most 15 % masked, what each scorer costs a response, and how long it all took once the
+features were cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from abstain.contracts import ImportedInteraction, Interaction
+from abstain.evaluate import metrics
+from abstain.evaluate.bootstrap import bootstrap, paired
+from abstain.evaluate.leaderboard import leaderboard
+from abstain.features.extract import FeatureSource
+from abstain.feedback.importers.qa_from_hf import IMPORTER, Options
+from abstain.models.fitting import fit_probe
+from abstain.models.probes.base import Probe, predict_confidence
+from abstain.models.rows import Rows
+from abstain.params import Params, load_params
+from abstain.scorers.asked import Listening
+from abstain.scorers.base import Answers, Scorer
+from abstain.scorers.catalogue import compared
+from abstain.scorers.fusion import Fusion, fit_fusion
+from abstain.scorers.labels import Labels
+from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
+from abstain.settings import Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FILE = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
+LAYER = 20
+FIRST_TEST_ROUND = 7
+DRAWS, SEED = 1000, 3
+TIMED = 2000
+UNSUPERVISED = ("sequence_log_prob", "mean_log_prob", "yes_score", "yes_score_tokens", "yes_score_fused", "length_only")
+"""The fusion is to beat the best of these on the test answers: chosen there, which is to its advantage."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Answers with their verdicts, in order: `correct` 0/1, `topic` and `round`, each (rows,)."""
+
+    interactions: list[Interaction]
+    correct: np.ndarray
+    topic: np.ndarray
+    round: np.ndarray
+
+    def take(self, rows: np.ndarray) -> list[Interaction]:
+        return [self.interactions[at] for at in rows.tolist()]
+
+
+def read_judged(file: Path) -> Judged:
+    """Every answer that was judged, those included that say that there is none."""
+    rows = [
+        ImportedInteraction.model_validate(item)
+        for item in IMPORTER.read([file], Options(abstentions="keep"))
+        if isinstance(item, dict)
+    ]
+    reviews = [row.review for row in rows]
+    return Judged(
+        interactions=[row.split()[0] for row in rows],
+        correct=np.array([int(review is not None and review.complete and review.correct) for review in reviews]),
+        topic=np.array([row.group for row in rows]),
+        round=np.array([int(row.model.rpartition("-")[2]) for row in rows]),
+    )
+
+
+def split(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of training and of test answers; no topic is in both."""
+    test = judged.round >= FIRST_TEST_ROUND
+    train = ~test & ~np.isin(judged.topic, judged.topic[test])
+    return np.flatnonzero(train), np.flatnonzero(test)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Everybody, fitted on the training answers."""
+
+    scorers: list[Scorer]
+    probes: dict[str, Probe]
+    fusion: Fusion
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What the base model says of judged answers, from the cache."""
+
+    params: Params
+    settings: Settings
+    judged: Judged
+
+    @property
+    def place(self) -> Listening:
+        return Listening(LAYER, self.params.llm.site)
+
+    def states(self, rows: np.ndarray) -> list[torch.Tensor]:
+        source = FeatureSource(self.params.llm, self.settings, self.place.reading)
+        found = sorted(source.read(self.judged.take(rows)), key=lambda one: one[0])
+        return [row.float() for _, row in found]
+
+    def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> Answers:
+        return read_answers(self.params.llm, self.settings, self.judged.take(rows), readings_of(scorers))
+
+    def fit(self, train: np.ndarray) -> Fitted:
+        labels = Labels(self.judged.correct[train], np.ones(len(train)), self.judged.topic[train])
+        scorers = compared(self.params, self.settings).scorers
+        answers = self.answers(train, scorers)
+        fitted = [scorer.fit(answers, labels) for scorer in scorers]
+        rows = Rows(self.states(train), torch.tensor(labels.correct), torch.ones(len(train)))
+        fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
+        out_of_fold = {name: fit.out_of_fold.astype(float) for name, fit in fits.items()}
+        fusion = fit_fusion(table(fitted, answers).assign(**out_of_fold), labels)
+        return Fitted(fitted, {name: fit.probe for name, fit in fits.items()}, fusion)
+
+    def score(self, rows: np.ndarray, fitted: Fitted) -> pd.DataFrame:
+        """Raw confidences: (rows, scorers)."""
+        states = self.states(rows)
+        probes = {
+            name: predict_confidence(probe, states).numpy().astype(float) for name, probe in fitted.probes.items()
+        }
+        found = table(fitted.scorers, self.answers(rows, fitted.scorers)).assign(**probes)
+        return found.assign(fusion=fitted.fusion.score(found))
+
+    def board(self, rows: np.ndarray, scores: pd.DataFrame) -> pd.DataFrame:
+        correct, topics = self.judged.correct[rows], self.judged.topic[rows]
+        return leaderboard(correct, scores, {}, topics, None, DRAWS, SEED, champion="fusion")
+
+
+def progress(done: int, total: int) -> None:
+    print(f"{done}/{total}", file=sys.stderr)
+
+
+def main(cache: Path, most: int | None, without: list[str]) -> None:
+    params = load_params(ROOT / "params.yaml")
+    listed = tuple(name for name in params.scorers.compare if name not in without)
+    params = params.model_copy(
+        update={
+            "llm": params.llm.model_copy(update={"layer": LAYER}),
+            "scorers": params.scorers.model_copy(update={"compare": listed}),
+        }
+    )
+    settings = load_settings().model_copy(update={"features_url": str(cache)})
+    judged = read_judged(FILE)
+    train, test = (rows[:most] for rows in split(judged))
+    kept = np.concatenate([train, test])
+    topics = len(set(judged.topic[test]))
+    print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
+    print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
+    reader, scorers = Reader(params, settings, judged), compared(params, settings).scorers
+    readings = (reader.place.reading, *readings_of(scorers))
+    cost = fill(params.llm, settings, [(judged.take(kept), readings)], progress)
+    print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
+    started = time.perf_counter()
+    fitted = reader.fit(train)
+    print(f"fitted, with out-of-fold confidences, in {time.perf_counter() - started:.0f} s", flush=True)
+    many = kept[:TIMED]
+    started = time.perf_counter()
+    reader.board(many, reader.score(many, fitted))
+    print(
+        f"{len(many)} answers scored by everybody, {DRAWS} draws: {time.perf_counter() - started:.0f} s\n", flush=True
+    )
+    scores = reader.score(test, fitted)
+    tokens = {one.name: one.readings for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.place.reading,))
+    tokens["fusion"] = readings
+    costs = {name: forward_tokens(params.llm, settings, judged.take(test), of) for name, of in tokens.items()}
+    show(reader.board(test, scores), costs)
+    compare(judged, test, scores)
+
+
+def table(fitted: Sequence[Scorer], answers: Answers) -> pd.DataFrame:
+    return pd.DataFrame({one.name: one.score(answers) for one in fitted})
+
+
+def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
+    print("| scorer | AUROC | 95 % interval | AUPRC | AURC | errors caught, 15 % masked | x random | tokens |")
+    print("| --- | --: | --- | --: | --: | --: | --- | --: |")
+    for row in board.sort_values("auroc", ascending=False).to_dict("records"):
+        print(
+            f"| `{row['scorer']}` | {row['auroc']:.3f} | {row['auroc_low']:.3f} to {row['auroc_high']:.3f} "
+            f"| {row['auprc']:.3f} | {row['aurc']:.3f} | {row['caught']:.1%} | {row['caught_over_random']:.2f} "
+            f"({row['caught_over_random_low']:.2f} to {row['caught_over_random_high']:.2f}) "
+            f"| {tokens.get(row['scorer'], 0):.0f} |"
+        )
+
+
+def compare(judged: Judged, test: np.ndarray, scores: pd.DataFrame) -> None:
+    """The fusion against each signal that has to do without labels, on the same resamples of topics."""
+    figures = {name: partial(metrics.auroc, judged.correct[test], scores[name].to_numpy()) for name in scores}
+    found = bootstrap(figures, judged.topic[test], DRAWS, SEED)
+    best = max((name for name in UNSUPERVISED if name in figures), key=lambda name: found[name].value)
+    for name in sorted({*UNSUPERVISED, best, "min_log_prob"} & figures.keys()):
+        difference = paired(found["fusion"], found[name])
+        low, high = difference.interval
+        mark = "  <- the best of those without labels" if name == best else ""
+        says = f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}], better with chance {difference.chance:.3f}"
+        print(f"fusion - {name}: {says}{mark}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, help="folder that keeps what the base model read")
+    parser.add_argument("--rows", type=int, default=None, help="only so many training, and so many test answers")
+    parser.add_argument("--without", nargs="*", default=[], help="scorers to leave out")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        main(arguments.cache or Path(folder), arguments.rows, arguments.without)

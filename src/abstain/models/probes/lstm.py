@@ -1,0 +1,54 @@
+"""The paper's probe: an LSTM over the answer's hidden states with a 2-way head (section 3.1, eq. 6).
+
+The last *valid* output is gathered by length. A unidirectional LSTM's output at a step does not depend on later ones,
+so this equals a packed sequence, and unlike packing it exports to ONNX.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor, nn
+
+from abstain.models.probes.base import last
+from abstain.models.probes.descent import DescentProbe, DimensionDropout
+from abstain.params import ProbeParams
+
+
+class LSTMProbe(DescentProbe):
+    """LSTM over S_in with a classification head.
+
+    Args:
+        d: width of the base model's states.
+        hidden: width of the LSTM.
+        dropout: on the standardised states and on the LSTM's last output, in training only.
+    """
+
+    def __init__(self, d: int, hidden: int, dropout: float) -> None:
+        super().__init__(d, hidden=hidden, dropout=dropout)
+        self.reader = LSTMReader(d, hidden, dropout)
+
+    @classmethod
+    def of(cls, d: int, params: ProbeParams) -> Self:
+        return cls(d, params.hidden, params.dropout)
+
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
+        return self.reader(self.standardised(states), lengths)  # type: ignore[no-any-return]
+
+    def divide_weights(self) -> None:
+        self.reader.lstm.get_parameter("weight_ih_l0").div_(self.scale)
+
+
+class LSTMReader(nn.Module):
+    """The LSTM and its head, over sequences of any kind: (B, T, inputs) and lengths (B,) to logits (B, 2)."""
+
+    def __init__(self, inputs: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.drop_inputs = DimensionDropout(dropout)
+        self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
+        self.drop_output = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden, 2)
+
+    def forward(self, sequences: Tensor, lengths: Tensor) -> Tensor:
+        outputs, _ = self.lstm(self.drop_inputs(sequences))
+        return self.head(self.drop_output(last(outputs, lengths)))  # type: ignore[no-any-return]

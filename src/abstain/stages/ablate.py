@@ -1,0 +1,56 @@
+"""DVC stage `ablate`: where else the probe might listen, with how many chunks, and how it does on an unknown product.
+
+`sweep` says which layers, sites and numbers of chunks (the paper's table 4), and which architecture is trained for
+each. The base model has read them all for the stage `features`: what comes here is from the cache.
+"""
+
+from dataclasses import asdict
+from typing import Any, cast
+
+import pandas as pd
+
+from abstain import paths
+from abstain.evaluate.ablation import Take, left_out_rows, listening_row
+from abstain.evaluate.bootstrap import Resamples
+from abstain.features.extract import FeatureSource
+from abstain.feedback.store import Store
+from abstain.models.probes.base import predict_confidence
+from abstain.models.zoo import load_probe
+from abstain.params import Architecture, Params
+from abstain.scorers.asked import Listening, served, swept
+from abstain.settings import load_settings
+from abstain.stages import common
+
+
+def stage(params: Params) -> None:
+    frame, states = common.read_labelled_states()
+    rouge = common.read_rouge(frame)
+    here = served(params)
+    places = [here, *swept(params)]
+    resamples = Resamples(params.gate.bootstrap, params.gate.seed)
+    rows: list[dict[str, Any]] = []
+    for number, place in enumerate(places, start=1):
+        take = states.subset if place == here else _elsewhere(params, frame, place)
+        found = listening_row(frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge)
+        rows.append({**asdict(place), "served": place == here, **found})
+        common.progress(number, len(places) + 1)
+    probe = load_probe(paths.PROBE)
+    confidence = pd.Series(predict_confidence(probe, states).numpy(), frame.index)
+    architecture = cast(Architecture, probe.architecture)
+    left_out = left_out_rows(
+        frame, states.subset, architecture, params.probe, resamples, params.gate.min_slice, confidence
+    )
+    common.progress(len(places) + 1, len(places) + 1)
+    common.write_json(paths.ABLATIONS, {"listening": rows, "left_out": left_out})
+
+
+def _elsewhere(params: Params, frame: pd.DataFrame, place: Listening) -> Take:
+    """What a probe at `place` hears of the rows of `frame`; an answer that does not fit there is heard as nothing."""
+    interactions = Store(paths.DATA).interactions(frame["interaction_id"])
+    source = FeatureSource(params.llm, load_settings(), place.reading)
+    found = {at: row.float() for at, row in source.read(interactions)}
+    return lambda index: [found[at] for at in index]
+
+
+if __name__ == "__main__":
+    common.run(stage)

@@ -1,0 +1,22 @@
+"""DVC stage `train_fusion`: one confidence out of the probes (out of fold) and the signals, on the training split."""
+
+import pandas as pd
+
+from abstain import paths
+from abstain.params import Params
+from abstain.scorers.fusion import fit_fusion
+from abstain.scorers.labels import Labels
+from abstain.stages import common
+
+
+def stage(params: Params) -> None:
+    frame = common.read_dataset_frame().set_index("interaction_id")
+    scores = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id").join(common.read_signals("asked"))
+    rows = frame.loc[scores.index]
+    fusion = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
+    print(f"fused {len(fusion.names)} scores; regularisation C = {fusion.strength:.2g}")
+    common.write_json(paths.FUSION, fusion.to_dict())
+
+
+if __name__ == "__main__":
+    common.run(stage)

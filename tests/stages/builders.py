@@ -1,0 +1,119 @@
+"""A small bank: answers that were asked about, thumbed and reviewed, and a base model with random weights that reads them.
+
+What is right can be told from the answer's words most of the time, so that a probe has something to learn; two answers
+are longer than the base model's window, and one has a chunk too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from transformers import AutoTokenizer
+
+from abstain import paths
+from abstain.feedback.ingest import ingest
+from abstain.feedback.sources.files import by_hand
+from abstain.feedback.splits import uniform
+from abstain.params import Params
+from tests.conftest import ROOT
+from tests.feedback.builders import NOW, later, row, thumb, verdict, write_lines
+from tests.llm.builders import WINDOW, save_tiny_model
+
+GROUPS, OF_A_GROUP = 64, 5
+PRODUCTS = ("cards",) * 4 + ("loans",) * 3 + ("vault",)
+ONE_CHUNK_TOO_MANY = "q-013"
+SHORTENED: Mapping[str, Mapping[str, Any]] = {
+    "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
+    "probe": {"zoo": ["linear", "lstm"], "serve": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
+    "scorers": {"compare": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment"]},
+    "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
+    "calibration": {"method": "isotonic"},
+    "threshold": {"metric": "precision", "target": 0.75, "confidence": 0.8, "independent": "answers", "min_shown": 10},
+    "gate": {"bootstrap": 100, "min_slice": 15},
+}
+
+
+def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
+    """This project's parameters, shortened for a base model of four layers; `changes` by section."""
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)}), *changes.items()):
+        raw[section] |= values
+    return Params.model_validate(raw)
+
+
+def save_speaking_model(folder: Path) -> Path:
+    """The tiny Llama, with words of its own for Yes and No."""
+    save_tiny_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["Yes", "No"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def ingest_bank(params: Params) -> None:
+    """Fill data/ of the current folder with the bank's answers."""
+    file = write_lines(Path("bank.jsonl"), *bank_rows(params))
+    report = ingest(by_hand([str(file)]), paths.DATA, params.validation, NOW, quality=params.quality)
+    assert report.accepted == GROUPS * OF_A_GROUP, report
+
+
+def bank_rows(params: Params) -> list[dict[str, Any]]:
+    """Five answers a group, the last of them asked after the hold-out was frozen.
+
+    Hedged answers were always reviewed, others every other time; a few are thumbed instead, or reviewed for a reason
+    that nobody wrote down. Every third review says what it should have been.
+    """
+    drawn = np.random.default_rng(0)
+    rows = []
+    for number in range(GROUPS * OF_A_GROUP):
+        group, place = divmod(number, OF_A_GROUP)
+        right, told, kind = drawn.random(3)
+        correct = right < 0.6
+        sure = correct if told < 0.85 else not correct
+        euros = int(drawn.integers(100, 1000))
+        days = 49.0 if place == OF_A_GROUP - 1 else number / 20
+        rows.append(
+            row(
+                f"q-{number:03d}",
+                asked_at=later(days).isoformat(),
+                question=f"Fee {number:03d}?",
+                answer=right_answer(euros) if sure else f"Perhaps {euros}?",
+                contexts=_contexts(number, euros),
+                product=PRODUCTS[group % len(PRODUCTS)],
+                group=f"g-{group}",
+                thumb=thumb("up" if correct else "down", days + 1) if kind > 0.7 else None,
+                review=_review(number, bool(correct), bool(sure), euros, days + 2) if kind < 0.85 else None,
+            )
+        )
+    for split in ("train", "holdout"):
+        at = next(number for number in range(len(rows)) if number % OF_A_GROUP == 1 and _split(params, number) == split)
+        rows[at] |= {"answer": "It is free. " * (WINDOW // 10), "review": _review(at, False, True, 100, at / 20 + 2)}
+    return rows
+
+
+def _contexts(number: int, euros: int) -> list[dict[str, str]]:
+    texts = [f"Fee {number:03d} is {euros} euros.", "Fees are due in May.", "Ask us."][: 2 + number % 2]
+    if f"q-{number:03d}" == ONE_CHUNK_TOO_MANY:
+        texts[-1] *= WINDOW // len(texts[-1])
+    return [{"chunk_id": f"d-{number}#{at}", "text": text} for at, text in enumerate(texts)]
+
+
+def right_answer(euros: int) -> str:
+    return f"It is {euros} euros."
+
+
+def _review(number: int, correct: bool, sure: bool, euros: int, days: float) -> dict[str, Any]:
+    known = {} if number % 20 == 0 else {"inclusion_probability": 0.5 if sure else 1.0}
+    ideal = {"ideal_answer": right_answer(euros)} if number % 3 == 0 else {}
+    return verdict(correct, days, **known, **ideal)
+
+
+def _split(params: Params, number: int) -> str:
+    at = uniform(params.split.seed, f"g-{number // OF_A_GROUP}")
+    if at < params.split.holdout:
+        return "holdout"
+    return "validation" if at < params.split.holdout + params.split.validation else "train"

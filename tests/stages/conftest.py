@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import importlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from abstain import paths
+from abstain.params import Params
+from tests.conftest import ROOT
+
+from .builders import bank_params, ingest_bank, save_speaking_model
+
+torch.set_num_threads(1)  # tiny models: more threads only wait for each other
+
+_DVC = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+STAGES: dict[str, dict] = _DVC["stages"]
+PLOTS: list[dict[str, dict]] = _DVC["plots"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A folder in which stages have run, and what they ran with; to be copied, not to be changed."""
+
+    root: Path
+    home: Path
+    params: Params
+
+
+def use_home(patch: pytest.MonkeyPatch, home: Path) -> None:
+    """The environment of a machine whose caches are in `home`, with arithmetic that others can repeat."""
+    for name in ("ABSTAIN_FEATURES", "ABSTAIN_RUNNER", "ABSTAIN_BATCH_TOKENS"):
+        patch.delenv(name, raising=False)
+    for name, value in {"HOME": str(home), "DEVICE": "cpu", "DTYPE": "float32"}.items():
+        patch.setenv(f"ABSTAIN_{name}", value)
+
+
+def run_stages(params: Params, *names: str) -> None:
+    """Run the stages of these names in the current folder."""
+    for name in names:
+        importlib.import_module(f"abstain.stages.{name}").stage(params)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A bank's workspace in which every stage but the report has run, in the order of dvc.yaml."""
+    root = tmp_path_factory.mktemp("bank")
+    params = bank_params(save_speaking_model(root / "tiny-bank"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        use_home(patch, root / "home")
+        ingest_bank(params)
+        run_stages(params, *(name for name in STAGES if name != "report"))
+    return Finished(root, root / "home", params)
+
+
+@pytest.fixture
+def bank(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """A copy of that workspace as the current folder, with its feature cache; its parameters."""
+    for folder in (paths.DATA, paths.ARTIFACTS):
+        shutil.copytree(finished.root / folder, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    use_home(monkeypatch, finished.home)
+    return finished.params

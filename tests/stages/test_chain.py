@@ -1,0 +1,101 @@
+"""The whole chain of stages with a tiny base model: what comes out, that it comes out twice, and who reads the model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from abstain import paths
+from abstain.features.work import LocalRunner
+from abstain.params import Params
+from abstain.stages import common, features, report
+from tests.feedback.builders import bytes_of
+
+from .conftest import PLOTS, STAGES, Finished, run_stages, use_home
+
+pytestmark = pytest.mark.slow
+
+EVALUATED = [name for name in STAGES if name != "report"]
+
+
+def made_by(names: list[str]) -> list[str]:
+    """The outputs that dvc.yaml promises of the stages `names`."""
+    entries = (entry for name in names for kind in ("outs", "metrics") for entry in STAGES[name].get(kind, []))
+    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+
+
+@pytest.fixture
+def base_model_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(runner: LocalRunner, shards: object) -> None:
+        pytest.fail("the base model was asked for something that the stage `features` had not asked")
+
+    monkeypatch.setattr(LocalRunner, "run", refuse)
+
+
+def test_every_artifact_is_there_and_nothing_else(finished: Finished) -> None:
+    promised = {Path(name) for name in made_by(EVALUATED)}
+    found = {paths.ARTIFACTS / name for name in bytes_of(finished.root / paths.ARTIFACTS)}
+    missing = {one for one in promised if not any(one == file or one in file.parents for file in found)}
+    unknown = {file for file in found if not any(one == file or one in file.parents for one in promised)}
+    assert (missing, unknown) == (set(), set())
+
+
+def test_every_plot_of_dvc_has_its_columns(finished: Finished) -> None:
+    axes = [plot[axis] for entry in PLOTS for plot in entry.values() for axis in ("x", "y")]
+    assert len(axes) == 2 * len(PLOTS) > 0
+    for axis in axes:
+        for file, columns in axis.items():
+            wanted = {columns} if isinstance(columns, str) else set(columns)
+            assert wanted <= set(pd.read_csv(finished.root / file)), file
+
+
+def test_on_another_machine_the_same_bytes_come_out(
+    finished: Finished, bank: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty cache, and what was there before overwritten. The base model is read by `features` alone."""
+    use_home(monkeypatch, tmp_path / "other-home")
+    for file in (file for file in paths.ARTIFACTS.rglob("*") if file.is_file()):
+        file.write_bytes(b"old")
+    until = EVALUATED.index("features") + 1
+    run_stages(bank, *EVALUATED[:until])
+    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("`features` had not asked for this"))
+    run_stages(bank, *EVALUATED[until:])
+    before, after = (bytes_of(root / paths.ARTIFACTS) for root in (finished.root, tmp_path))
+    assert [name for name in before if before[name] != after.get(name)] == [] and before.keys() == after.keys()
+
+
+def test_what_is_in_the_cache_is_not_computed_again(
+    finished: Finished, bank: Params, base_model_is_gone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    features.stage(bank)
+    said = capsys.readouterr().out
+    assert "0 results were not in the cache: 0 tokens were run for passes of 0\n" in said and "progress" not in said
+    for file in (paths.FEATURES, paths.SIGNALS, paths.FEATURES_SUMMARY):
+        assert file.read_bytes() == (finished.root / file).read_bytes()
+
+
+def test_a_scorer_that_cannot_be_had_is_named_with_its_reason_everywhere(
+    bank: Params, base_model_is_gone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "no model: set scorers.entailment_model in params.yaml"
+    assert common.read_json(paths.FEATURES_SUMMARY)["skipped_scorers"] == {"entailment": why}
+    assert common.read_json(paths.EVALUATION)["skipped"] == {"entailment": why}
+    assert "entailment" not in common.read_json(paths.METRICS)["holdout"]["scorers"]
+    assert "entailment" not in common.read_signals("asked")
+    features.stage(bank)
+    assert f"skipped: scorer entailment: {why}\n" in capsys.readouterr().out
+
+
+def test_the_report_shows_what_was_measured(bank: Params) -> None:
+    report.stage(bank)
+    first = bytes_of(paths.REPORT)
+    html, markdown = ((paths.REPORT / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "md"))
+    auroc = common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]["auroc"]
+    for text in (html, re.sub(r"\\(.)", r"\1", markdown)):
+        assert f"{auroc:.3f}" in text
+        assert "no model: set scorers.entailment_model in params.yaml" in text
+    report.stage(bank)
+    assert bytes_of(paths.REPORT) == first

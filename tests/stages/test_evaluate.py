@@ -1,0 +1,282 @@
+"""Who is compared with whom, on which answers, and what the stage `evaluate` hands to the report."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from abstain import paths
+from abstain.errors import AbstainError
+from abstain.evaluate import metrics
+from abstain.features.extract import FeatureSource
+from abstain.feedback.splits import holdout_digest, reviewed
+from abstain.feedback.store import Store
+from abstain.models.onnx_probe import OnnxProbe
+from abstain.models.probes.base import predict_confidence
+from abstain.models.zoo import load_probe
+from abstain.params import Params
+from abstain.scorers.fusion import Fusion
+from abstain.scorers.variants import answers_shuffled
+from abstain.settings import load_settings
+from abstain.stages import common, evaluate
+
+from .conftest import run_stages
+
+pytestmark = pytest.mark.slow
+
+SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "length_only"]
+EVERYBODY = ["probe", "fusion", *SIGNALS, "lstm", "base_rate"]
+
+
+def holdout_rows() -> tuple[pd.DataFrame, list]:
+    """The reviewed answers of the hold-out that could be read, by interaction, with their states."""
+    frame, states = common.read_labelled_states()
+    rows = reviewed(frame[frame["split"] == "holdout"])
+    return rows.set_index("interaction_id"), list(states.subset(rows.index))
+
+
+def write(frame: pd.DataFrame) -> None:
+    frame.to_parquet(paths.DATASET, index=False)
+
+
+def test_everybody_stands_there_once_with_his_own_confidences(bank: Params) -> None:
+    """The served probe as `probe`, by the file that serves; its own architecture not a second time."""
+    rows, states = holdout_rows()
+    scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
+    assert [name for name in scores if name in EVERYBODY] == EVERYBODY and "linear" not in scores
+    np.testing.assert_array_equal(scores["probe"], OnnxProbe(paths.ONNX).confidence(states).astype(float))
+    zoo = {
+        name: predict_confidence(load_probe(paths.PROBES / f"{name}.safetensors"), states).numpy().astype(float)
+        for name in ("linear", "lstm")
+    }
+    np.testing.assert_allclose(scores["lstm"], zoo["lstm"], rtol=1e-6)
+    np.testing.assert_allclose(scores["probe"], zoo["linear"], atol=1e-6)
+    signals = common.read_signals("asked").loc[rows.index]
+    pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
+    fusion = Fusion.from_dict(common.read_json(paths.FUSION))
+    np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**zoo)), rtol=1e-6)
+    train = common.read_labelled_states()[0].query("split == 'train'")
+    assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
+
+
+def test_the_tables_name_the_same_scorers(bank: Params) -> None:
+    found, said = common.read_json(paths.METRICS)["holdout"], common.read_json(paths.EVALUATION)
+    assert found["scorers"].keys() == said["kinds"].keys() == said["forward_tokens"].keys() == set(EVERYBODY)
+    others = {"probe": "served probe", "fusion": "fusion", "lstm": "probe", "base_rate": "baseline"}
+    assert said["kinds"] == {**dict.fromkeys(SIGNALS, "signal"), **others, "length_only": "baseline"}
+    costs = said["forward_tokens"]
+    assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
+    assert said["served"].items() >= {"architecture": "linear", "layer": 2, "site": "residual"}.items()
+    assert said["served"]["out_of_fold"] == common.read_json(paths.CHOICE)["out_of_fold"]
+    assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == {"probe", "fusion", "length_only"} | best_signal(
+        found
+    )
+
+
+def best_signal(found: dict) -> set[str]:
+    aurocs = {name: found["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
+    return {max(aurocs, key=aurocs.__getitem__)}
+
+
+def test_a_scorer_that_says_little_is_counted_and_has_no_probability(bank: Params) -> None:
+    """Random weights seldom write a number when they are asked for a probability."""
+    row = common.read_json(paths.METRICS)["holdout"]["scorers"]["verbalised"]
+    rows, _ = holdout_rows()
+    silent = common.read_signals("asked").loc[rows.index, "verbalised"].isna()
+    assert row["unscored"] == silent.sum() > len(rows) / 2
+    assert row["brier"] is row["ece"] is None and 0.3 < row["auroc"] < 0.7
+
+
+def test_others_are_compared_with_the_served_probe(bank: Params) -> None:
+    found = common.read_json(paths.METRICS)["holdout"]["scorers"]
+    assert found["probe"]["auroc_difference"] is None and found["probe"]["chance_better"] is None
+    for name in ("fusion", "sequence_log_prob", "base_rate"):
+        row = found[name]
+        assert row["auroc_difference"] == pytest.approx(row["auroc"] - found["probe"]["auroc"])
+        assert row["auroc_difference_low"] <= row["auroc_difference_high"] and 0 <= row["chance_better"] <= 1
+    assert found["base_rate"]["auroc"] == 0.5 and found["probe"]["auroc_low"] > 0.5
+
+
+def test_the_exam_has_a_digest_of_its_rows_and_labels(bank: Params) -> None:
+    rows, _ = holdout_rows()
+    found = common.read_json(paths.METRICS)["holdout"]
+    assert found["digest"] == holdout_digest(list(rows.index), rows["correct"].tolist())
+    assert found["label_source"] == "sme"
+
+
+def test_both_thresholds_are_marked_in_the_table(bank: Params) -> None:
+    table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
+    threshold = common.read_json(paths.THRESHOLD)
+    marked = table[table["mark"] != ""].set_index("mark")["threshold"].to_dict()
+    assert marked == {"promised": threshold["threshold"], "naive": threshold["naive"]["threshold"]}
+    assert table["threshold"].is_monotonic_increasing and len(table) == 12
+
+
+def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(bank: Params) -> None:
+    """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
+    could not be read, either, and is left out."""
+    frame = common.read_dataset_frame()
+    everyone = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    rows, states = holdout_rows()
+    assert len(everyone) == len(rows) + 1
+    changed = answers_shuffled(everyone)
+    found = dict(FeatureSource(bank.llm, load_settings()).read(changed))
+    served = OnnxProbe(paths.ONNX)
+    confidence = {changed[at].interaction_id: float(served.confidence([row.float()])[0]) for at, row in found.items()}
+    names = [name for name in rows.index if name in confidence]
+    assert len(names) == len(rows) - 1
+    own = dict(zip(rows.index, served.confidence(states).tolist(), strict=True))
+    weight = pd.Series(metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows.index)
+    right = [name for name in names if rows.loc[name, "correct"] == 1]
+    audit = {row["scorer"]: row for row in common.read_json(paths.EVALUATION)["audits"]["answers_shuffled"]}
+    expected = roc_auc_score(
+        np.repeat([1, 0], len(right)),
+        [*(own[name] for name in right), *(confidence[name] for name in right)],
+        sample_weight=np.tile(weight[right], 2),
+    )
+    assert list(audit) == EVERYBODY and audit["probe"]["auroc_against_shuffled"] == pytest.approx(expected)
+    shown = np.array([confidence[name] for name in names]) >= common.read_json(paths.THRESHOLD)["threshold"]
+    assert audit["probe"]["shown_changed"] == pytest.approx(np.average(shown, weights=weight[names]))
+    assert audit["fusion"]["shown_changed"] is None and audit["base_rate"]["auroc_against_shuffled"] == 0.5
+
+
+def test_without_the_context_length_is_what_it_was(bank: Params) -> None:
+    audit = {row["scorer"]: row for row in common.read_json(paths.EVALUATION)["audits"]["context_removed"]}
+    assert list(audit) == EVERYBODY
+    for name in ("length_only", "base_rate"):
+        assert (
+            audit[name]["auroc"] == audit[name]["auroc_changed"] and audit[name]["mean"] == audit[name]["mean_changed"]
+        )
+    assert audit["context_gain"]["mean_changed"] == pytest.approx(0.5) and audit["context_gain"]["auroc_changed"] != 0
+    assert audit["probe"]["mean"] != audit["probe"]["mean_changed"]
+
+
+def test_slices_and_examples_are_of_the_threshold_that_is_used(bank: Params) -> None:
+    said, rows = common.read_json(paths.EVALUATION), holdout_rows()[0]
+    threshold = common.read_json(paths.THRESHOLD)["threshold"]
+    scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
+    by_product = {row["slice"]: row for row in said["slices"] if row["by"] == "product"}
+    assert by_product.keys() == set(rows["product"])
+    for name, row in by_product.items():
+        of = rows["product"] == name
+        assert (row["rows"], row["shown"]) == (of.sum(), (scores.loc[of, "probe"] >= threshold).sum())
+    assert by_product["vault"]["note"] == "fewer than 15 answers: not judged" and by_product["vault"]["auroc"] is None
+    assert {row["by"] for row in said["slices"]} == {"product", "line of business", "retrieved chunks", "answer length"}
+    assert {row["slice"] for row in said["slices"] if row["by"] == "retrieved chunks"} == {"2", "3"}
+    for kind, (shown, right) in {"caught": (0, 0), "missed": (1, 0), "withheld": (0, 1)}.items():
+        for one in said["examples"][kind]:
+            assert (one["confidence"] >= threshold, rows.loc[one["interaction_id"], "correct"]) == (shown, right)
+    assert said["examples"]["caught"] and said["examples"]["missed"]
+    with_ideal = {one["ideal_answer"] for of in said["examples"].values() for one in of}
+    assert None in with_ideal and len(with_ideal) > 1
+
+
+def test_every_calibrator_is_measured_beside_the_one_that_is_used(bank: Params) -> None:
+    calibration = common.read_json(paths.EVALUATION)["calibration"]
+    rows = {row["method"]: row for row in calibration["by_method"]}
+    assert calibration["method"] == "isotonic"
+    assert list(rows) == ["none", "temperature", "isotonic", "venn_abers", "none, lstm"]
+    own = common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
+    assert all(rows["isotonic"][name] == pytest.approx(own[name]) for name in ("ece", "brier"))
+
+
+def few_wrong(frame: pd.DataFrame, number: int) -> pd.DataFrame:
+    """`frame` with `number` wrong answers left of those of the validation split that experts judged."""
+    wrong = frame.index[(frame["split"] == "validation") & (frame["source"] == "sme") & (frame["correct"] == 0)]
+    frame.loc[wrong[number:], "source"] = "thumb"
+    return frame
+
+
+def test_a_calibrator_that_has_too_little_to_learn_from_stops_nobody_who_asked_for_another(bank: Params) -> None:
+    """Twelve wrong answers are enough for isotonic regression; of them, as few were drawn as others, Venn-Abers' even
+    sample keeps too few."""
+    frame = few_wrong(common.read_dataset_frame(), 12)
+    judged = (frame["split"] == "validation") & (frame["source"] == "sme")
+    frame.loc[judged, "inclusion_probability"] = np.where(frame.loc[judged, "correct"] == 1, 0.3, 1.0)
+    write(frame)
+    evaluate.stage(bank)
+    rows = {row["method"]: row for row in common.read_json(paths.EVALUATION)["calibration"]["by_method"]}
+    assert {name for name, row in rows.items() if row["ece"] is row["brier"] is None} == {"venn_abers"}
+    assert rows["isotonic"]["ece"] == common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]["ece"]
+
+
+def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> None:
+    write(few_wrong(common.read_dataset_frame(), 9))
+    with pytest.raises(
+        AbstainError, match=r"only 9 are wrong .*: bring more reviews, or set calibration.method to none"
+    ):
+        evaluate.stage(bank)
+    raw = bank.model_copy(update={"calibration": bank.calibration.model_copy(update={"method": "none"})})
+    evaluate.stage(raw)
+    scores = pd.read_parquet(paths.SCORES)
+    np.testing.assert_array_equal(scores["probability"], scores["probe"])
+    rows = common.read_json(paths.EVALUATION)["calibration"]["by_method"]
+    assert [row["method"] for row in rows if row["ece"] is not None] == ["none", "none, lstm"]
+
+
+def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params) -> None:
+    frame = common.read_dataset_frame()
+    frame.loc[frame["split"] == "holdout", "source"] = "thumb"
+    write(frame)
+    with pytest.raises(AbstainError) as failed:
+        evaluate.stage(bank)
+    assert str(failed.value) == (
+        "no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_holdout_of_one_kind_has_no_figure_that_needs_both(bank: Params, only: int) -> None:
+    frame = common.read_dataset_frame()
+    frame.loc[frame["split"] == "holdout", "correct"] = only
+    write(frame)
+    evaluate.stage(bank)
+    found = common.read_json(paths.METRICS)["holdout"]
+    assert found["base_rate"] == only
+    assert {row["auroc"] for row in found["scorers"].values()} == {None}
+    assert found["scorers"]["probe"]["brier"] is not None and found["at_threshold"]["precision"] == only
+    notes = {row["note"] for row in common.read_json(paths.EVALUATION)["slices"] if row["slice"] == "cards"}
+    assert notes == {"one class only"}
+
+
+def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
+    alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"compare": ()})})
+    run_stages(alone, "features", "train_fusion", "evaluate")
+    said = common.read_json(paths.EVALUATION)
+    assert list(said["kinds"]) and set(said["kinds"]) == {"probe", "fusion", "length_only", "lstm", "base_rate"}
+    assert said["rank_correlation"] == {"names": [], "matrix": []} and said["skipped"] == said["neither"] == {}
+
+
+def test_every_place_is_listened_at_and_one_of_them_is_served(bank: Params) -> None:
+    rows = common.read_json(paths.ABLATIONS)["listening"]
+    assert [(row["layer"], row["site"], row["chunks"]) for row in rows] == [
+        (2, "residual", None),
+        (1, "residual", None),
+        (3, "residual", None),
+        (2, "residual", 1),
+    ]
+    assert [row["served"] for row in rows] == [True, False, False, False]
+    assert len({row["auroc"] for row in rows}) == len({row["out_of_fold"] for row in rows}) == 4
+    assert common.read_json(paths.EVALUATION)["ablations"] == rows
+    # The sweep's architecture is the one that is served: there they are the same probe.
+    own = common.read_json(paths.METRICS)["holdout"]
+    assert rows[0]["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
+    assert rows[0]["out_of_fold"] == pytest.approx(common.read_json(paths.CHOICE)["out_of_fold"]["linear"])
+    assert {name: rows[0][name] for name in ("precision", "recall", "rouge_displayed")} == pytest.approx(
+        {name: own["at_naive"][name] for name in ("precision", "recall", "rouge_displayed")}
+    )
+
+
+def test_every_product_is_left_out_but_small_ones(bank: Params) -> None:
+    rows = {row["product"]: row for row in common.read_json(paths.ABLATIONS)["left_out"]}
+    assert list(rows) == ["cards", "loans", "vault"]
+    assert common.read_json(paths.EVALUATION)["audits"]["left_out"] == list(rows.values())
+    few = (holdout_rows()[0]["product"] == "vault").sum()
+    assert rows["vault"] == {"product": "vault", "rows": few, "note": "fewer than 15 answers: not judged"}
+    slices = {row["slice"]: row for row in common.read_json(paths.EVALUATION)["slices"] if row["by"] == "product"}
+    for name in ("cards", "loans"):
+        assert rows[name]["note"] == "" and rows[name]["auroc"] != rows[name]["auroc_trained_on_all"]
+        assert rows[name]["auroc_trained_on_all"] == pytest.approx(slices[name]["auroc"])

@@ -1,0 +1,158 @@
+"""What may reach a fit: training answers alone, and of these none that a confidence is out of fold for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain import paths
+from abstain.errors import AbstainError
+from abstain.evaluate.metrics import auroc, row_weights
+from abstain.feedback.splits import reviewed
+from abstain.models.probes.base import predict_confidence
+from abstain.models.zoo import load_probe
+from abstain.params import Params
+from abstain.scorers.fusion import Fusion, fit_fusion
+from abstain.scorers.labels import Labels
+from abstain.stages import common, train_fusion, train_probe, tune_threshold
+from tests.feedback.builders import bytes_of
+
+from .conftest import Finished
+
+pytestmark = pytest.mark.slow
+
+FITTED = (paths.PROBE, paths.OUT_OF_FOLD, paths.FUSION, paths.TRAINING, paths.CHOICE)
+TUNED = (paths.THRESHOLD, paths.CALIBRATION)
+
+
+def with_probe(params: Params, **changes: object) -> Params:
+    return params.model_copy(update={"probe": params.probe.model_copy(update=changes)})
+
+
+def turn(frame: pd.DataFrame, splits: Sequence[str]) -> None:
+    """Write `frame` with right and wrong exchanged in `splits`."""
+    turned = frame.assign(correct=frame["correct"].where(~frame["split"].isin(splits), 1 - frame["correct"]))
+    turned.to_parquet(paths.DATASET, index=False)
+
+
+def out_of_fold() -> pd.DataFrame:
+    return pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")
+
+
+def fit(params: Params) -> None:
+    train_probe.stage(params)
+    train_fusion.stage(params)
+
+
+def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank: Params) -> None:
+    turn(common.read_dataset_frame(), ["validation", "holdout", "newest"])
+    for name in (*FITTED, paths.PROBES / "lstm.safetensors"):
+        name.write_bytes(b"old")
+    fit(bank)
+    assert [str(file) for file in FITTED if file.read_bytes() != (finished.root / file).read_bytes()] == []
+    assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES) and len(bytes_of(paths.PROBES)) == 2
+
+
+@pytest.mark.parametrize(("splits", "same"), [(["holdout", "newest"], True), (["validation"], False)])
+def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
+    bank: Params, splits: list[str], same: bool
+) -> None:
+    changes = {"target": 0.2, "without_promise": "naive"}
+    lenient = bank.model_copy(update={"threshold": bank.threshold.model_copy(update=changes)})
+    tune_threshold.stage(lenient)
+    before = [file.read_bytes() for file in TUNED]
+    turn(common.read_dataset_frame(), splits)
+    for file in TUNED:
+        file.write_bytes(b"old")
+    tune_threshold.stage(lenient)
+    assert [file.read_bytes() == old for file, old in zip(TUNED, before, strict=True)] == [same, same]
+
+
+def test_confidences_are_out_of_fold_and_of_training_answers_alone(bank: Params) -> None:
+    frame, states = common.read_labelled_states()
+    train = frame[frame["split"] == "train"]
+    found = out_of_fold()
+    assert list(found) == ["linear", "lstm"] and list(found.index) == train["interaction_id"].tolist()
+    assert found.notna().all(axis=None) and ((found > 0) & (found < 1)).all(axis=None)
+    correct = train["correct"].to_numpy()
+    for name in found:
+        probe = load_probe(paths.PROBES / f"{name}.safetensors")
+        seen = predict_confidence(probe, states.subset(train.index)).numpy()
+        assert (seen != found[name].to_numpy()).all()
+        assert auroc(correct, seen) > auroc(correct, found[name].to_numpy()) > 0.6
+
+
+def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Params) -> None:
+    """One right and one wrong answer of a group exchange labels, so that folds stay as they were; probes go one epoch,
+    so that how far they go is the same."""
+    short = with_probe(bank, zoo=("lstm",), max_epochs=1)
+    train_probe.stage(short)
+    frame, before, probe = common.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
+    learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "sme")]
+    of_both_kinds = learnt.groupby("group")["correct"].nunique() == 2
+    group = of_both_kinds.index[of_both_kinds][0]
+    for right in (0, 1):
+        at = learnt.index[(learnt["group"] == group) & (learnt["correct"] == right)][0]
+        frame.loc[at, "correct"] = 1 - right
+    frame.to_parquet(paths.DATASET, index=False)
+    train_probe.stage(short)
+    after = out_of_fold()["lstm"]
+    own = frame.loc[(frame["group"] == group) & frame["interaction_id"].isin(before.index), "interaction_id"]
+    assert len(own) > 2
+    np.testing.assert_array_equal(after[own], before[own])
+    # Of three folds, the probes of two have learnt from this group; and so has the one that is served.
+    assert 0.5 < (after != before).mean() < 0.8 and paths.PROBE.read_bytes() != probe
+
+
+def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
+    choice = common.read_json(paths.CHOICE)
+    frame = common.read_dataset_frame()
+    judged = reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
+    judged = judged.loc[judged.index.isin(out_of_fold().index)]
+    weight = row_weights(judged["inclusion_probability"].to_numpy())
+    for name, column in out_of_fold().items():
+        expected = auroc(judged["correct"].to_numpy(), column[judged.index].to_numpy(), weight)
+        assert choice["out_of_fold"][name] == expected
+    assert choice["asked_for"] == "best" and choice["served"] == max(
+        choice["out_of_fold"], key=choice["out_of_fold"].get
+    )
+    assert load_probe(paths.PROBE).architecture == choice["served"] == "linear"
+    other = with_probe(bank, serve="lstm")
+    train_probe.stage(other)
+    assert paths.PROBE.read_bytes() == (paths.PROBES / "lstm.safetensors").read_bytes()
+    assert common.read_json(paths.CHOICE) == {**choice, "asked_for": "lstm", "served": "lstm"}
+    assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES), "the others are what they were"
+    assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
+
+
+def test_a_probe_that_left_the_zoo_leaves_no_file(bank: Params) -> None:
+    train_probe.stage(with_probe(bank, zoo=("linear",)))
+    assert list(bytes_of(paths.PROBES)) == ["linear.safetensors"] and list(out_of_fold()) == ["linear"]
+
+
+def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
+    """Thumbs alone would have a probe trained; which of two is better they cannot say."""
+    frame = common.read_dataset_frame()
+    frame.loc[frame["split"] == "train", "source"] = "thumb"
+    frame.to_parquet(paths.DATASET, index=False)
+    with pytest.raises(AbstainError) as wrong:
+        train_probe.stage(bank)
+    assert str(wrong.value) == (
+        "the best probe is chosen by the training answers that experts judged, and these are not of both kinds: "
+        "bring reviews, or set probe.serve to one of linear, lstm"
+    )
+    train_probe.stage(with_probe(bank, serve="linear"))
+    assert common.read_json(paths.CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
+
+
+def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> None:
+    fusion = Fusion.from_dict(common.read_json(paths.FUSION))
+    scores = out_of_fold().join(common.read_signals("asked"))
+    assert set(fusion.names) == set(scores)
+    rows = common.read_dataset_frame().set_index("interaction_id").loc[scores.index]
+    by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
+    assert by_hand == fusion
+    assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in ("linear", "lstm", "length_only")
