@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import bootstrap, paired
-from abstain.evaluate.leaderboard import CALIBRATION, RANKING, fit_baselines, leaderboard, reviewed
+from abstain.evaluate.leaderboard import CALIBRATION, RANKING, leaderboard
 from tests.conftest import ROOT
 from tests.evaluate.builders import grouped
 
@@ -156,30 +156,3 @@ def test_many_scorers_are_judged_in_seconds() -> None:
     found = leaderboard(correct, scores, calibrated, groups, np.random.default_rng(1).random(2000), 1000, 0, "s3")
     assert time.perf_counter() - started < 40
     assert len(found) == 25 and found.drop(columns="scorer").notna().sum().min() >= 24
-
-
-def test_the_length_baseline_learns_length_and_the_base_rate_is_weighted() -> None:
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(1, 100, size=400)
-    correct = (tokens + 10 * generator.normal(size=400) < 50).astype(int)
-    weight = np.where(correct == 1, 1.0, 0.5)
-    baselines = fit_baselines(tokens, correct, weight)
-    scores = baselines.scores(np.array([1, 50, 99]))
-    short, middle, long = scores["length_only"]
-    assert short > 0.9 > middle > 0.1 > long
-    assert scores["base_rate"] == pytest.approx(np.full(3, weight[correct == 1].sum() / weight.sum()))
-
-
-def test_weights_move_the_length_baseline() -> None:
-    tokens, correct = np.array([5, 5, 50, 50] * 10), np.array([1, 0, 1, 0] * 10)
-    favour_short = np.where((tokens == 5) == (correct == 1), 1.0, 0.05)
-    at_5, at_50 = fit_baselines(tokens, correct, favour_short).scores(np.array([5, 50]))["length_only"]
-    assert at_5 > 0.7 > 0.3 > at_50
-    assert fit_baselines(tokens, correct, np.ones(40)).scores(np.array([5]))["length_only"] == pytest.approx(0.5)
-
-
-def test_only_experts_labels_are_tested_on() -> None:
-    frame = pd.DataFrame({"source": ["thumb", "sme", "thumb", "sme"], "row": range(4)})
-    assert reviewed(frame)["row"].tolist() == [1, 3]
-    thumbs = frame[frame["source"] == "thumb"]
-    assert reviewed(thumbs).empty

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.errors import AbstainError
-from abstain.feedback.splits import Split, assign_splits, check_splits, holdout_digest, uniform
+from abstain.feedback.splits import (
+    Split,
+    assign_splits,
+    check_splits,
+    holdout_digest,
+    reviewed,
+    reviewed_holdout,
+    uniform,
+)
 from abstain.params import SplitParams
 from abstain.sample.handbook import build_handbook
 from abstain.sample.questions import build_questions
@@ -191,3 +199,17 @@ def test_the_holdout_digest_sees_rows_and_labels_but_not_their_order() -> None:
     assert digest != holdout_digest(["a", "b"], [True, True])
     assert digest != holdout_digest(["a", "c"], [True, False])
     assert len(digest) == 64
+
+
+def test_only_experts_labels_are_tested_on() -> None:
+    frame = pd.DataFrame({"source": ["thumb", "sme", "thumb", "sme"], "row": range(4)})
+    assert reviewed(frame)["row"].tolist() == [1, 3]
+    thumbs = frame[frame["source"] == "thumb"]
+    assert reviewed(thumbs).empty
+
+
+def test_the_reviewed_hold_out_is_picked_by_place() -> None:
+    frame = pd.DataFrame(
+        {"source": ["sme", "thumb", "sme", "sme"], "split": ["holdout", "holdout", "train", "holdout"]}
+    )
+    assert reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]
