@@ -79,6 +79,14 @@ def test_it_survives_json_to_the_last_bit() -> None:
     assert again == fusion and np.array_equal(again.score(scores), fusion.score(scores))
 
 
+def test_a_score_that_was_next_to_nothing_in_training_is_not_listened_to() -> None:
+    scores, labels = table()
+    tiny = scores.assign(tiny=np.random.default_rng(3).random(600) * 9e-5)
+    fusion = fit_fusion(tiny, labels)
+    assert "tiny" not in fusion.names
+    assert np.array_equal(fusion.score(tiny.assign(tiny=0.5)), fusion.score(tiny))
+
+
 def test_nothing_to_learn_from_is_said() -> None:
     scores, labels = table(50)
     with pytest.raises(AbstainError, match="^the train split has answers of one class only"):

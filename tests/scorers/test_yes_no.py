@@ -67,7 +67,7 @@ def test_what_is_not_a_number_is_no_score(yes: float, no: float) -> None:
 )
 def test_the_first_word_is_letters_alone(decoded: list[str]) -> None:
     found = first_word(decoded)
-    words = [at for at, text in enumerate(decoded) if text and all(letter.isalpha() for letter in text)]
+    words = [at for at, text in enumerate(decoded) if all(letter.isalpha() for letter in text)]
     assert found == (words[0] if words else len(decoded) - 1)
 
 

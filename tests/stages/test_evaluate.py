@@ -199,7 +199,15 @@ def test_a_calibrator_that_has_too_little_to_learn_from_stops_nobody_who_asked_f
     evaluate.stage(bank)
     rows = {row["method"]: row for row in common.read_json(paths.EVALUATION)["calibration"]["by_method"]}
     assert {name for name, row in rows.items() if row["ece"] is row["brier"] is None} == {"venn_abers"}
-    assert rows["isotonic"]["ece"] == common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]["ece"]
+    assert rows["isotonic"]["ece"] is not None
+
+
+def test_the_served_probe_is_judged_by_the_calibration_that_is_released(bank: Params) -> None:
+    halved = {"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]}
+    common.write_json(paths.CALIBRATION, halved)
+    evaluate.stage(bank)
+    scores = pd.read_parquet(paths.SCORES)
+    np.testing.assert_allclose(scores["probability"], scores["probe"] / 2)
 
 
 def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> None:
@@ -209,6 +217,7 @@ def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> 
     ):
         evaluate.stage(bank)
     raw = bank.model_copy(update={"calibration": bank.calibration.model_copy(update={"method": "none"})})
+    common.write_json(paths.CALIBRATION, {"method": "none"})
     evaluate.stage(raw)
     scores = pd.read_parquet(paths.SCORES)
     np.testing.assert_array_equal(scores["probability"], scores["probe"])

@@ -146,13 +146,23 @@ def test_a_target_that_not_even_the_naive_threshold_reaches_is_an_error(bank: Pa
     assert "without_promise" not in str(failed.value), "it would not help"
 
 
-@pytest.mark.parametrize(("split", "says"), [("validation", "to test a threshold on"), ("train", "training split")])
-def test_thumbs_promise_nothing(bank: Params, split: str, says: str) -> None:
+def only_thumbs(split: str) -> None:
     frame = common.read_dataset_frame()
     frame.loc[frame["split"] == split, "source"] = "thumb"
     frame.to_parquet(paths.DATASET, index=False)
-    with pytest.raises(AbstainError, match=f"no reviewed answers .*{says}.*bring reviews"):
+
+
+def test_thumbs_promise_nothing(bank: Params) -> None:
+    only_thumbs("validation")
+    with pytest.raises(AbstainError, match="no reviewed answers to test a threshold on: bring reviews"):
         tune_threshold.stage(bank)
+
+
+def test_thumbs_may_say_which_threshold_to_try_first(bank: Params) -> None:
+    only_thumbs("train")
+    tune_threshold.stage(bank)
+    threshold = common.read_json(paths.THRESHOLD)
+    assert threshold["promised"] and threshold["precision"] >= bank.threshold.target
 
 
 def test_the_file_that_serves_says_what_it_listens_to_and_promises(bank: Params) -> None:

@@ -21,6 +21,8 @@ from abstain.scorers.labels import Labels
 
 EDGE = 1e-4
 """Scores are kept this far from 0 and 1, whose log-odds are infinite."""
+TELLS = 1e-6
+"""Log-odds that differ by less are equal."""
 STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0))
 FOLDS = 5
 
@@ -67,12 +69,13 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
 
     if len(np.unique(labels.correct[labels.weight > 0])) < 2:
         raise AbstainError("the train split has answers of one class only: bring feedback of both kinds")
-    names = tuple(name for name in scores.columns if scores[name].nunique() > 1)
+    # Of the log-odds as they are kept: a score that is below `EDGE` on all training answers tells none from another.
+    names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
     if not names:
         raise AbstainError("no scorer tells one answer from another: nothing to fuse")
     odds = _log_odds(scores, names)
     mean = np.nanmean(odds, axis=0)
-    scale = np.nanstd(odds, axis=0).clip(1e-9)
+    scale = np.nanstd(odds, axis=0)
     inputs = _inputs(scores, names, mean, scale)
     folds = _folds(labels.groups)
 
@@ -107,6 +110,12 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
 def _log_odds(scores: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:
     values = scores[list(names)].to_numpy(float).clip(EDGE, 1 - EDGE)
     return np.asarray(np.log(values / (1 - values)))
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    """Those that are not nan, and a 0 where there are none."""
+    known = values[~np.isnan(values)]
+    return known if len(known) else np.zeros(1)
 
 
 def _inputs(scores: pd.DataFrame, names: tuple[str, ...], mean: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     fused = Reading(Choices(exact), "asked_after")
 
     def at_first_word(steps: Tensor, wanted: Sequence[str]) -> Tensor:
-        row = steps[first_word([tokenizer.decode([int(token)]) for token in steps[:, 0]])]
+        row = steps[first_word([_decoded(tokenizer, int(token)) for token in steps[:, 0]])]
         return row[[1 + offered.index(token) for token in wanted]]
 
     def one_token(_: Interaction, found: Sequence[Tensor]) -> float:
@@ -68,8 +68,16 @@ def yes_score(yes: float, no: float) -> float:
 
 
 def first_word(decoded: Sequence[str]) -> int:
-    """The first of the generated tokens that is letters alone; where none is, the last one, as in the post's loop."""
-    return next((at for at, text in enumerate(decoded) if text.isalpha()), len(decoded) - 1)
+    """The first of the generated tokens that is letters alone; where none is, the last one, as in the post's loop.
+
+    A special token is decoded to nothing, which counts as letters there: nothing comes after the end of an answer.
+    """
+    return next((at for at, text in enumerate(decoded) if text.isalpha() or not text), len(decoded) - 1)
+
+
+def _decoded(tokenizer: Any, token: int) -> str:
+    text: str = tokenizer.decode([token], skip_special_tokens=True)
+    return text
 
 
 def _single(tokenizer: Any, words: Sequence[str]) -> tuple[str, ...]:

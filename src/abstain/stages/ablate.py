@@ -4,7 +4,9 @@
 each. The base model has read them all for the stage `features`: what comes here is from the cache.
 """
 
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
@@ -13,6 +15,7 @@ from abstain import paths
 from abstain.evaluate.ablation import Take, left_out_rows, listening_row
 from abstain.evaluate.bootstrap import Resamples
 from abstain.features.extract import FeatureSource
+from abstain.features.table import StateTable
 from abstain.feedback.store import Store
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
@@ -30,26 +33,38 @@ def stage(params: Params) -> None:
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)
     rows: list[dict[str, Any]] = []
     for number, place in enumerate(places, start=1):
-        take = states.subset if place == here else _elsewhere(params, frame, place)
-        found = listening_row(frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge)
+        with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
+            take = states.subset if place == here else _elsewhere(params, frame, place, Path(folder))
+            found = listening_row(
+                frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge
+            )
         rows.append({**asdict(place), "served": place == here, **found})
         common.progress(number, len(places) + 1)
     probe = load_probe(paths.PROBE)
     confidence = pd.Series(predict_confidence(probe, states).numpy(), frame.index)
-    architecture = cast(Architecture, probe.architecture)
     left_out = left_out_rows(
-        frame, states.subset, architecture, params.probe, resamples, params.gate.min_slice, confidence
+        frame,
+        states.subset,
+        cast(Architecture, probe.architecture),
+        params.probe,
+        resamples,
+        params.gate.min_slice,
+        confidence,
     )
     common.progress(len(places) + 1, len(places) + 1)
     common.write_json(paths.ABLATIONS, {"listening": rows, "left_out": left_out})
 
 
-def _elsewhere(params: Params, frame: pd.DataFrame, place: Listening) -> Take:
-    """What a probe at `place` hears of the rows of `frame`; an answer that does not fit there is heard as nothing."""
+def _elsewhere(params: Params, frame: pd.DataFrame, place: Listening, folder: Path) -> Take:
+    """What a probe at `place` hears of the rows of `frame`, as a table in `folder`: states are read when asked for.
+
+    What fits the window with all chunks fits with fewer, so every row has states there.
+    """
     interactions = Store(paths.DATA).interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, load_settings(), place.reading)
-    found = {at: row.float() for at, row in source.read(interactions)}
-    return lambda index: [found[at] for at in index]
+    source.fill(interactions)
+    source.save(interactions, folder / "states.safetensors")
+    return StateTable(folder / "states.safetensors").subset
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pandas as pd
 
 from abstain import paths
 from abstain.contracts import Interaction
+from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
 from abstain.evaluate import audits, curves, metrics
 from abstain.evaluate.bootstrap import Resamples, bootstrap
@@ -98,6 +99,9 @@ def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: Sc
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = Judged(rows["validation"], scores["validation"], scores["validation"])
     probabilities = calibrate(validation, scores, params.calibration.method, params.calibration.seed)
+    shipped = calibrator_from_dict(common.read_json(paths.CALIBRATION))  # fitted in the same way, to what is served
+    for split, of in scores.items():
+        probabilities[split][SERVED] = shipped.apply(of[SERVED].to_numpy(float))
     return {split: Judged(of, scores[split], probabilities[split]) for split, of in rows.items()}
 
 
@@ -184,7 +188,8 @@ def _slices(params: Params, holdout: Judged, interactions: list[Interaction], th
 def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mapping[str, Any]) -> dict[str, Any]:
     """Everyone's scores of the hold-out's answers once they are changed, against those of the answers as they are.
 
-    An answer that does not fit the base model's window once it is changed is left out.
+    An answer that does not fit the base model's window once it is changed is left out, and so is one that could not be
+    changed: without chunks from the first, or the only answer about its product.
     """
     source = FeatureSource(params.llm, load_settings())
     # With those that could not be read as they are: which answer a question gets depends on all that were changed.
@@ -192,7 +197,12 @@ def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mappin
     interactions = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
     arguments = {}
     for name, variant in VARIANTS.items():
-        states = {interactions[at].interaction_id: row.float() for at, row in source.read(variant(interactions))}
+        changed_rows = variant(interactions)
+        states = {
+            changed_rows[at].interaction_id: row.float()
+            for at, row in source.read(changed_rows)
+            if changed_rows[at] != interactions[at]
+        }
         kept = holdout.rows["interaction_id"].isin(list(states))
         names = holdout.rows.loc[kept, "interaction_id"]
         signals = common.read_signals(name).loc[names].set_axis(names.index)
