@@ -112,7 +112,7 @@ def shows_the_retrain_and_its_artifacts(page: Page) -> None:
     for card in cards.values():
         expect(card).to_be_visible()
     cards["leaderboard"].click()
-    expect(page.get_by_role("cell", name="length_only")).to_be_visible()
+    expect(page.get_by_role("cell", name="length_only", exact=True).first).to_be_visible()
     page.go_back()
     page.get_by_text("Artifacts", exact=True).click()
     cards["evaluation"].click()
