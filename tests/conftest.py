@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 import yaml
 
 from tasks.shell import QUIET
+from tests.ports import free_port
 from tests.postgres import postgres
 
 __all__ = ["postgres"]
@@ -70,7 +70,7 @@ class Project:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1800,
             check=False,
         )
 
@@ -141,8 +141,7 @@ def trained_root(trained: tuple[Project, str]) -> Path:
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of one Prefect server that many tests report to: each of their commands would start one of its own."""
     home = tmp_path_factory.mktemp("prefect")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         env=os.environ | QUIET | {"PREFECT_HOME": str(home)},
@@ -189,6 +188,9 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     # Lenient where a few hundred answers can promise nothing: these tests are about the machinery.
     project.edit_params("  target: 0.8 ", "  target: 0.5 ")
     project.edit_params("zoo: [linear, lstm, lstm_no_huber, attention, pca]", "zoo: [linear]")
+    project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: [random_forest]")
+    project.edit_params("targets: [verdict, cosine]", "targets: [verdict]")
+    project.edit_params("trees: 2100", "trees: 100")
     project.edit_params("layers: [8, 16, 24, 30]", "layers: []")
     project.edit_params("contexts: [1]", "contexts: []")
     # A second way of asking is enough of them: most of the base model's work is these.

@@ -20,7 +20,8 @@ import torch
 from tests.conftest import Project, new_project
 from tests.fan_out import rows, shards, source_in
 from tests.llm.builders import save_tiny_model
-from tests.tasks.test_server import free_port, processes_of, states
+from tests.ports import free_port
+from tests.tasks.test_server import processes_of, states
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ HOOK = """
 from prefect import flow, task
 from abstain.errors import AbstainError
 from flows import retrain
-from tasks.fan_out.stage import STEP
+STEP = "fan_out"
 
 def stub(name):
     @task(name=name)

@@ -24,7 +24,7 @@ from tasks.review import prioritise
 from tasks.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import Project
-from tests.tasks.test_server import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

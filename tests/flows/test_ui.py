@@ -15,7 +15,8 @@ from playwright.sync_api import Page, Route, expect
 from abstain.evaluate.plots import PLOTS
 from tests.browser import headless
 from tests.conftest import Project
-from tests.tasks.test_server import free_port, processes_of
+from tests.ports import free_port
+from tests.tasks.test_server import processes_of
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,8 @@ from abstain.errors import AbstainError
 from tasks.server.paging import NAME, receiver, told
 from tests.conftest import Project, new_project
 from tests.feedback.builders import row, write_lines
-from tests.tasks.test_server import free_port, wait_until
+from tests.ports import free_port
+from tests.tasks.test_server import wait_until
 
 FAILING = """
 from tasks.server import prepare_environment, server_for_run

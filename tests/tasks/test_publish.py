@@ -17,7 +17,8 @@ from tests.browser import headless
 from tests.conftest import Project, new_project
 from tests.feedback.pages.test_browser import FAILED
 from tests.feedback.pages.test_pages import REFUSED
-from tests.tasks.test_server import free_port, processes_of
+from tests.ports import free_port
+from tests.tasks.test_server import processes_of
 
 pytestmark = pytest.mark.slow
 

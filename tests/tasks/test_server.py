@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.conftest import Project, new_project
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -68,11 +69,6 @@ def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProce
 
     yield call
     call("down")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def processes_of(project: Project) -> list[str]:
