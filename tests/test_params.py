@@ -44,18 +44,18 @@ def test_every_section_refuses_an_unknown_key_and_every_key_is_needed(tmp_path: 
     keys = list(SHIPPED[section])
     for key in keys:
         misspelt = f"{key}s" if not key.endswith("s") else key[:-1]
-        with pytest.raises(AbstainError, match=f"unknown parameter '{section}.{misspelt}': did you mean '{key}'\\?$"):
+        with pytest.raises(AbstainError, match=f"unknown key '{section}.{misspelt}': did you mean '{key}'\\?$"):
             load_params(changed(tmp_path, section, **{misspelt: SHIPPED[section][key]}))
         less = {k: v for k, v in SHIPPED[section].items() if k != key}
         with pytest.raises(AbstainError, match=f"params.yaml: {section}.{key}: Field required$"):
             load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, section: less})))
-    with pytest.raises(AbstainError, match=f"unknown parameter '{section}.zzz': valid keys: {', '.join(keys)}$"):
+    with pytest.raises(AbstainError, match=f"unknown key '{section}.zzz': valid: {', '.join(keys)}$"):
         load_params(changed(tmp_path, section, zzz=1))
 
 
 @pytest.mark.parametrize("section", list(Params.model_fields))
 def test_a_misspelt_or_missing_section_is_named(tmp_path: Path, section: str) -> None:
-    with pytest.raises(AbstainError, match=f"unknown parameter '{section}_': did you mean '{section}'\\?$"):
+    with pytest.raises(AbstainError, match=f"unknown key '{section}_': did you mean '{section}'\\?$"):
         load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, f"{section}_": {}})))
     less = {name: values for name, values in SHIPPED.items() if name != section}
     with pytest.raises(AbstainError, match=f"{section}: Field required$"):
@@ -103,6 +103,12 @@ def test_the_ends_of_closed_ranges_are_valid(tmp_path: Path, section: str, key: 
 def test_something_is_left_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="split: .*validation \\+ holdout leave nothing to train on"):
         load_params(changed(tmp_path, "split", validation=0.5, holdout=0.5))
+
+
+def test_equal_copies_are_not_made(tmp_path: Path) -> None:
+    assert load_params(changed(tmp_path, "perturbation", where="random", copies=3)).perturbation.copies == 3
+    with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set copies to 1"):
+        load_params(changed(tmp_path, "perturbation", where="entropy", copies=3))
 
 
 def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:

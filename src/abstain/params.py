@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from abstain.contracts import Timestamp
-from abstain.errors import AbstainError
+from abstain.declarations import Section, load
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LLMParams(Section):
@@ -128,6 +123,45 @@ class ScorerParams(Section):
     extractive_qa_model: str | None
 
 
+class PerturbationParams(Section):
+    """How contexts are perturbed for the condition P_c: where x when x K, and by which model (None: the base model)."""
+
+    model: str | None
+    where: Literal["entropy", "random"]
+    when: Literal["single_shot", "iterative"]
+    tokens: Count
+    copies: Count
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+
+    @model_validator(mode="after")
+    def _copy_what_differs(self) -> PerturbationParams:
+        if self.where == "entropy" and self.copies > 1:
+            raise ValueError("copies by entropy are all alike: set copies to 1, or where to random")
+        return self
+
+
+class RegressorFit(Section):
+    """How a regressor of correctness is fitted."""
+
+    folds: Annotated[int, Field(ge=2)]
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    trees: Count
+    max_features: Annotated[float, Field(gt=0, le=1)]
+    min_leaf: Count
+
+
+class RegressorParams(RegressorFit):
+    """The regressors that are fitted, each kind to each target, and how."""
+
+    kinds: tuple[RegressorKind, ...]
+    targets: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        """Whether any are wanted."""
+        return bool(self.kinds and self.targets)
+
+
 class SweepParams(Section):
     """Where else the probe might listen, and to how many chunks: an architecture is trained for each."""
 
@@ -178,6 +212,8 @@ class Params(Section):
     split: SplitParams
     probe: ProbeParams
     scorers: ScorerParams
+    perturbation: PerturbationParams
+    regressors: RegressorParams
     sweep: SweepParams
     calibration: CalibrationParams
     threshold: ThresholdParams
@@ -186,31 +222,4 @@ class Params(Section):
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read and check `path`. Raises `AbstainError` naming the first wrong key and what it may be."""
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AbstainError(f"{path} is missing: run this in the root of the project") from None
-    except yaml.YAMLError as error:
-        raise AbstainError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    try:
-        return Params.model_validate(raw)
-    except ValidationError as error:
-        raise AbstainError(f"{path}: {_first_problem(error)}") from None
-
-
-def _first_problem(error: ValidationError) -> str:
-    problems = error.errors()  # a misspelt key is missing too, but its name says more
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] != "extra_forbidden":
-        return f"{where}: {problem['msg']}"
-    *section, key = problem["loc"]
-    model: type[BaseModel] = Params
-    for part in section:
-        annotation = model.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        model = annotation
-    valid = list(model.model_fields)
-    nearest = difflib.get_close_matches(str(key), valid, n=1)
-    hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid keys: {', '.join(valid)}"
-    return f"unknown parameter '{where}': {hint}"
+    return load(path, Params, "run this in the root of the project")

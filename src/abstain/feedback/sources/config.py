@@ -6,20 +6,17 @@ paths are relative to `ABSTAIN_HOME`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from abstain.contracts import Feedback, Interaction, Review, Row
-from abstain.errors import AbstainError
+from abstain.declarations import Section, load, nearest
 from abstain.feedback.sources import Source
 from abstain.feedback.sources.files import SUFFIXES, FileSource
-from abstain.params import Section
 from abstain.settings import Settings
 
 CONTRACTS: dict[str, type[Row]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
@@ -77,7 +74,7 @@ class TablesConfig(Section):
             table: TableConfig | None = getattr(self, name)
             for field in table.columns if table else ():
                 if field not in contract.model_fields:
-                    hint = _hint(field, list(contract.model_fields))
+                    hint = nearest(field, list(contract.model_fields))
                     raise ValueError(f"{name}.columns: unknown field '{field}': {hint}")
         return self
 
@@ -98,7 +95,6 @@ class SqlConfig(Section):
 
 
 SourceConfig = FilesConfig | SqlConfig
-_KINDS = {"files": FilesConfig, "sql": SqlConfig}
 
 
 class _File(Section):
@@ -116,16 +112,7 @@ class _File(Section):
 
 def load_sources(path: Path = Path("sources.yaml")) -> tuple[SourceConfig, ...]:
     """Read and check `path`. Raises `AbstainError` naming the first wrong key and what it may be."""
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AbstainError(f"{path} is missing: run this in the root of the project") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AbstainError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    try:
-        return _File.model_validate(raw).sources
-    except ValidationError as error:
-        raise AbstainError(f"{path}: {_first_problem(error)}") from None
+    return load(path, _File, "run this in the root of the project").sources
 
 
 def open_source(config: SourceConfig, settings: Settings) -> Source:
@@ -149,39 +136,3 @@ def open_source(config: SourceConfig, settings: Settings) -> Source:
         late_by=timedelta(days=config.late_by_days),
         naive_is_utc=config.naive_is_utc,
     )
-
-
-def _first_problem(error: ValidationError) -> str:
-    problems = error.errors()  # a misspelt key is missing too, but its name says more
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = ".".join(str(part) for part in problem["loc"] if part not in _KINDS)
-    if problem["type"] == "union_tag_invalid":
-        return f"{where}.kind: unknown kind '{problem['ctx']['tag']}': {_hint(problem['ctx']['tag'], list(_KINDS))}"
-    if problem["type"] == "union_tag_not_found":
-        return f"{where}: kind is missing: one of {', '.join(_KINDS)}"
-    if problem["type"] != "extra_forbidden":
-        message = problem["msg"].removeprefix("Value error, ")
-        return f"{where}: {message}" if where else message
-    *section, key = problem["loc"]
-    return f"unknown key '{where}': {_hint(str(key), list(_model_at(section).model_fields))}"
-
-
-def _model_at(section: Sequence[str | int]) -> Any:
-    """The model that the keys of `section` lead to; positions in lists lead nowhere."""
-    model: Any = _File
-    for part in section:
-        if part in _KINDS:
-            model = _KINDS[str(part)]
-        elif part in model.model_fields and part != "sources":
-            annotation = model.model_fields[str(part)].annotation
-            model = next(filter(_is_model, (annotation, *get_args(annotation))))
-    return model
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _hint(word: str, valid: list[str]) -> str:
-    nearest = difflib.get_close_matches(word, valid, n=1)
-    return f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid)}"
