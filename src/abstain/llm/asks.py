@@ -90,7 +90,27 @@ class Generate:
             raise ValueError("several answers need a `temperature`, or as many `beams`")
 
 
-Ask = States | NLL | Choices | Generate
+@dataclass(frozen=True)
+class Perturb:
+    """Replace `tokens` tokens of a text by what the model would have written there instead (llm/perturb).
+
+    `where`: `entropy`, the tokens that it finds least likely, or `random`, under `seed`. `when`: `single_shot`, all in
+    the text as it was, or `iterative`, each in a text where those before it are changed. Literals of the pass stay.
+    Result: (replacements, 7), float32: the fields of `llm.perturb.text.Step`. There are fewer than `tokens` where the
+    text has fewer that may be replaced.
+    """
+
+    where: Literal["entropy", "random"]
+    when: Literal["single_shot", "iterative"]
+    tokens: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError("a perturbation replaces at least one token")
+
+
+Ask = States | NLL | Choices | Generate | Perturb
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,7 @@ class Request:
 
 def relevant(pass_: Pass, ask: Ask) -> Pass:
     """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
-    if isinstance(ask, Choices | Generate):
+    if isinstance(ask, Choices | Generate | Perturb):
         return pass_
     names = [segment.name for segment in pass_]
     for wanted in ask.segments:

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from abstain.llm.prefix_tree import Node
 
@@ -133,6 +132,8 @@ class Forest:
             if plain:
                 out[:, here] = _by_products(part, keys, values, self._mask(first, last, low, window, q), scale, softcap)
                 continue
+            from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler along: seconds
+
             mask: Any = causal_lower_right(last - first, last - low)
             if window and last - low > window:
                 mask = self._mask(first, last, low, window, q)
@@ -199,12 +200,17 @@ def _attention(
     return out.transpose(0, 1)[None], None
 
 
-AttentionInterface.register(NAME, _attention)
+@lru_cache(maxsize=1)
+def _register() -> None:
+    from transformers import AttentionInterface  # seconds, which only those who run a model have to wait
+
+    AttentionInterface.register(NAME, _attention)
 
 
 @contextmanager
 def packed_attention(config: Any, forest: Forest) -> Iterator[None]:
     """Within the block, the model of `config` attends as `forest` says; afterwards it is what it was."""
+    _register()
     before = config._attn_implementation
     token = _forest.set(forest)
     config._attn_implementation = NAME

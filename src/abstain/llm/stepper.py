@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache
 
 from abstain.llm.attention import KeysValues
 from abstain.llm.decoder import Decoder, Tap
@@ -19,6 +18,8 @@ class Stepper:
     """Rows that go on from passes `ids`, whose keys and values are `keys_values` where the model packs."""
 
     def __init__(self, decoder: Decoder, ids: Sequence[list[int]], keys_values: Sequence[KeysValues | None]) -> None:
+        from transformers import DynamicCache  # as in llm/attention.py
+
         self._decoder = decoder
         width = max(map(len, ids))
         lengths = torch.tensor([len(row) for row in ids])

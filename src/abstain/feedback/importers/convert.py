@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from abstain.declarations import Section
 from abstain.errors import AbstainError
 from abstain.feedback.importers import DocumentFile, Importer, Item, Skipped, feedbackqa, qa_from_hf, squad
-from abstain.params import Section
 
 IMPORTERS: dict[str, Importer] = {one.name: one for one in (squad.IMPORTER, qa_from_hf.IMPORTER, feedbackqa.IMPORTER)}
 

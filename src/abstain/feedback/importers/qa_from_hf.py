@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from abstain.contracts import Timestamp
+from abstain.declarations import Section
 from abstain.feedback.importers import Importer, Item, Skipped
 from abstain.feedback.importers.pages import doc_id, page
 from abstain.feedback.importers.upstream import Record, records
-from abstain.params import Section
 
 ABSTENTION = "[Unanswerable given the paragraph below]"
 """What stands for the answer where the model gave none."""

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from abstain.contracts import Timestamp
+from abstain.declarations import Section
 from abstain.feedback.importers import Importer, Item, Skipped
 from abstain.feedback.importers.pages import doc_id, page
 from abstain.feedback.importers.upstream import Record, parse, read_bytes
-from abstain.params import Section
 
 
 class Options(Section):
