@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flows import perturb_cli
+from flows.cli import app
+from tests.conftest import ROOT
+from tests.llm.builders import save_tiny_model
+
+TEXT = "Fees are due in May."
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    torch.set_num_threads(1)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(perturb_cli.console, "width", 160)
+    return str(save_tiny_model(tmp_path / "tiny-bank"))
+
+
+def perturb(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["perturb", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_perturbed_text_is_shown_as_a_diff_with_every_replacement(model: str) -> None:
+    said = perturb(TEXT, "--model", model, "--tokens", "3", "--where", "entropy")
+    first, *_ = said.splitlines()
+    assert first.count("[-") == first.count("{+") == 3
+    kept = [part.rpartition("+}")[2] for part in first.split("[-")]
+    assert all(part in TEXT for part in kept) and first != TEXT
+    assert [line.split("│")[1].strip() for line in said.splitlines() if line.startswith("│")] == ["1", "2", "3"]
+    assert "only" not in said
+
+
+def test_fewer_tokens_than_wanted_are_said(model: str) -> None:
+    said = perturb("May", "--model", model, "--tokens", "9", "--when", "single_shot")
+    assert "only 3 tokens can be replaced, of the 9 that were wanted" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [("--where", "here", "--where: Input should be 'entropy' or 'random'"), ("--tokens", "0", "--tokens: Input")],
+)
+def test_what_cannot_be_is_named(model: str, option: str, value: str, says: str) -> None:
+    done = CliRunner().invoke(app, ["perturb", TEXT, "--model", model, option, value])
+    assert done.exit_code == 1 and str(done.exception).startswith(says)
