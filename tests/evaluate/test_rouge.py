@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from abstain.evaluate.rouge import rouge_l
+from abstain.evaluate.rouge import rouge, rouge_l
 
 
 def longest_common(one: list[str], other: list[str]) -> int:
@@ -33,6 +33,15 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(answer: str, ideal:
     common = longest_common(*words)
     expected = 2 * common / (len(words[0]) + len(words[1]))
     assert rouge_l([answer], [ideal]) == pytest.approx([expected])
+
+
+def test_precision_is_of_the_answers_words_and_recall_of_the_ideal_ones() -> None:
+    answers, ideal = ["30 is the fee in euros", "χρέωση"], ["the fee is 30", "the fee is 30"]
+    found = {figure: rouge(answers, ideal, "rouge1", figure) for figure in ("precision", "recall", "fmeasure")}
+    assert found["precision"] == pytest.approx([4 / 6, 0])
+    assert found["recall"] == pytest.approx([1, 0])
+    assert found["fmeasure"] == pytest.approx([0.8, 0])
+    assert rouge(answers, ideal, "rougeL", "recall") == pytest.approx([2 / 4, 0])  # the fee
 
 
 def test_without_an_ideal_answer_there_is_no_figure() -> None:

@@ -12,14 +12,22 @@ from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.features.work import ASKS, Done, LocalRunner, ShardWork, compute
-from abstain.llm.asks import NLL, Choices, Request, States
+from abstain.llm.asks import NLL, Choices, Perturb, Request, States
 from abstain.llm.layout import Segment
 from abstain.params import LLMParams
 from abstain.settings import Settings
 from tests.llm.builders import save_tiny_model
 
 TEXTS = st.text(max_size=20)
-ASKED = st.sampled_from([States(2, "residual"), States(3, "mlp"), NLL(("answer",)), Choices(("Yes", "No"))])
+ASKED = st.sampled_from(
+    [
+        States(2, "residual"),
+        States(3, "mlp"),
+        NLL(("answer",)),
+        Choices(("Yes", "No")),
+        Perturb("entropy", "iterative", 15, 5),
+    ]
+)
 PASSES = st.lists(st.builds(Segment, TEXTS, TEXTS, st.booleans(), st.booleans()), min_size=1, max_size=4).map(tuple)
 REQUESTS = st.lists(st.builds(Request, PASSES, ASKED, TEXTS), max_size=4).map(tuple)
 WORKS = st.builds(ShardWork, TEXTS, TEXTS, TEXTS, st.integers(1, 9), REQUESTS)
@@ -58,7 +66,7 @@ def test_a_name_is_that_of_the_content(one: ShardWork, other: ShardWork) -> None
 def test_a_name_is_the_same_on_every_machine() -> None:
     work = ShardWork("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), States(2, "residual"), "i"),))
     assert work.name == "bcac11ee82c0c4ba79d76f643d22fee1"
-    assert {"States", "NLL", "Choices", "Generate"} == ASKS.keys()
+    assert {"States", "NLL", "Choices", "Generate", "Perturb"} == ASKS.keys()
 
 
 def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:

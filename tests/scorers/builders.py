@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -54,17 +55,16 @@ def labels(correct: Sequence[int], weight: Sequence[float] | None = None) -> Lab
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """BERT's way of splitting, with a vocabulary of two sentences and of single letters."""
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    """BERT's way of splitting, with a vocabulary of two sentences' words and of single letters.
+
+    The vocabulary is no trainer's: what that learns differs from one process to the next.
+    """
+    letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,:?")
+    words = sorted({word for text in TEXTS for word in re.findall(r"\w{2,}", text.lower())})
+    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words]
+    backend = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=list("abcdefghijklmnopqrstuvwxyz0123456789.,:?"),
-        show_progress=False,
-    )
-    backend.train_from_iterator(TEXTS, trainer)
     places = [(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=places

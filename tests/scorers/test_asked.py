@@ -3,8 +3,10 @@ from __future__ import annotations
 from abstain.features.readings import Reading
 from abstain.llm.asks import NLL, States
 from abstain.params import load_params
-from abstain.scorers.asked import Listening, everything, served, swept
+from abstain.scorers.asked import Labelled, Listening, conditions, everything, served, swept
 from abstain.scorers.base import Signal
+from abstain.scorers.conditions import baseline, normal
+from abstain.settings import Settings
 from tests.conftest import ROOT
 from tests.scorers.builders import interaction
 
@@ -23,12 +25,27 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
-    (labelled, readings), *audits = everything(PARAMS, SIGNALS, rows, rows[:1])
+    (labelled, readings), *audits = everything(PARAMS, SIGNALS, Labelled(rows, rows[:1]))
+    unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
     assert labelled == rows and len(readings) == len(set(readings))
     assert {served(PARAMS).reading, SURPRISE} <= set(readings)
-    assert len(readings) == 2 + len(swept(PARAMS))
+    assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(swept(PARAMS))
     assert [len(changed) for changed, _ in audits] == [1, 1]
-    assert all(set(of) == {served(PARAMS).reading, SURPRISE} for _, of in audits)
+    assert all(set(of) == {served(PARAMS).reading, SURPRISE, *unperturbed} for _, of in audits)
+
+
+def test_without_regressors_nothing_is_asked_for_them() -> None:
+    none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
+    labelled = Labelled([interaction()], [])
+    (_, readings), *_ = everything(none, SIGNALS, labelled)
+    assert set(readings) == {served(none).reading, SURPRISE, *(place.reading for place in swept(none))}
+    assert conditions(none, Settings(), labelled)[1] == []
+    changed = Labelled([interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")])
+    assert [row.interaction_id for row in conditions(PARAMS, Settings(), changed)[1]] == [
+        "i-0",
+        *("i-1", "i-2"),  # without their contexts
+        *("i-1", "i-2"),  # with each other's answers
+    ]
 
 
 def test_a_place_is_a_reading_of_answer_and_eos() -> None:

@@ -11,7 +11,7 @@ from abstain.models.probes.base import Probe, predict_confidence
 from abstain.models.zoo import ZOO
 from abstain.params import Architecture, load_params
 from abstain.scorers.fusion import Fusion
-from abstain.scorers.together import Scorers, base_rate
+from abstain.scorers.together import Scorers
 from tests.conftest import ROOT
 from tests.models.builders import write_mean_probe
 
@@ -97,7 +97,3 @@ def test_what_each_of_them_is(scorers: Scorers) -> None:
         "lstm": "probe",
         "base_rate": "baseline",
     }
-
-
-def test_the_base_rate_is_weighted() -> None:
-    assert base_rate(np.array([1.0, 0.0, 0.0]), np.array([3.0, 0.5, 0.5])) == 0.75

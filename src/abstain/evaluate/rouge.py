@@ -1,30 +1,40 @@
-"""How close an answer is to the one that the expert would have given: ROUGE-L, for the paper's tables 2 and 4.
+"""How close an answer is to the one that the expert would have given: ROUGE, for the papers' tables.
 
-The F1 of the longest common subsequence of words, by Google's `rouge_score`, without the stemmer: that is the library's
-default and Hugging Face's, so that figures compare, and a stemmer of English would favour English answers.
+Google's `rouge_score`, without the stemmer: that is the library's default and Hugging Face's, so that figures compare,
+and a stemmer of English would favour English answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
+Kind = Literal["rouge1", "rougeL"]
+Figure = Literal["precision", "recall", "fmeasure"]
+
 
 def rouge_l(answers: Iterable[str], ideal_answers: Iterable[str | None]) -> np.ndarray:
-    """ROUGE-L F1 of every answer against its ideal answer: (rows,) in [0, 1].
+    """ROUGE-L F1, of the longest common subsequence of words; see `rouge`."""
+    return rouge(answers, ideal_answers, "rougeL", "fmeasure")
 
-    Nan where there is no ideal answer, and where it has no word that the library reads, which takes words for runs of
-    a-z and 0-9: a 0 would say that the answer is far from it.
+
+def rouge(answers: Iterable[str], ideal_answers: Iterable[str | None], kind: Kind, figure: Figure) -> np.ndarray:
+    """One figure of one kind of ROUGE of every answer against its ideal answer: (rows,) float64 in [0, 1].
+
+    Precision is of the answer's words, recall of the ideal answer's. Nan where there is no ideal answer, and where it
+    has no word that the library reads, which takes words for runs of a-z and 0-9: a 0 would say that the answer is far
+    from it. An answer without such a word has nothing of its ideal answer: 0.
     """
     from rouge_score.rouge_scorer import RougeScorer  # with nltk, a second
     from rouge_score.tokenizers import DefaultTokenizer
 
     tokenizer = DefaultTokenizer()
-    scorer = RougeScorer(["rougeL"], tokenizer=tokenizer)
+    scorer = RougeScorer([kind], tokenizer=tokenizer)
     return np.array(
         [
-            scorer.score(ideal, answer)["rougeL"].fmeasure
+            getattr(scorer.score(ideal, answer)[kind], figure)
             if isinstance(ideal, str) and tokenizer.tokenize(ideal)  # a missing one may be None or nan
             else np.nan
             for answer, ideal in zip(answers, ideal_answers, strict=True)

@@ -57,8 +57,11 @@ class RowSource:
         return FeatureCache(self.settings.features, self.space(ask))
 
     def engine(self) -> Engine:
-        """The base model, loaded once a process."""
-        return engine_for(self._work(()), self.settings)
+        """The base model, loaded once a process. Raises `AbstainError` for one that can only perturb contexts."""
+        engine = engine_for(self._work(()), self.settings)
+        if not isinstance(engine, Engine):
+            raise AbstainError(f"{self.model} is no causal language model, as a base model is: change llm.model")
+        return engine
 
     def missing(self, requests: Requests) -> int:
         """How many different rows of `requests` would need a forward pass."""

@@ -25,15 +25,16 @@ from torch import Tensor
 from abstain.errors import AbstainError
 from abstain.features.cache import Space, pass_key, write_rows
 from abstain.features.store import open_store
-from abstain.llm.asks import NLL, Ask, Choices, Generate, Request, States, relevant
+from abstain.llm.asks import NLL, Ask, Choices, Generate, Perturb, Request, States, relevant
 from abstain.llm.decode import Generated
 from abstain.llm.engine import NUMERICS, Engine
 from abstain.llm.layout import Segment
-from abstain.llm.loading import choose_device, load, resolve
+from abstain.llm.loading import choose_device, kind_of, load, resolve
+from abstain.llm.perturb.engines import PerturbationEngine
 from abstain.settings import Settings
 
 SHARD_ROWS = 64
-ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate)}
+ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate, Perturb)}
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def compute(work: ShardWork, settings: Settings) -> Done:
     requests = {str(at): request for at, request in enumerate(work.requests)}
     rows: defaultdict[Ask, dict[str, Tensor]] = defaultdict(dict)
     for at, result in engine.run(requests):
-        row = result if isinstance(result, Tensor) else _steps(result, engine)
+        row = result if isinstance(result, Tensor) else _steps(result, engine.loaded.tokenizer)
         rows[requests[at].ask][row_key(requests[at])] = row
     store = open_store(settings.features)
     for ask, found in rows.items():
@@ -136,10 +137,10 @@ def compute(work: ShardWork, settings: Settings) -> Done:
     return Done(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
 
 
-def _steps(answers: list[Generated], engine: Engine) -> Tensor:
+def _steps(answers: list[Generated], tokenizer: Any) -> Tensor:
     """The one answer of a `Generate`: its tokens and choices, without its states."""
     (answer,) = answers
-    return answer.steps(engine.loaded.tokenizer.eos_token_id)
+    return answer.steps(tokenizer.eos_token_id)
 
 
 def row_key(request: Request) -> str:
@@ -147,8 +148,8 @@ def row_key(request: Request) -> str:
     return pass_key(relevant(request.pass_, request.ask))
 
 
-def engine_for(work: ShardWork, settings: Settings) -> Engine:
-    """The engine for the base model of `work`, loaded once a process.
+def engine_for(work: ShardWork, settings: Settings) -> Engine | PerturbationEngine:
+    """The engine for the model of `work`, loaded once a process; of one that is no causal LM, that can only perturb.
 
     Raises `AbstainError` where this machine has another revision.
     """
@@ -159,6 +160,9 @@ def engine_for(work: ShardWork, settings: Settings) -> Engine:
 
 
 @lru_cache(maxsize=1)
-def _engine(model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings) -> Engine:
+def _engine(
+    model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings
+) -> Engine | PerturbationEngine:
     loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
-    return Engine(loaded, batch_tokens)
+    kind = Engine if kind_of(loaded.model.config) == "causal" else PerturbationEngine
+    return kind(loaded, batch_tokens)

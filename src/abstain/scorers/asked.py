@@ -1,21 +1,25 @@
-"""Everything that a retrain asks the base model, in one place: what the stage `features` computes, in one fill.
+"""Everything that a retrain asks of models, in one place: what the stages `features` and `nll_features` compute.
 
-Later stages find their readings in the cache: this list only decides that they are computed together, by whoever
+Later stages find their readings in the cache: this only decides that they are computed together, by whoever
 `ABSTAIN_RUNNER` gives the work to, and that what their passes share is run once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from abstain.contracts import Interaction
 from abstain.features.readings import Reading
 from abstain.llm.asks import Site, States
 from abstain.params import Params
 from abstain.scorers.base import Scorer
+from abstain.scorers.conditions import Conditions, baseline, normal
 from abstain.scorers.reading import Asked, readings_of
 from abstain.scorers.variants import VARIANTS
+from abstain.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,30 @@ def swept(params: Params) -> list[Listening]:
     return [place for place in dict.fromkeys(places) if place != here]
 
 
-def everything(
-    params: Params, scorers: Iterable[Scorer], labelled: Sequence[Interaction], holdout: Sequence[Interaction]
-) -> list[Asked]:
-    """What is wanted of the `labelled` answers, and of the reviewed ones of the `holdout` once they are changed."""
+@dataclass(frozen=True)
+class Labelled:
+    """The answers of a retrain: all that have a label, and the reviewed ones of the hold-out, for the audits."""
+
+    rows: Sequence[Interaction]
+    holdout: Sequence[Interaction]
+
+    @cached_property
+    def variants(self) -> dict[str, list[Interaction]]:
+        """The answers as they were `asked`, and the hold-out's changed for each audit."""
+        return {"asked": list(self.rows)} | {name: variant(self.holdout) for name, variant in VARIANTS.items()}
+
+
+def everything(params: Params, scorers: Iterable[Scorer], labelled: Labelled) -> list[Asked]:
+    """What the stage `features` asks the base model: all that can be asked before contexts are perturbed."""
     own = (served(params).reading, *readings_of(scorers))
-    audits: list[Asked] = [(variant(holdout), own) for variant in VARIANTS.values()]
-    return [(labelled, (*own, *(place.reading for place in swept(params)))), *audits]
+    if params.regressors.any:
+        own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
+    asked, *audits = labelled.variants.values()
+    return [(asked, (*own, *(place.reading for place in swept(params)))), *((rows, own) for rows in audits)]
+
+
+def conditions(params: Params, settings: Settings, labelled: Labelled) -> tuple[Conditions, list[Interaction]]:
+    """The conditions that the stage `nll_features` reads answers under, and these answers, one variant after another:
+    none where no regressors are wanted."""
+    rows = [*itertools.chain(*labelled.variants.values())] if params.regressors.any else []
+    return Conditions(params.llm, params.perturbation, settings), rows

@@ -37,6 +37,11 @@ class Answers:
     def __len__(self) -> int:
         return len(self.interactions)
 
+    def take(self, indices: Sequence[int]) -> Answers:
+        """The answers of `indices`, in their order."""
+        results = {reading: [found[at] for at in indices] for reading, found in self.results.items()}
+        return Answers([self.interactions[at] for at in indices], results)
+
     def rows(self, readings: Sequence[Reading]) -> list[tuple[Interaction, list[Result]]]:
         """Each interaction with its results of `readings`, in their order."""
         found = [self.results[reading] for reading in readings]

@@ -184,17 +184,8 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
             "choose a model that was trained for this"
         )
     model = model.to(choose_device(settings)).eval().requires_grad_(False)
-    return _Loaded(model, tokenizer, _window(model, tokenizer))
-
-
-def _window(model: Any, tokenizer: Any) -> int:
-    """The most tokens that `model` reads at once."""
-    limits = [tokenizer.model_max_length, window_of(model.config.get_text_config()) or WINDOW]
-    for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from the one after padding's.
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)
-    return int(min(limits))
+    window = min(tokenizer.model_max_length, window_of(model.config.get_text_config()) or WINDOW)
+    return _Loaded(model, tokenizer, int(window))
 
 
 def _dtype(settings: Settings) -> torch.dtype:

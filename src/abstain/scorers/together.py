@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -15,12 +14,13 @@ from abstain.models.probes.base import Probe, predict_confidence
 from abstain.scorers.fusion import Fusion
 
 SERVED, FUSION, LENGTH_ONLY, BASE_RATE = "probe", "fusion", "length_only", "base_rate"
-Kind = Literal["served probe", "probe", "signal", "fusion", "baseline"]
+Kind = Literal["served probe", "probe", "regressor", "signal", "fusion", "baseline"]
 
 
 @dataclass(frozen=True)
 class Scorers:
-    """The served file, the zoo by architecture, the fusion, and the training answers' share of right ones.
+    """The served file, the zoo by architecture, the fusion, the training answers' share of right ones, and which of
+    the signals are regressors of correctness.
 
     The zoo's probe that is served stands in a table once, as `probe`, with the confidences of the served file.
     """
@@ -29,6 +29,7 @@ class Scorers:
     zoo: Mapping[str, Probe]
     fusion: Fusion
     base_rate: float
+    regressors: Collection[str] = ()
 
     @property
     def architecture(self) -> str:
@@ -58,9 +59,6 @@ class Scorers:
             return "fusion"
         if name in (LENGTH_ONLY, BASE_RATE):
             return "baseline"
+        if name in self.regressors:
+            return "regressor"
         return "probe" if name in self.zoo else "signal"
-
-
-def base_rate(correct: np.ndarray, weight: np.ndarray) -> float:
-    """The weighted share of right answers, of training answers (rows,)."""
-    return float(np.average(correct, weights=weight))
