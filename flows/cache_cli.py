@@ -88,32 +88,35 @@ def prune(
 
 
 def _needed() -> dict[str, set[str]]:
-    """Space -> keys: the current data, as params.yaml's retrain and the probe in production ask the base model."""
+    """Space -> keys: the current data, as params.yaml's retrain and the probe in production ask models."""
     from abstain import paths
     from abstain.contracts import Interaction
     from abstain.features.extract import FeatureSource
     from abstain.feedback.store import Store
     from abstain.registry.registry import parse_registry
-    from abstain.scorers.asked import served
+    from abstain.scorers.asked import conditions, everything, served
+    from abstain.scorers.catalogue import compared
     from abstain.serve.released import Released
     from abstain.settings import load_settings
-    from tasks.pipeline import read_asked
+    from tasks.pipeline import read_labelled
     from tasks.promotion import fetch_release
     from tasks.workspace import open_workspace
 
     settings = load_settings()
     with open_workspace() as workspace:
         interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
-        params, _, asked = read_asked(workspace, settings)
+        params, labelled = read_labelled(workspace)
+        read, rows = conditions(params, settings, labelled)
+        asked = everything(params, compared(params, settings).scorers, labelled) + read.known(rows)
         asked.append((interactions, (served(params).reading,)))  # those without a label yet, too
-        sources = [(FeatureSource(params.llm, settings, reading), rows) for rows, of in asked for reading in of]
+        sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:
             bundle = fetch_release(workspace.path, promoted)
             sources.append((Released.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
-    needed: dict[str, set[str]] = {}
-    for source, rows in sources:
-        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(rows)))
+    needed = read.perturber.keys(rows)
+    for source, of in sources:
+        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
     return needed
 
 

@@ -15,15 +15,12 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from abstain import paths
 from abstain.feedback.quarantine import require_unblocked
 from abstain.settings import load_settings
-from tasks.fan_out.stage import STEP, fan_out
+from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.pipeline import StageResult, read_graph, run_stage
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.record import commit, push
 from tasks.workspace import Workspace, open_workspace
-
-FANNED_OUT = "features"
-"""The stage whose work `ABSTAIN_RUNNER` may give to other processes before it starts."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,10 @@ def run_dag(workspace: Workspace) -> list[StageResult]:
     futures: dict[str, PrefectFuture[Any]] = {}
     for stage, waits_for in graph.items():
         upstream = [futures[up] for up in waits_for]
-        if stage == FANNED_OUT and load_settings().runner != "local":
-            futures[STEP] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
-            upstream = [*upstream, futures[STEP]]
+        if stage in FANNED_OUT and load_settings().runner != "local":
+            step = step_before(stage)
+            futures[step] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
+            upstream = [*upstream, futures[step]]
         futures[stage] = run_stage.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
     wait(list(futures.values()))
     for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running

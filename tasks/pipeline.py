@@ -13,7 +13,6 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
-from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.rows import RowSource
 from abstain.feedback.dataset import training_table
@@ -21,10 +20,10 @@ from abstain.feedback.frames import read_frames
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
 from abstain.params import Params, load_params
-from abstain.scorers.asked import everything
+from abstain.scorers.asked import Labelled, conditions, everything
 from abstain.scorers.catalogue import compared
-from abstain.scorers.reading import Asked, requests_of
-from abstain.settings import Settings, load_settings
+from abstain.scorers.reading import requests_of
+from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.shell import run
 from tasks.workspace import Workspace
@@ -104,9 +103,10 @@ def run_stage(workspace: Workspace, stage: str) -> StageResult:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a retrain would do: per stage why it is stale (empty: cached), and what the base model would be asked.
+    """What a retrain would do: per stage why it is stale (empty: cached), and what models would be asked.
 
-    `readings`: of all labelled answers and the audits together; `missing`: those that the cache does not have.
+    `readings`: of all labelled answers, the audits and the perturbed contexts together; `missing`: those that the cache
+    does not have.
     """
 
     stale: dict[str, list[str]]
@@ -124,21 +124,22 @@ def make_plan(workspace: Workspace) -> Plan:
         after = [f"after {up}" for up in sorted(ups) if stale[up]]
         stale[name] = changed.get(name, []) + after
     settings = load_settings()
-    params, rows, asked = read_asked(workspace, settings)
-    requests = requests_of(params.llm, settings, asked)
+    params, labelled = read_labelled(workspace)
+    requests = requests_of(params.llm, settings, everything(params, compared(params, settings).scorers, labelled))
     missing = RowSource(params.llm.model, settings).missing(requests)
-    return Plan(stale, len(rows), len(requests), missing)
+    read, rows = conditions(params, settings, labelled)
+    more, more_missing = read.missing(rows)
+    return Plan(stale, len(labelled.rows), len(requests) + more, missing + more_missing)
 
 
-def read_asked(workspace: Workspace, settings: Settings) -> tuple[Params, list[Interaction], list[Asked]]:
-    """The workspace's parameters, the interactions that have a label under them, and all that stage `features` asks."""
+def read_labelled(workspace: Workspace) -> tuple[Params, Labelled]:
+    """The workspace's parameters, and the interactions that have a label under them."""
     params = load_params(workspace.path / paths.PARAMS)
     store = Store(workspace.path / paths.DATA)
     frames = read_frames(store)
     table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
-    holdout = reviewed_holdout(table, rows)
-    return params, rows, everything(params, compared(params, settings).scorers, rows, holdout)
+    return params, Labelled(rows, reviewed_holdout(table, rows))
 
 
 def _reasons(entries: list[object]) -> list[str]:

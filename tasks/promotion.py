@@ -184,10 +184,11 @@ def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new
             champion = None
     candidate = OnnxProbe(workspace.path / paths.ONNX)
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
+    of_errors = params.threshold.metric == "error_rate"
     measured = Measured(
         threshold=float(candidate.metadata["threshold"]),
-        # Of an error rate that was promised, the precision that came with it.
-        target_precision=params.threshold.target if params.threshold.metric == "precision" else tuned["precision"],
+        target_precision=tuned["precision"] if of_errors else params.threshold.target,
+        target_error_rate=params.threshold.target if of_errors else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=float(run(["python", "-m", "abstain.serve.latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,

@@ -18,7 +18,6 @@ from prefect.artifacts import (
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
-from abstain.evaluate.plots import PLOTS
 from abstain.evaluate.report import leaderboard_table
 from abstain.feedback.pages import ingest_page, validation_page
 from abstain.feedback.quarantine import QuarantinedRow
@@ -69,6 +68,8 @@ def publish_artifacts(workspace: Workspace) -> None:
     create_markdown_artifact(
         leaderboard_table(metrics, evaluation), key="leaderboard", description="on the frozen hold-out"
     )
+    from abstain.evaluate.plots import PLOTS  # and with it matplotlib, which a run has no use for until here
+
     table = pd.read_csv(root / paths.PLOTS / "threshold.csv").round(4)
     create_table_artifact(
         [{str(k): v for k, v in row.items()} for row in table.to_dict("records")],

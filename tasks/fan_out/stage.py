@@ -1,36 +1,64 @@
-"""The fan-out as a step of the flow, before the stage that needs what it computes."""
+"""The fan-out as a step of the flow, before a stage that needs what it computes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import closing
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from abstain.features.rows import Progress
+from abstain.features.work import Done, ShardRunner
+from abstain.params import Params
+from abstain.scorers.asked import Labelled, conditions, everything
+from abstain.scorers.catalogue import compared
 from abstain.scorers.reading import fill
-from abstain.settings import load_settings
+from abstain.settings import Settings, load_settings
 from tasks.fan_out import runner_for
-from tasks.pipeline import read_asked
+from tasks.pipeline import read_labelled
 from tasks.progress import observe
 from tasks.workspace import Workspace
 
-STEP = "fan_out"
+Fill = Callable[[Params, Settings, Labelled, Progress, ShardRunner], Done]
 
 
-@task(task_run_name=STEP, cache_policy=NO_CACHE)
+def _features(params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner) -> Done:
+    asked = everything(params, compared(params, settings).scorers, labelled)
+    return fill(params.llm, settings, asked, progress, runner)
+
+
+def _nll_features(
+    params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner
+) -> Done:
+    read, rows = conditions(params, settings, labelled)
+    perturbing, reading = read.fill(rows, progress, runner)
+    return perturbing + reading
+
+
+FANNED_OUT: Mapping[str, Fill] = {"features": _features, "nll_features": _nll_features}
+"""The stages whose work `ABSTAIN_RUNNER` may give to other processes before they start."""
+
+
+def step_before(stage: str) -> str:
+    """What the fan-out before `stage` is called."""
+    return f"fan_out_{stage}"
+
+
+@task(task_run_name="fan_out_{stage}", cache_policy=NO_CACHE)
 def fan_out(workspace: Workspace, stage: str) -> None:
-    """Have all that `stage` asks the base model computed by `ABSTAIN_RUNNER`, unless it is cached as a whole."""
-    logger = get_run_logger()
+    """Have all that `stage` asks of models computed by `ABSTAIN_RUNNER`, unless it is cached as a whole."""
+    logger, step = get_run_logger(), step_before(stage)
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
-        observe(STEP, "cached")
+        observe(step, "cached")
         return
     settings = load_settings()
-    params, _, asked = read_asked(workspace, settings)
+    params, labelled = read_labelled(workspace)
 
     def progress(done: int, total: int) -> None:
-        observe(STEP, f"progress {done}/{total}")
-        logger.info("%s %s of %s", STEP, done, total)
+        observe(step, f"progress {done}/{total}")
+        logger.info("%s %s of %s", step, done, total)
 
     with closing(runner_for(settings)) as runner:
-        cost = fill(params.llm, settings, asked, progress, runner)
-    observe(STEP, "ran" if cost.rows else "cached")
+        cost = FANNED_OUT[stage](params, settings, labelled, progress, runner)
+    observe(step, "ran" if cost.rows else "cached")

@@ -119,6 +119,18 @@ def test_a_version_that_does_not_keep_its_promise_is_refused_however_small_its_s
     assert all(c.passed is None for c in decision.checks if c.name.startswith("slice"))
 
 
+def test_an_error_rate_that_was_promised_is_held_too() -> None:
+    holdout = window()
+    wrong = (holdout.confidences["probe"] >= MEASURED.threshold) & (holdout.correct == 0)
+    rate = wrong.mean()
+    assert 0.01 < rate < 0.2
+    kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_precision_drop=0.02)
+    assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
+    broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_precision_drop=0.01)
+    assert failed(broken) == {"error rate"}
+    assert "shown and wrong, of all answers" in check(broken, "error rate").says
+
+
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
     holdout = window()
     top = float(np.sort(holdout.confidences["probe"])[-5])

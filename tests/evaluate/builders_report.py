@@ -43,6 +43,39 @@ SHARPNESS = {
     "length_only": 0.15,
 }
 
+REGRESSORS = {
+    "regressors": {
+        "random_forest_verdict": {
+            "dropped": {
+                "N.instruction.nll_mean": "2.9 in all training rows",
+                "B.context.nll_mean": "missing in all training rows",
+            },
+            "parity": 1e-6,
+            "bytes": 35_000_000,
+            "holdout": {"threshold": 0.55, "judged": 240, "positive": 0.6}
+            | {
+                f"{name}{end}": 0.5 + at / 50
+                for at, name in enumerate(("mse", "auroc", "accuracy", "f1"))
+                for end in ("", "_low", "_high")
+            },
+        },
+        "linear_cosine": {
+            "dropped": {},
+            "parity": 0.0,
+            "bytes": 900,
+            "holdout": None,
+            "note": "no candidate for t leaves both classes",
+        },
+    },
+    "skipped": {},
+    "perturbed": {
+        "rows": 800,
+        "perturbation_model": "tiny<b>",
+        "perturbed": {"empty": 1, "too_long": 0, "fewer": 23, "not_reproduced": 0},
+        "forward_tokens": 600.0,
+    },
+}
+
 TAG = '<img src="http://elsewhere.invalid/x.png" onerror="document.title=1"><script>document.title=2</script>'
 LINK = (
     "](javascript:alert(1)) [a link](http://elsewhere.invalid) ![x](http://elsewhere.invalid/y.png) <http://a.invalid>"
@@ -197,6 +230,7 @@ def _measured(served: float, promised: float | None) -> str:
         "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},
         "skipped": {"entailment": "no model is set: scorers.entailment_model | is null", "extractive_qa": "no model"},
         "neither": {"yes_score": 12, "yes_score_fused": 0},
+        "regressors": REGRESSORS,
         "calibration": {
             "method": "isotonic",
             "by_method": [

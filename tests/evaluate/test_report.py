@@ -277,6 +277,24 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert "2 scorers skipped." in told
 
 
+def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturbed() -> None:
+    title = "Correctness, estimated from what perturbing the context does"
+    table = next(table for table in Page(PAGE).tables if table[0][:2] == ["regressor", "t"])
+    assert table[1] == ["linear_cosine", "no t could be tuned"]
+    assert table[2][:4] == ["random_forest_verdict", "0.55", "240", "60.0 %"]
+    assert table[2][4:6] == ["0.5000.500 to 0.500", "0.5200.520 to 0.520"]
+    told = section(MARKDOWN, title)
+    assert "1 answer of 800 without any context: nothing could be perturbed" in told
+    assert "23 answers of 800 with fewer tokens than were to be replaced: all were" in told
+    assert "cannot be read" not in told, "there was none that was too long"
+    assert (
+        "2 features cannot tell answers apart and were dropped: 1 say the same of every training answer, 1 say" in told
+    )
+    assert "linear_cosine: no candidate for t leaves both classes" in told
+    none = {"evaluation.regressors.regressors": {}}
+    assert title not in render_markdown(compose(evaluated(changed=none)))
+
+
 def test_the_leaderboard_is_told_in_words() -> None:
     better = {"auroc": 0.99, "auroc_difference_low": 0.01, "auroc_difference_high": 0.09}
     changed = {f"metrics.holdout.scorers.fusion.{key}": value for key, value in better.items()}

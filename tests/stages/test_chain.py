@@ -10,8 +10,13 @@ import pytest
 
 from abstain import paths
 from abstain.features.work import LocalRunner
+from abstain.feedback.splits import reviewed_holdout
+from abstain.feedback.store import Store
 from abstain.params import Params
+from abstain.scorers.asked import Labelled
+from abstain.settings import load_settings
 from abstain.stages import common, features, report
+from tasks.fan_out.stage import FANNED_OUT
 from tests.feedback.builders import bytes_of
 
 from .conftest import PLOTS, STAGES, Finished, run_stages, use_home
@@ -55,13 +60,13 @@ def test_every_plot_of_dvc_has_its_columns(finished: Finished) -> None:
 def test_on_another_machine_the_same_bytes_come_out(
     finished: Finished, bank: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an empty cache, and what was there before overwritten. The base model is read by `features` alone."""
+    """With an empty cache, and what was there before overwritten. The base model is read by two stages alone."""
     use_home(monkeypatch, tmp_path / "other-home")
     for file in (file for file in paths.ARTIFACTS.rglob("*") if file.is_file()):
         file.write_bytes(b"old")
-    until = EVALUATED.index("features") + 1
+    until = EVALUATED.index("nll_features") + 1
     run_stages(bank, *EVALUATED[:until])
-    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("`features` had not asked for this"))
+    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("neither had asked for this"))
     run_stages(bank, *EVALUATED[until:])
     before, after = (bytes_of(root / paths.ARTIFACTS) for root in (finished.root, tmp_path))
     assert [name for name in before if before[name] != after.get(name)] == [] and before.keys() == after.keys()
@@ -75,6 +80,21 @@ def test_what_is_in_the_cache_is_not_computed_again(
     assert "0 results were not in the cache: 0 tokens were run for passes of 0\n" in said and "progress" not in said
     for file in (paths.FEATURES, paths.SIGNALS, paths.FEATURES_SUMMARY):
         assert file.read_bytes() == (finished.root / file).read_bytes()
+
+
+@pytest.mark.parametrize("stage", FANNED_OUT)
+def test_what_workers_compute_before_a_stage_is_all_that_it_asks_for(
+    stage: str, bank: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_home(monkeypatch, tmp_path / "workers")
+    frame, settings = common.read_dataset_frame(), load_settings()
+    rows = Store(paths.DATA).interactions(frame["interaction_id"])
+    labelled = Labelled(rows, reviewed_holdout(frame, rows))
+    runner = LocalRunner(settings)
+    cost = FANNED_OUT[stage](bank, settings, labelled, lambda done, total: None, runner)
+    assert cost.rows > len(rows)
+    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("no worker had been asked for this"))
+    run_stages(bank, stage)
 
 
 def test_a_scorer_that_cannot_be_had_is_named_with_its_reason_everywhere(

@@ -115,10 +115,14 @@ def test_a_damaged_file_ends_a_stage_in_one_line(workspace: Path) -> None:
 def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None:
     table = {"interaction_id": ["b", "a", "b"], "variant": ["asked", "asked", "other"], "entropy": [0.1, np.nan, 0.3]}
     pd.DataFrame(table).to_parquet(paths.SIGNALS, index=False)
+    estimates = {"interaction_id": ["a", "b"], "variant": ["asked", "asked"], "linear_verdict": [0.7, 0.6]}
+    pd.DataFrame(estimates).to_parquet(paths.REGRESSOR_SCORES, index=False)
     signals = common.read_signals("asked")
-    assert list(signals) == ["entropy"] and list(signals.index) == ["b", "a"]
+    assert list(signals) == ["entropy", "linear_verdict"] and list(signals.index) == ["b", "a"]
     np.testing.assert_array_equal(signals["entropy"], [0.1, np.nan])
+    np.testing.assert_array_equal(signals["linear_verdict"], [0.6, 0.7])
     assert common.read_signals("other").loc["b", "entropy"] == 0.3 and len(common.read_signals("third")) == 0
+    assert common.read_signals("other")["linear_verdict"].isna().all()
 
 
 @pytest.mark.slow

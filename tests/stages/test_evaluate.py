@@ -27,7 +27,8 @@ from .conftest import run_stages
 pytestmark = pytest.mark.slow
 
 SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "length_only"]
-EVERYBODY = ["probe", "fusion", *SIGNALS, "lstm", "base_rate"]
+REGRESSORS = ["random_forest_verdict", "linear_verdict", "random_forest_cosine", "linear_cosine"]
+EVERYBODY = ["probe", "fusion", *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 
 def holdout_rows() -> tuple[pd.DataFrame, list]:
@@ -65,6 +66,7 @@ def test_the_tables_name_the_same_scorers(bank: Params) -> None:
     found, said = common.read_json(paths.METRICS)["holdout"], common.read_json(paths.EVALUATION)
     assert found["scorers"].keys() == said["kinds"].keys() == said["forward_tokens"].keys() == set(EVERYBODY)
     others = {"probe": "served probe", "fusion": "fusion", "lstm": "probe", "base_rate": "baseline"}
+    others |= dict.fromkeys(REGRESSORS, "regressor")
     assert said["kinds"] == {**dict.fromkeys(SIGNALS, "signal"), **others, "length_only": "baseline"}
     costs = said["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
@@ -255,7 +257,7 @@ def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
     alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"compare": ()})})
     run_stages(alone, "features", "train_fusion", "evaluate")
     said = common.read_json(paths.EVALUATION)
-    assert list(said["kinds"]) and set(said["kinds"]) == {"probe", "fusion", "length_only", "lstm", "base_rate"}
+    assert set(said["kinds"]) == {"probe", "fusion", "length_only", *REGRESSORS, "lstm", "base_rate"}
     assert said["rank_correlation"] == {"names": [], "matrix": []} and said["skipped"] == said["neither"] == {}
 
 

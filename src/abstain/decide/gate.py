@@ -39,6 +39,10 @@ class Window:
         weight = np.ones(len(rows)) if self.weight is None else self.weight
         return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_rows(weight[rows])
 
+    def shown(self, threshold: float) -> np.ndarray:
+        """Which answers the challenger shows from `threshold` on: a mask."""
+        return self.confidences["probe"] >= threshold
+
     def auroc(self, name: str) -> float:
         return float(metrics.auroc(self.correct, self.confidences[name], self.weight))
 
@@ -82,7 +86,9 @@ class Decision:
 class Measured:
     """What is measured of the challenger itself: its tuned threshold and target, parity and latency.
 
-    `champion_threshold` is the threshold that production uses now, None for a first version.
+    `target_error_rate`: the most of all answers that may be shown and wrong, where that is what the threshold was tuned
+    for; `target_precision` is the precision that came with it then. `champion_threshold` is the threshold that
+    production uses now, None for a first version.
     """
 
     threshold: float
@@ -90,6 +96,7 @@ class Measured:
     parity: float
     latency_p99_ms: float
     champion_threshold: float | None = None
+    target_error_rate: float | None = None
 
 
 def decide(
@@ -103,6 +110,7 @@ def decide(
     checks = [
         _calibration(holdout, params),
         _precision(holdout, measured, params),
+        *_error_rate(holdout, measured, params),
         *_slices(holdout, measured, params),
     ]
     if champion is None:
@@ -174,7 +182,7 @@ def _newest(window: Window, champion: str, params: GateParams) -> Check:
 
 def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
     """The promise itself, on answers that the threshold was not tuned on."""
-    shown = window.confidences["probe"] >= measured.threshold
+    shown = window.shown(measured.threshold)
     precision, worth = window.precision(shown)
     floor = measured.target_precision - params.max_precision_drop
     count = _counted(int(shown.sum()), worth)
@@ -182,9 +190,19 @@ def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
     return _check("precision", worth >= params.min_slice and precision >= floor, precision, floor, says)
 
 
+def _error_rate(window: Window, measured: Measured, params: GateParams) -> list[Check]:
+    """The promise itself where it is one of the error rate, which may lie as far above as a precision below."""
+    if measured.target_error_rate is None:
+        return []
+    shown = window.shown(measured.threshold)
+    value = metrics.mean(shown * (1 - window.correct), window.weight)
+    limit = measured.target_error_rate + params.max_precision_drop
+    return [_at_most("error rate", value, limit, "shown and wrong, of all answers of the hold-out")]
+
+
 def _slices(window: Window, measured: Measured, params: GateParams) -> list[Check]:
     checks = []
-    shown = window.confidences["probe"] >= measured.threshold
+    shown = window.shown(measured.threshold)
     floor = measured.target_precision - params.max_slice_drop
     for product in sorted(set(window.products)):
         rows = shown & (window.products == product)

@@ -74,12 +74,15 @@ def read_dataset_frame() -> pd.DataFrame:
 
 
 def read_signals(variant: str) -> pd.DataFrame:
-    """The scorers' signals by interaction: a column a scorer, in [0, 1], nan where it cannot say.
+    """The scorers' signals and what regressors estimate, by interaction: a column each, in [0, 1], nan where it cannot
+    say; of training answers, regressors' are out of fold.
 
     `variant`: `asked`, of the answers as they are, or one of `scorers.variants`.
     """
-    table = pd.read_parquet(paths.SIGNALS)
-    return table[table["variant"] == variant].drop(columns="variant").set_index("interaction_id")
+    tables = [pd.read_parquet(file) for file in (paths.SIGNALS, paths.REGRESSOR_SCORES)]
+    of_variant = [table[table["variant"] == variant].drop(columns="variant") for table in tables]
+    signals, regressors = (table.set_index("interaction_id") for table in of_variant)
+    return signals.join(regressors)
 
 
 def read_rouge(frame: pd.DataFrame) -> np.ndarray:

@@ -27,7 +27,7 @@ from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.zoo import load_probe
 from abstain.params import Params
 from abstain.scorers.fusion import Fusion
-from abstain.scorers.together import FUSION, LENGTH_ONLY, SERVED, Scorers, base_rate
+from abstain.scorers.together import FUSION, LENGTH_ONLY, SERVED, Scorers
 from abstain.scorers.variants import VARIANTS
 from abstain.settings import load_settings
 from abstain.stages import common
@@ -88,7 +88,8 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> Scorers:
         served=OnnxProbe(paths.ONNX),
         zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
         fusion=Fusion.from_dict(common.read_json(paths.FUSION)),
-        base_rate=base_rate(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
+        base_rate=metrics.mean(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
+        regressors=common.read_json(paths.REGRESSOR_SUMMARY)["regressors"],
     )
 
 
@@ -143,7 +144,10 @@ def _evaluation(
     holdout, names = parts["holdout"], [str(name) for name in parts["holdout"].scores]
     features, ablations = common.read_json(paths.FEATURES_SUMMARY), common.read_json(paths.ABLATIONS)
     interactions = Store(paths.DATA).interactions(holdout.rows["interaction_id"])
+    conditions, regressors = common.read_json(paths.NLL_SUMMARY), common.read_json(paths.REGRESSOR_SUMMARY)
     costs = dict.fromkeys(scorers.zoo, features["forward_tokens"][SERVED]) | features["forward_tokens"]
+    costs |= dict.fromkeys(scorers.regressors, conditions["forward_tokens"])
+    costs[FUSION] += conditions["forward_tokens"] if scorers.regressors else 0
     yes_scores = [name for name in YES_SCORES if name in names]
     calibration = calibration_rows(
         parts["validation"],
@@ -159,7 +163,8 @@ def _evaluation(
         "served": {**common.read_json(paths.CHOICE), **served},
         "kinds": scorers.kinds(names),
         "forward_tokens": {name: costs.get(name, 0.0) for name in names},
-        "skipped": features["skipped_scorers"],
+        "skipped": features["skipped_scorers"] | regressors["skipped"],
+        "regressors": {**regressors, "perturbed": conditions},
         "neither": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
         "calibration": {"method": params.calibration.method, "by_method": calibration},

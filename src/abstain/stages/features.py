@@ -10,19 +10,17 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
-from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Refused
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.params import Params
-from abstain.scorers.asked import everything, served
-from abstain.scorers.base import Scorer
+from abstain.scorers.asked import Labelled, everything, served
+from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
-from abstain.scorers.variants import VARIANTS
 from abstain.settings import load_settings
 from abstain.stages import common
 
@@ -45,21 +43,26 @@ def stage(params: Params) -> None:
     found = compared(params, settings)
     for name, why in found.skipped.items():
         print(f"skipped: scorer {name}: {why}", flush=True)
-    holdout = reviewed_holdout(frame, rows)
-    cost = fill(params.llm, settings, everything(params, found.scorers, rows, holdout), common.progress)
+    labelled = Labelled(rows, reviewed_holdout(frame, rows))
+    cost = fill(params.llm, settings, everything(params, found.scorers, labelled), common.progress)
     print(
         f"{cost.rows} results were not in the cache: {cost.forward_tokens} tokens were run for passes of "
         f"{cost.pass_tokens}",
         flush=True,
     )
     source.save(rows, paths.FEATURES)
-    fitted = _fitted(params, found.scorers, frame, rows)
-    tables = [_signals(params, fitted, "asked", rows)]
-    tables += [_signals(params, fitted, name, variant(holdout)) for name, variant in VARIANTS.items()]
+    readings = readings_of(found.scorers)
+    asked = read_answers(params.llm, settings, rows, readings)
+    train = np.flatnonzero(frame["split"] == "train")
+    labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
+    fitted = [one.fit(asked.take(train.tolist()), labels) for one in found.scorers]
+    audits = {name: of for name, of in labelled.variants.items() if name != "asked"}
+    answers = {name: read_answers(params.llm, settings, of, readings) for name, of in audits.items()}
+    tables = [_signals(fitted, name, of) for name, of in {"asked": asked, **answers}.items()]
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     probe = (served(params).reading,)
     costs = {one.name: one.readings for one in found.scorers} | {"probe": probe}
-    costs["fusion"] = (*probe, *readings_of(found.scorers))
+    costs["fusion"] = (*probe, *readings)
     common.write_json(
         paths.FEATURES_SUMMARY,
         {
@@ -74,21 +77,9 @@ def stage(params: Params) -> None:
     )
 
 
-def _fitted(
-    params: Params, scorers: Sequence[Scorer], frame: pd.DataFrame, rows: Sequence[Interaction]
-) -> list[Scorer]:
-    """`scorers`, those fitted that have something to fit: to the training answers."""
-    train = np.flatnonzero(frame["split"] == "train")
-    columns = (frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group"))
-    labels = Labels(*columns)
-    answers = read_answers(params.llm, load_settings(), [rows[at] for at in train.tolist()], readings_of(scorers))
-    return [one.fit(answers, labels) for one in scorers]
-
-
-def _signals(params: Params, scorers: Sequence[Scorer], variant: str, rows: Sequence[Interaction]) -> pd.DataFrame:
+def _signals(scorers: Sequence[Scorer], variant: str, answers: Answers) -> pd.DataFrame:
     """A row an answer, a column a scorer."""
-    answers = read_answers(params.llm, load_settings(), rows, readings_of(scorers))
-    named = {"interaction_id": [row.interaction_id for row in rows], "variant": variant}
+    named = {"interaction_id": [row.interaction_id for row in answers.interactions], "variant": variant}
     return pd.DataFrame(named | {one.name: one.score(answers) for one in scorers})
 
 

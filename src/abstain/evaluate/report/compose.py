@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abstain.evaluate.report.audits import audit_section
 from abstain.evaluate.report.cards import data_card, glossary, model_card
+from abstain.evaluate.report.correctness import correctness_section
 from abstain.evaluate.report.document import Report
 from abstain.evaluate.report.evaluated import Evaluated
 from abstain.evaluate.report.examples import example_section
@@ -26,6 +27,7 @@ def compose(evaluated: Evaluated) -> Report:
         audit_section(evaluated),
         example_section(evaluated),
         ablation_section(evaluated),
+        correctness_section(evaluated),
         model_card(evaluated),
         data_card(evaluated),
         glossary(),

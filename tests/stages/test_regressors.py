@@ -1,0 +1,144 @@
+"""What the stages `nll_features` and `train_regressors` leave: features of every answer, estimates that nothing leaked into."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain import paths
+from abstain.errors import AbstainError
+from abstain.features.work import LocalRunner
+from abstain.feedback.splits import reviewed
+from abstain.feedback.store import Store
+from abstain.models.regressors.onnx_regressor import load_regressor
+from abstain.params import Params
+from abstain.scorers.variants import VARIANTS
+from abstain.stages import common, nll_features, train_regressors
+from tests.feedback.builders import bytes_of
+
+from .conftest import Finished
+
+pytestmark = pytest.mark.slow
+
+NAMES = [f"{kind}_{target}" for target in ("verdict", "cosine") for kind in ("random_forest", "linear")]
+
+
+def with_regressors(params: Params, **changes: object) -> Params:
+    return params.model_copy(update={"regressors": params.regressors.model_copy(update=changes)})
+
+
+def of_variant(file: str, variant: str) -> pd.DataFrame:
+    table = pd.read_parquet(file)
+    return table[table["variant"] == variant].drop(columns="variant").set_index("interaction_id")
+
+
+def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
+    frame = common.read_dataset_frame()
+    holdout = reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
+    for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES):
+        assert of_variant(file, "asked").index.tolist() == frame["interaction_id"].tolist()
+        for variant in VARIANTS:
+            assert of_variant(file, variant).index.tolist() == holdout
+    assert list(of_variant(paths.REGRESSOR_SCORES, "asked")) == NAMES
+
+
+def test_the_conditions_differ_where_the_context_does(bank: Params) -> None:
+    asked, removed = (of_variant(paths.NLL_FEATURES, name) for name in ("asked", "context_removed"))
+    known = asked.dropna(subset=["N.output.nll_mean"])
+    for one, other in (("N", "B"), ("P", "B"), ("P", "N")):
+        assert (known[f"{one}.output.nll_mean"] != known[f"{other}.output.nll_mean"]).mean() > 0.9
+        gap = known[f"{one}-{other}.output.nll_mean"]
+        np.testing.assert_allclose(gap, known[f"{one}.output.nll_mean"] - known[f"{other}.output.nll_mean"], atol=1e-5)
+    # Without a context there is nothing to perturb: all three conditions are one.
+    for condition in ("B", "P"):
+        np.testing.assert_allclose(
+            removed["N.output.nll_mean"], removed[f"{condition}.output.nll_mean"], atol=1e-4, equal_nan=True
+        )
+    assert removed.filter(like=".context.").isna().all().all()
+
+
+def test_an_answer_that_could_not_be_read_has_no_estimate(bank: Params) -> None:
+    refused = set(common.read_json(paths.FEATURES_SUMMARY)["refused"])
+    scores = of_variant(paths.REGRESSOR_SCORES, "asked")
+    assert len(refused) == 2
+    assert set(scores.index[scores["linear_verdict"].isna()]) == refused
+    known = scores.to_numpy()[~np.isnan(scores.to_numpy())]
+    assert ((known >= 0) & (known <= 1)).all() and scores.nunique().min() > 1
+
+
+def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank: Params) -> None:
+    frame = common.read_dataset_frame()
+    frame.assign(correct=frame["correct"].where(frame["split"] == "train", 1 - frame["correct"])).to_parquet(
+        paths.DATASET, index=False
+    )
+    train_regressors.stage(bank)
+    assert bytes_of(paths.REGRESSORS) == bytes_of(finished.root / paths.REGRESSORS)
+    assert paths.REGRESSOR_SCORES.read_bytes() == (finished.root / paths.REGRESSOR_SCORES).read_bytes()
+
+
+def test_estimates_of_training_answers_are_out_of_fold_and_others_the_files(bank: Params) -> None:
+    frame = common.read_dataset_frame().set_index("interaction_id")
+    features, scores = (of_variant(file, "asked") for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES))
+    features = features[features.notna().any(axis=1)]
+    for name in NAMES:
+        said = pd.Series(load_regressor(paths.REGRESSORS / f"{name}.onnx").predict(features), features.index)
+        train = frame.loc[features.index, "split"] == "train"
+        np.testing.assert_array_equal(said[~train], scores.loc[said.index[~train], name])
+        assert (said[train] != scores.loc[said.index[train], name]).mean() > 0.9
+
+
+def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) -> None:
+    summary = common.read_json(paths.REGRESSOR_SUMMARY)
+    assert set(summary["regressors"]) == set(NAMES) and summary["skipped"] == {}
+    for name, row in summary["regressors"].items():
+        assert any(column.startswith("N.instruction.") for column in row["dropped"]), "the same text read first"
+        assert any(column.startswith("B.context.") for column in row["dropped"])
+        assert row["parity"] <= bank.gate.max_parity
+        assert row["bytes"] == (paths.REGRESSORS / f"{name}.onnx").stat().st_size
+        of = row["holdout"]
+        assert of is None or 0 <= of["mse"] <= 1
+    kinds = common.read_json(paths.EVALUATION)["kinds"]
+    board = common.read_json(paths.METRICS)["holdout"]["scorers"]
+    assert all(kinds[name] == "regressor" and name in board for name in NAMES)
+    costs = common.read_json(paths.EVALUATION)["forward_tokens"]
+    assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
+
+
+def test_a_target_that_nobody_wrote_is_skipped_and_named(
+    bank: Params, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "read_ideal_answers", dict)
+    train_regressors.stage(bank)
+    skipped = common.read_json(paths.REGRESSOR_SUMMARY)["skipped"]
+    assert set(skipped) == {"random_forest_cosine", "linear_cosine"}
+    assert all("the target cosine is known for no training answer" in why for why in skipped.values())
+    assert "skipped: regressor linear_cosine: the target cosine" in capsys.readouterr().out
+    assert set(bytes_of(paths.REGRESSORS)) == {"random_forest_verdict.onnx", "linear_verdict.onnx"}
+
+
+def test_an_unknown_target_is_named_before_anything_is_fitted(bank: Params) -> None:
+    before = bytes_of(paths.REGRESSORS)
+    with pytest.raises(AbstainError, match=r"^regressors\.targets: no 'bleu': there are verdict, cosine, rouge1_f1"):
+        train_regressors.stage(with_regressors(bank, targets=("verdict", "bleu")))
+    assert bytes_of(paths.REGRESSORS) == before
+
+
+def test_where_no_regressors_are_wanted_nothing_is_perturbed(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("no model is needed for this"))
+    nll_features.stage(with_regressors(bank, kinds=()))
+    train_regressors.stage(with_regressors(bank, kinds=()))
+    assert common.read_json(paths.REGRESSOR_SUMMARY) == {"regressors": {}, "skipped": {}}
+    assert list(of_variant(paths.REGRESSOR_SCORES, "asked")) == []
+    assert not common.read_signals("asked").empty
+
+
+def test_what_is_in_the_cache_is_not_computed_again(bank: Params, capsys: pytest.CaptureFixture[str]) -> None:
+    before = paths.NLL_FEATURES.read_bytes()
+    nll_features.stage(bank)
+    assert capsys.readouterr().out.count(": 0 tokens were run for passes of 0\n") == 2
+    assert paths.NLL_FEATURES.read_bytes() == before
+    assert (
+        len(Store(paths.DATA).interactions(common.read_dataset_frame()["interaction_id"]))
+        == (common.read_json(paths.NLL_SUMMARY)["rows"])
+    )
