@@ -28,8 +28,9 @@ test: setup ## every test
 test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(BIN)/pytest -m "not slow"
 
-bench: setup ## what reading the base model, taking in feedback, retrieval and scoring cost
+bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction
+	@$(BIN)/python -m benchmarks.perturbation
 	@$(BIN)/python -m benchmarks.scaling
 	@$(BIN)/python -m benchmarks.ingest
 	@$(BIN)/python -m benchmarks.retrieval

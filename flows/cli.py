@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from abstain.errors import AbstainError
-from flows import cache_cli, import_cli, kb_cli, quarantine_cli, review_cli
+from flows import cache_cli, import_cli, kb_cli, perturb_cli, quarantine_cli, review_cli, study_cli
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
@@ -32,6 +32,8 @@ app.add_typer(kb_cli.app, name="kb")
 app.add_typer(quarantine_cli.app, name="quarantine")
 app.add_typer(review_cli.app, name="review")
 app.command("import")(import_cli.import_files)
+app.command("perturb")(perturb_cli.perturb_text)
+app.command("study")(study_cli.run_study)
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Project, new_project
+from tests.conftest import ROOT, Project, new_project
 
 
 @pytest.fixture
@@ -35,6 +36,13 @@ def test_help_reads_well_and_is_instant(project: Project) -> None:
     for command in ("demo", "ingest", "retrain", "plan", "status", "score", "promote", "rollback"):
         assert command in done.stdout
         assert project.abstain(command, "--help").returncode == 0
+
+
+def test_a_run_that_finds_everything_cached_waits_for_no_library_that_it_does_not_use() -> None:
+    heavy = ("transformers", "torch._dynamo", "sklearn", "matplotlib", "great_expectations")
+    tell = f"import sys, flows.retrain; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", tell], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_no_git_at_all(project: Project, tmp_path: Path) -> None:
@@ -79,7 +87,7 @@ def test_files_that_are_not_there_and_empty_ones(served: Project, tmp_path: Path
 @pytest.mark.slow
 def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promoted(served: Project) -> None:
     served.edit_params("  hidden: 64", "  hiden: 64")
-    fails(served.abstain("retrain"), "unknown parameter 'probe.hiden'", "did you mean 'hidden'?")
+    fails(served.abstain("retrain"), "unknown key 'probe.hiden'", "did you mean 'hidden'?")
     served.edit_params("  hiden: 64", "  hidden: 64")
     served.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
     fails(served.abstain("retrain"), "nobody/no-such-model", "llm.model in params.yaml")

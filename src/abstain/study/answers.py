@@ -1,0 +1,64 @@
+"""What a base model answers to a study's questions, greedily, from the feature cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from abstain.contracts import Interaction, Question
+from abstain.errors import AbstainError
+from abstain.features.extract import FeatureSource, Prepared
+from abstain.features.rows import Progress, RowSource
+from abstain.features.work import Done, ShardRunner
+from abstain.llm.asks import Generate, Request
+from abstain.llm.layout import load_layout
+from abstain.llm.loading import load_tokenizer, resolve
+from abstain.params import LLMParams
+from abstain.settings import Settings
+
+ASKED_AT = datetime(2018, 6, 11, tzinfo=UTC)
+"""A study has no time; the contract of an interaction wants one."""
+NO_ANSWER = "(no answer)"
+"""What stands for an answer of no tokens: it is judged like any other, and is wrong."""
+
+
+def answered(
+    llm: LLMParams,
+    settings: Settings,
+    questions: Sequence[Question],
+    tokens: int,
+    progress: Progress = lambda done, total: None,
+    runner: ShardRunner | None = None,
+) -> tuple[list[Interaction], Done]:
+    """Each of `questions`, in order, with the base model's answer of at most `tokens` tokens; and what it cost to
+    compute those that the cache lacked.
+
+    Raises `AbstainError` for a question that does not fit the window.
+    """
+    source, rows = FeatureSource(llm, settings), RowSource(llm.model, settings)
+    ref, layout = resolve(llm.model, settings), load_layout(llm.layout)
+    tokenizer = load_tokenizer(ref)
+    requests = [_request(source, question, Generate(tokens)) for question in questions]
+    done = rows.fill(requests, progress, runner)
+    answers = [""] * len(questions)
+    for at, steps in rows.read(requests):
+        answers[at] = tokenizer.decode([int(token) for token in steps[:, 0]], skip_special_tokens=True)
+    interactions = [
+        Interaction(
+            interaction_id=one.interaction_id,
+            asked_at=ASKED_AT,
+            question=one.question,
+            answer=layout.answer_in(answer).strip() or NO_ANSWER,
+            contexts=one.contexts,
+            model=str(ref),
+        )
+        for one, answer in zip(questions, answers, strict=True)
+    ]
+    return interactions, done
+
+
+def _request(source: FeatureSource, question: Question, ask: Generate) -> Request:
+    prepared = source.prepare_question(question, ask)
+    if not isinstance(prepared, Prepared):
+        raise AbstainError(f"question {question.interaction_id}: {prepared.reason}: take it out of the study's files")
+    return prepared.request

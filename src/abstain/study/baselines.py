@@ -1,0 +1,82 @@
+"""What needs no perturbation, on the same answers: likelihood, the Yes-score, length; and the regressor beside each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from abstain.contracts import Interaction
+from abstain.evaluate import metrics
+from abstain.evaluate.bootstrap import Estimate, Resamples, bootstrap, paired
+from abstain.features.rows import Progress
+from abstain.features.work import Done, ShardRunner
+from abstain.llm.loading import load_tokenizer, resolve
+from abstain.params import LLMParams
+from abstain.scorers.base import Answers, Signal
+from abstain.scorers.labels import Labels
+from abstain.scorers.length import LengthOnly
+from abstain.scorers.likelihood import SIGNALS
+from abstain.scorers.reading import fill, read_answers, readings_of
+from abstain.scorers.yes_no import yes_no_signals
+from abstain.settings import Settings
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Simple confidences in `answers`, of which the first `train` are for training: `length_only` learns from these.
+
+    `correctness`: (answers,), nan where it is unknown. An answer is correct from `threshold` on.
+    """
+
+    llm: LLMParams
+    settings: Settings
+    answers: Sequence[Interaction]
+    train: int
+    correctness: np.ndarray
+    threshold: float
+
+    def fill(self, progress: Progress, runner: ShardRunner | None) -> Done:
+        """Ask the base model what the cache lacks of the answers to evaluate, and what that cost: as
+        `RowSource.fill`."""
+        asked = [(self.answers[self.train :], readings_of(self._signals()))]
+        return fill(self.llm, self.settings, asked, progress, runner)
+
+    def compare(self, predicted: np.ndarray, groups: np.ndarray, resamples: Resamples) -> list[dict[str, Any]]:
+        """The `auroc` of each `baseline`, the best first, and how far the regressor is `ahead` of it, draw by draw of
+        the same resamples; both with `_low` and `_high`, 95 %.
+
+        Args:
+            predicted, groups: of the answers to evaluate.
+        """
+        known, correct = ~np.isnan(self.correctness), (self.correctness >= self.threshold).astype(int)
+        train = Labels(correct[: self.train], known[: self.train].astype(float), np.zeros(self.train))
+        known, correct = known[self.train :], correct[self.train :]
+        figures = {
+            name: partial(metrics.auroc, correct[known], scores[known]) for name, scores in self._scores(train).items()
+        }
+        own = partial(metrics.auroc, correct[known], predicted[known])
+        found = bootstrap({**figures, "": own}, groups[known], resamples.draws, resamples.seed)
+        regressor = found.pop("")
+        lines = [
+            {"baseline": name, **_interval("auroc", one), **_interval("ahead", paired(regressor, one))}
+            for name, one in found.items()
+        ]
+        return sorted(lines, key=lambda line: (np.isnan(line["auroc"]), -line["auroc"]))
+
+    def _scores(self, train: Labels) -> dict[str, np.ndarray]:
+        signals = self._signals()
+        answers = read_answers(self.llm, self.settings, self.answers[self.train :], readings_of(signals))
+        length = LengthOnly().fit(Answers(self.answers[: self.train], {}), train)
+        return {**{one.name: one.score(answers) for one in signals}, length.name: length.score(answers)}
+
+    def _signals(self) -> tuple[Signal, ...]:
+        return (*SIGNALS, *yes_no_signals(load_tokenizer(resolve(self.llm.model, self.settings))))
+
+
+def _interval(name: str, estimate: Estimate) -> dict[str, float]:
+    low, high = estimate.interval
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}

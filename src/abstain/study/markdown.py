@@ -1,0 +1,148 @@
+"""A study's report as Markdown, from the document that `tables.tabulate` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from abstain.evaluate.report.markdown import escape, markdown_table
+from abstain.evaluate.report.words import bounds, count, defined, figure, percent, with_bounds
+from abstain.study.counted import counts
+from abstain.study.declared import words
+from abstain.study.tables import PAPER, WHO
+
+Row = Mapping[str, Any]
+
+LABELS = {"tokens": "K", "where": "where", "when": "when", "metric": "correctness", "regressor": "regressor"}
+NOT_STATED = "not stated"
+MISSING = "missing"
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """`report` as Markdown: the tables, what is missing of them, and what was counted."""
+    return "\n\n".join(text.strip() for text in _parts(report)) + "\n"
+
+
+def _parts(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# {escape(report['title'])}"
+    yield escape(
+        f"Rows marked as the paper's are copied from it ({report['paper']}); all others were computed here. BM is the "
+        "base model, PM the model that perturbs; t is the threshold from which on an answer counts as correct; in "
+        f"parentheses are 95 % intervals by bootstrap of whole paragraphs ({report['draws']:,} draws). The variance "
+        "beside an MSE is the MSE of always saying the mean of the true scores."
+    )
+    if report["missing"]:
+        yield f"**{_missing(report['missing'], len(report['cells']))}**"
+    for name, table in report["tables"].items():
+        yield from _table(name, table, report)
+    yield from counts(report)
+    yield "## What it was computed from"
+    models = sorted({model for cell in report["cells"] for model in cell.get("models", {}).values()})
+    files = [f"{name}: sha256 {digest}" for name, digest in report["files"].items()]
+    yield "\n".join(f"- {escape(line)}" for line in [*models, *files])
+
+
+def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
+    number = f"Table {name}" if name.isdecimal() else words(name).capitalize()
+    yield f"## {escape(number)}: {escape(table['title'])}"
+    yield escape(f"{_size(table['size'])} {_setting(table)}")
+    if table["missing"]:
+        yield f"**{_missing(table['missing'], table['cells'])}**"
+        yield "\n".join(f"- {escape(cell)}: {escape(reason)}" for cell, reason in table["missing"].items())
+    yield markdown_table([_cells(row, table, report["models"]) for row in table["rows"]])
+    notes = dict.fromkeys(row["note"] for row in table["rows"] if row.get("note"))
+    yield from (escape(f"Where a figure is not defined: {note}.") for note in notes)
+    if table["note"]:
+        yield escape(table["note"])
+    for beside in table["baselines"]:
+        yield from _baselines(beside, table["varied"])
+
+
+def _size(size: Mapping[str, int]) -> str:
+    return f"Trained on {size['train']:,} answers and evaluated on {size['evaluation']:,} others, by other paragraphs."
+
+
+def _setting(table: Mapping[str, Any]) -> str:
+    fixed = {LABELS[key]: words(value) for key, value in table["fixed"].items() if key in LABELS}
+    where = "t is the one that is named" if table["at"] else "t is tuned on the training answers, out of fold"
+    buffer = f"; within {table['buffer']:g} of t nothing is said (withheld)" if table["buffer"] else ""
+    common = ", ".join(f"{label} {value}" for label, value in fixed.items())
+    return f"All that was computed here has in common: {common}; {where}{buffer}."
+
+
+def _cells(row: Row, table: Mapping[str, Any], models: Mapping[str, str]) -> dict[str, str]:
+    papers = row["of"] == PAPER
+    cells = {"BM by PM": _who(row, models)}
+    for key in table["varied"]:
+        if key in LABELS:
+            cells[LABELS[key]] = words(row[key]) if key in row else NOT_STATED
+    names = {"threshold": "t", "mse": "MSE", "accuracy": "accuracy", "f1": "F1", "auroc": "AUROC"}
+    buffered = {"accuracy_buffered": "accuracy, rest", "f1_buffered": "F1, rest"} if table["buffer"] else {}
+    for key, label in (names | buffered).items():
+        cells[label] = _stated(row, key) if papers else MISSING if "missing" in row else _computed(row, key)
+        if key == "mse":
+            cells["variance"] = figure(row.get("variance"), ".4f") if "variance" in row else _without(row)
+    shares = {"positive": "correct at t"} | ({"withheld": "withheld"} if table["buffer"] else {})
+    for key, label in shares.items():
+        cells[label] = percent(row[key]) if key in row else _without(row)
+    return cells
+
+
+def _without(row: Row) -> str:
+    """What stands where `row` has no figure."""
+    return NOT_STATED if row["of"] == PAPER else MISSING
+
+
+def _computed(row: Row, key: str) -> str:
+    if key == "threshold":
+        return f"{row[key]:g}"
+    if key == "mse":
+        return f"{figure(row[key], '.4f')} ({bounds(row, key, '.4f')})" if defined(row[key]) else figure(None)
+    return with_bounds(row, key)
+
+
+def _stated(row: Row, key: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return NOT_STATED
+    return value if isinstance(value, str) else f"{value:g}" if key == "threshold" else figure(value)
+
+
+def _who(row: Row, models: Mapping[str, str]) -> str:
+    """The models of a row: the paper's by its own names."""
+    papers = row["of"] == PAPER
+    base, perturbation = ((row[key] if papers else models[row[key]]) if key in row else NOT_STATED for key in WHO)
+    return f"{'paper: ' if papers else ''}{base} by {'itself' if base == perturbation else perturbation}"
+
+
+def _missing(missing: Mapping[str, str], cells: int) -> str:
+    return f"Missing: {len(missing)} of {count(cells, 'cell')}."
+
+
+def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str]:
+    setting = ", ".join(words(beside[key]) for key in varied if key in beside and key != "threshold")
+    yield f"### {escape('Against baselines' + (f': {setting}' if setting else ''))}"
+    best = beside["baselines"][0]
+    yield escape(
+        f"At t = {beside['threshold']:g} the regressor has an AUROC of {with_bounds(beside, 'auroc')}. The best "
+        f"baseline, chosen on these very answers, is {best['baseline']}: {with_bounds(best, 'auroc')}. The regressor "
+        f"is {_verdict(best)} at 95 %: the paired difference is {with_bounds(best, 'ahead')}."
+    )
+    yield markdown_table(
+        [
+            {
+                "baseline": line["baseline"],
+                "AUROC": with_bounds(line, "auroc"),
+                "regressor's AUROC − baseline's": with_bounds(line, "ahead"),
+                "at 95 %": _verdict(line),
+            }
+            for line in beside["baselines"]
+        ]
+    )
+
+
+def _verdict(line: Mapping[str, Any]) -> str:
+    low, high = line["ahead_low"], line["ahead_high"]
+    if not defined(low) or not defined(high):
+        return "not comparable"
+    return "ahead" if low > 0 else "behind" if high < 0 else "not to be told from it"

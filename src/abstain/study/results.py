@@ -1,0 +1,116 @@
+"""Finished cells, each a JSON file under a digest of all that decides it: a study that is run again computes nothing.
+
+A file that cannot be read is as good as none. What a cell is made of, the features, lies in the feature cache, so a
+cell that is computed again, with another forest or by another threshold, asks no model anything twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from abstain.errors import AbstainError
+from abstain.files import write_atomically
+from abstain.knowledge.encoder import SentenceEncoder
+from abstain.llm.engine import NUMERICS
+from abstain.llm.layout import load_layout
+from abstain.llm.loading import choose_device, choose_dtype, resolve
+from abstain.study.cell import Laboratory
+from abstain.study.declared import Cell, Study
+
+RESULT = 1
+"""Raised when `Laboratory.run` says something else, or says it otherwise."""
+NEEDS_ENCODER = "cosine"
+
+
+def file_digests(study: Study, data: Path) -> dict[str, str]:
+    """sha256 (hex) of the study's files, by name. Raises `AbstainError` where the folder or one of them is missing."""
+    if not data.is_dir():
+        raise AbstainError(f"{data} is no folder: say with --data where {_both(study)} are")
+    found = {}
+    for name in (study.files.train, study.files.evaluation):
+        try:
+            with (data / name).open("rb") as stream:
+                found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError:
+            raise AbstainError(f"{data} has no file {name}: say with --data where {_both(study)} are") from None
+    return found
+
+
+def decided_by(laboratory: Laboratory, cell: Cell, files: Mapping[str, str]) -> dict[str, Any]:
+    """All that the result of `cell` depends on, as JSON; `files` as `file_digests` says.
+
+    Raises `AbstainError` where one of its models is not to be found.
+    """
+    study, settings = laboratory.study, laboratory.settings
+    llm = laboratory.llm(cell)
+    return {
+        "result": RESULT,
+        "cell": cell.model_dump(mode="json"),
+        "models": [str(resolve(llm.model, settings)), laboratory.pm(cell)],
+        "layout": load_layout(llm.layout).digest,
+        "dtype": str(choose_dtype(settings, choose_device(settings))),
+        "engine": NUMERICS,
+        "encoder": _encoder() if cell.metric == NEEDS_ENCODER else None,
+        "scikit-learn": version("scikit-learn"),
+        "files": [files[study.files.train], files[study.files.evaluation]],
+        "seed": study.seed,
+        "answer_tokens": study.answer_tokens,
+        "regressors": study.regressors.model_dump(mode="json"),
+        "draws": study.draws,
+        "candidates": study.candidates_of(cell),
+        "thresholds": study.thresholds_of(cell),
+        "buffer": study.buffer,
+        "baselines": study.wants_baselines(cell),
+    }
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder of finished cells."""
+
+    folder: Path
+
+    def read(self, decided: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result that was made under `decided`; None where there is none."""
+        try:
+            content: dict[str, Any] = json.loads(self.file(decided).read_text(encoding="utf-8"))
+            return content["result"] if content["decided_by"] == _plain(decided) else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, decided: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        content = {"decided_by": _plain(decided), "result": _plain(result)}
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        write_atomically(self.file(decided), text.encode())
+
+    def file(self, decided: Mapping[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(_plain(decided), sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{digest[:32]}.json"
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON reads it: nan is null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def _both(study: Study) -> str:
+    return f"{study.files.train} and {study.files.evaluation}"
+
+
+@lru_cache(maxsize=1)
+def _encoder() -> str:
+    return SentenceEncoder().identity

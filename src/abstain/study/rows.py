@@ -1,0 +1,103 @@
+"""Questions about paragraphs, with the answers that people marked: what a study's base models are asked.
+
+Two decisions:
+
+* Which rows are drawn depends on the seed and on the files alone: a smaller draw is the beginning of a larger one, so a
+  study that is run at one size and then at another computes nothing twice.
+* No paragraph is in both parts. Where the files share one, it is for evaluation.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from abstain.contracts import Context, Question
+from abstain.errors import AbstainError
+
+
+class _Line(BaseModel):
+    """A question as `FILE.jsonl` has it, one a line; other fields are not read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions in order: `references`, the answers that people marked; `groups`, the paragraph that each is about."""
+
+    questions: tuple[Question, ...]
+    references: tuple[tuple[str, ...], ...]
+    groups: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def __add__(self, other: Asked) -> Asked:
+        return Asked(
+            (*self.questions, *other.questions),
+            (*self.references, *other.references),
+            (*self.groups, *other.groups),
+        )
+
+
+def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int) -> tuple[Asked, Asked]:
+    """As many questions with an answer as `sizes` says of each file, drawn under `seed`.
+
+    Raises `AbstainError` where there are not so many.
+    """
+    held = list(_read(evaluation))
+    paragraphs = {line.context for line in held}
+    others = [line for line in _read(train) if line.context not in paragraphs]
+    return _draw(others, sizes[0], seed, train), _draw(held, sizes[1], seed, evaluation)
+
+
+def _read(file: Path) -> Iterable[_Line]:
+    """The questions of `file` that somebody answered; blank lines are passed over."""
+    opener = gzip.open if file.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                row = _Line.model_validate(json.loads(line)) if line.strip() else None
+                if row and row.question.strip() and row.context.strip() and any(map(str.strip, row.answers)):
+                    yield row
+    except FileNotFoundError:
+        raise AbstainError(f"{file} is missing: say with --data where the study's files are") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise AbstainError(f"{file} cannot be read after line {number}: {error}") from None
+    except (json.JSONDecodeError, ValidationError) as error:
+        reason = " ".join(str(error).split("For further information")[0].split())
+        raise AbstainError(f"{file}, line {number}: no question with id, context and answers: {reason}") from None
+
+
+def _draw(lines: Sequence[_Line], count: int, seed: int, file: Path) -> Asked:
+    if len(lines) < count:
+        raise AbstainError(f"{file} has {len(lines)} questions with an answer, {count} are wanted: lower `sizes`")
+    chosen = sorted(lines, key=lambda line: hashlib.sha256(f"{seed}\0{line.id}".encode()).digest())[:count]
+    names = [hashlib.sha256(line.context.encode()).hexdigest()[:16] for line in chosen]
+    return Asked(
+        tuple(
+            Question(
+                interaction_id=line.id,
+                question=line.question,
+                contexts=(Context(chunk_id=f"paragraph#{name}", text=line.context),),
+            )
+            for line, name in zip(chosen, names, strict=True)
+        ),
+        tuple(line.answers for line in chosen),
+        tuple(names),
+    )
