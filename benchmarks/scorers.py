@@ -30,14 +30,18 @@ from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import bootstrap, paired
 from abstain.evaluate.leaderboard import leaderboard
 from abstain.features.extract import FeatureSource
+from abstain.features.work import Done
 from abstain.feedback.importers.qa_from_hf import IMPORTER, Options
 from abstain.models.fitting import fit_probe
 from abstain.models.probes.base import Probe, predict_confidence
+from abstain.models.regressors.fitting import fit_regressor
+from abstain.models.regressors.onnx_regressor import Regressor
 from abstain.models.rows import Rows
 from abstain.params import Params, load_params
 from abstain.scorers.asked import Listening
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
+from abstain.scorers.conditions import Conditions
 from abstain.scorers.fusion import Fusion, fit_fusion
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
@@ -96,6 +100,7 @@ class Fitted:
 
     scorers: list[Scorer]
     probes: dict[str, Probe]
+    regressors: dict[str, Regressor]
     fusion: Fusion
 
 
@@ -116,6 +121,10 @@ class Reader:
         found = sorted(source.read(self.judged.take(rows)), key=lambda one: one[0])
         return [row.float() for _, row in found]
 
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions(self.params.llm, self.params.perturbation, self.settings)
+
     def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> Answers:
         return read_answers(self.params.llm, self.settings, self.judged.take(rows), readings_of(scorers))
 
@@ -126,9 +135,23 @@ class Reader:
         fitted = [scorer.fit(answers, labels) for scorer in scorers]
         rows = Rows(self.states(train), torch.tensor(labels.correct), torch.ones(len(train)))
         fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
-        out_of_fold = {name: fit.out_of_fold.astype(float) for name, fit in fits.items()}
+        features = self.conditions.table(self.judged.take(train))
+        learnt = {
+            f"{kind}_verdict": fit_regressor(
+                kind,
+                "verdict",
+                features,
+                labels.correct.astype(float),
+                labels.weight,
+                labels.groups,
+                self.params.regressors,
+            )
+            for kind in self.params.regressors.kinds
+        }
+        out_of_fold = {name: fit.out_of_fold.astype(float) for name, fit in (fits | learnt).items()}
         fusion = fit_fusion(table(fitted, answers).assign(**out_of_fold), labels)
-        return Fitted(fitted, {name: fit.probe for name, fit in fits.items()}, fusion)
+        probes = {name: fit.probe for name, fit in fits.items()}
+        return Fitted(fitted, probes, {name: fit.regressor for name, fit in learnt.items()}, fusion)
 
     def score(self, rows: np.ndarray, fitted: Fitted) -> pd.DataFrame:
         """Raw confidences: (rows, scorers)."""
@@ -136,7 +159,9 @@ class Reader:
         probes = {
             name: predict_confidence(probe, states).numpy().astype(float) for name, probe in fitted.probes.items()
         }
-        found = table(fitted.scorers, self.answers(rows, fitted.scorers)).assign(**probes)
+        features = self.conditions.table(self.judged.take(rows))
+        estimates = {name: regressor.predict(features) for name, regressor in fitted.regressors.items()}
+        found = table(fitted.scorers, self.answers(rows, fitted.scorers)).assign(**probes, **estimates)
         return found.assign(fusion=fitted.fusion.score(found))
 
     def board(self, rows: np.ndarray, scores: pd.DataFrame) -> pd.DataFrame:
@@ -167,6 +192,7 @@ def main(cache: Path, most: int | None, without: list[str]) -> None:
     reader, scorers = Reader(params, settings, judged), compared(params, settings).scorers
     readings = (reader.place.reading, *readings_of(scorers))
     cost = fill(params.llm, settings, [(judged.take(kept), readings)], progress)
+    cost += sum(reader.conditions.fill(judged.take(kept), progress), Done(0, 0, 0))
     print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
     started = time.perf_counter()
     fitted = reader.fit(train)
@@ -181,6 +207,8 @@ def main(cache: Path, most: int | None, without: list[str]) -> None:
     tokens = {one.name: one.readings for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.place.reading,))
     tokens["fusion"] = readings
     costs = {name: forward_tokens(params.llm, settings, judged.take(test), of) for name, of in tokens.items()}
+    costs |= dict.fromkeys(fitted.regressors, reader.conditions.forward_tokens(judged.take(test)))
+    costs["fusion"] += reader.conditions.forward_tokens(judged.take(test))
     show(reader.board(test, scores), costs)
     compare(judged, test, scores)
 

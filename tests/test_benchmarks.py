@@ -37,6 +37,13 @@ def test_the_extraction_benchmark_compares_before_it_times() -> None:
     assert "NLLs off from float32" in said
 
 
+def test_the_perturbation_benchmark_compares_before_it_times() -> None:
+    said = run("benchmarks.perturbation", "--contexts", "2", "--timed", "1", "--tokens", "2")
+    counted = re.findall(r"\| \w+ \| \w+ \| [\d,]+ \| [\d,]+ \| \*\*\d+\.\d\d\*\* \| \d+ \|$", said, re.MULTILINE)
+    assert len(counted) == 8 and said.count("2 of 2") == 4
+    assert len(re.findall(r"a context \| 2 \| [\d,]+ \| [\d,]+ \|", said)) == 2
+
+
 def test_the_memory_benchmark_runs_small() -> None:
     said = run("benchmarks.memory", "--rows", "200", "--width", "64")
     assert "assemble" in said and "train" in said

@@ -15,7 +15,19 @@ import yaml
 from tests.conftest import ROOT
 
 STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
-DECIDING = ("feedback", "llm", "features", "models", "probes", "decide", "evaluate", "report", "scorers")
+DECIDING = (
+    "feedback",
+    "llm",
+    "features",
+    "models",
+    "probes",
+    "decide",
+    "evaluate",
+    "report",
+    "scorers",
+    "perturb",
+    "regressors",
+)
 """The packages whose code decides what a stage puts out; the others only say where things lie and what they are."""
 
 # A pattern may not match its own source, which is scanned too.
