@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
+PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.
 ifdef PIP_FIND_LINKS
@@ -23,10 +24,10 @@ demo: setup ## ingest, retrain, promote and score, on the shipped sample
 	@$(BIN)/abstain demo
 
 test: setup ## every test
-	@$(BIN)/pytest
+	@$(PYTEST)
 
 test-fast: setup ## the tests that need no model, server, DVC or browser
-	@$(BIN)/pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction

@@ -30,6 +30,24 @@ __all__ = ["postgres"]
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 """The safetensors copy of the embedded model is made once and shared by the tests."""
+COSTLY = ("trained", "small_template")
+"""Fixtures that take minutes. `make test` has several processes: what shares one of these stays in one of them."""
+THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+"""Of each command that a test starts, so that those of several processes do not wait for each other."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest starts first; otherwise a file stays in one process, for the sake of its fixtures."""
+
+    def rank(item: pytest.Item) -> int:
+        wanted = getattr(item, "fixturenames", ())
+        return next((at for at, name in enumerate(COSTLY) if name in wanted), len(COSTLY))
+
+    for item in items:
+        at = rank(item)
+        item.add_marker(pytest.mark.xdist_group(COSTLY[at] if at < len(COSTLY) else item.nodeid.partition("::")[0]))
+    items.sort(key=rank)
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,7 @@ class Project:
             "HF_HUB_OFFLINE": "1",
             "DVC_NO_ANALYTICS": "1",
             "COLUMNS": "160",
+            "OMP_NUM_THREADS": str(THREADS),
             **({"PREFECT_API_URL": self.server} if self.server else {}),
         }
 
@@ -191,6 +210,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: [random_forest]")
     project.edit_params("targets: [verdict, cosine]", "targets: [verdict]")
     project.edit_params("trees: 2100", "trees: 100")
+    project.edit_params("  tokens: 15 ", "  tokens: 3 ")
     project.edit_params("layers: [8, 16, 24, 30]", "layers: []")
     project.edit_params("contexts: [1]", "contexts: []")
     # A second way of asking is enough of them: most of the base model's work is these.
