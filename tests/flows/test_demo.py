@@ -89,6 +89,15 @@ def test_gto_and_dvc_read_the_version(project: Project, tmp_path: Path) -> None:
     assert hashlib.sha256((tmp_path / "p.onnx").read_bytes()).hexdigest() == in_production(project)["sha256"]
 
 
+def test_dvc_plots_a_curve_for_each_scorer(project: Project) -> None:
+    shown = project.command(["dvc", "plots", "show", "--json"], cwd=project.workspace)
+    assert shown.returncode == 0, shown.stderr
+    ((roc,), *_) = (of for name, of in json.loads(shown.stdout)["data"].items() if name == "roc")
+    points = roc["content"]["data"]["values"]
+    assert {"probe", "fusion", "length_only"} < {point["scorer"] for point in points}
+    assert roc["content"]["encoding"]["color"]["field"] == "series"
+
+
 def test_scores_one_answer_from_flags_and_many_from_a_file(project: Project, tmp_path: Path) -> None:
     part = project.workspace / "data" / "interactions" / "000001.jsonl"
     rows = [json.loads(line) for line in part.open()][:30]

@@ -67,8 +67,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
     """
     from sklearn.linear_model import LogisticRegression
 
-    if len(np.unique(labels.correct[labels.weight > 0])) < 2:
-        raise AbstainError("the train split has answers of one class only: bring feedback of both kinds")
+    labels.require_both_kinds()
     # Of the log-odds as they are kept: a score that is below `EDGE` on all training answers tells none from another.
     names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
     if not names:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from abstain.errors import AbstainError
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -14,3 +16,10 @@ class Labels:
     correct: np.ndarray
     weight: np.ndarray
     groups: np.ndarray
+
+    def require_both_kinds(self) -> None:
+        """Raise `AbstainError` where all answers that count are right, or all wrong: nothing can be learnt of those."""
+        if len(np.unique(self.correct[self.weight > 0])) < 2:
+            raise AbstainError(
+                "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
+            )

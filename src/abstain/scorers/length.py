@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from abstain.errors import AbstainError
 from abstain.features.readings import Reading
 from abstain.scorers.base import Answers
 from abstain.scorers.labels import Labels
@@ -27,10 +26,7 @@ class LengthOnly:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        if len(np.unique(labels.correct[labels.weight > 0])) < 2:
-            raise AbstainError(
-                "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
-            )
+        labels.require_both_kinds()
         model = make_pipeline(StandardScaler(), LogisticRegression())
         model.fit(_lengths(answers), labels.correct, logisticregression__sample_weight=labels.weight)
         return LengthOnly(model=model)

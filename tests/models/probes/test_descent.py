@@ -99,7 +99,7 @@ def test_a_row_loses_the_same_dimensions_at_all_of_its_tokens() -> None:
 
 
 def kinds() -> list[type[DescentProbe]]:
-    return list({entry.kind for entry in ZOO.values() if issubclass(entry.kind, DescentProbe)})
+    return list(dict.fromkeys(entry.kind for entry in ZOO.values() if issubclass(entry.kind, DescentProbe)))
 
 
 @pytest.mark.parametrize("kind", kinds())
