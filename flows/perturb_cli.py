@@ -31,6 +31,8 @@ def perturb_text(
     from abstain.params import PerturbationParams, load_params
     from abstain.settings import load_settings
 
+    if not text.strip():
+        raise AbstainError("TEXT is empty: give the text that is to be perturbed")
     params = load_params()
     said = {"where": where, "when": when, "tokens": tokens, "model": model}
     changes = {name: value for name, value in said.items() if value is not None}
@@ -48,6 +50,8 @@ def perturb_text(
         contexts=(Context(chunk_id="text", text=text),),
         model=perturber.model,
     )
+    if perturber.count([row])["too_long"]:
+        raise AbstainError(f"the text is longer than {perturber.model} reads at once: give a shorter one")
     (parts,), replacements = perturber.diffs(row), perturber.replaced(row)
     console.print(shown(parts), soft_wrap=True)
     table = Table("", "old", "new", "log-likelihood of old", "of new")
