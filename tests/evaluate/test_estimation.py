@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, roc_au
 
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import Resamples
-from abstain.evaluate.estimation import estimation, figures, tune_threshold
+from abstain.evaluate.estimation import estimation, figures, tune_t
 
 NAN = float("nan")
 score = st.integers(0, 20).map(lambda n: n / 20)
@@ -173,21 +173,18 @@ def test_the_tuned_threshold_has_the_best_merit_of_those_that_leave_both_classes
             merit[t] = (found["f1"] + found["auroc"]) / 2
     if not merit:
         with pytest.raises(AbstainError, match="no candidate for t leaves both classes"):
-            tune_threshold(true, predicted, candidates, weight, share)
+            tune_t(true, predicted, candidates, weight, share)
         return
-    tuned = tune_threshold(true, predicted, candidates, weight, share)
-    assert tuned.threshold == min(t for t in merit if merit[t] == max(merit.values()))
-    assert tuned.curve["threshold"].tolist() == sorted(candidates)
-    assert set(tuned.curve["threshold"][tuned.curve["eligible"]]) == set(merit)
+    tuned = tune_t(true, predicted, candidates, weight, share)
+    assert tuned == min(t for t in merit if merit[t] == max(merit.values()))
 
 
 def test_a_threshold_that_nearly_all_answers_reach_is_not_chosen_though_its_f1_is_best() -> None:
     true, predicted, _ = sample(600)
-    tuned = tune_threshold(true, predicted, [0.3, 0.6, 0.75])
-    curve = tuned.curve.set_index("threshold")
-    assert curve["f1"].idxmax() == curve["merit"].idxmax() == 0.3
-    assert (tuned.threshold, curve.loc[0.3, "eligible"]) == (0.6, False)
-    assert tune_threshold(true, predicted, [0.3, 0.6, 0.75], least_share=0.01).threshold == 0.3
+    f1 = {t: values(true, predicted, t)["f1"] for t in (0.3, 0.6, 0.75)}
+    assert max(f1, key=lambda t: f1[t]) == 0.3
+    assert tune_t(true, predicted, [0.3, 0.6, 0.75]) == 0.6
+    assert tune_t(true, predicted, [0.3, 0.6, 0.75], least_share=0.01) == 0.3
 
 
 def test_where_no_threshold_will_do_it_says_how_many_reach_each() -> None:
@@ -197,8 +194,8 @@ def test_where_no_threshold_will_do_it_says_how_many_reach_each() -> None:
         match=r"no candidate for t leaves both classes 30% of the training answers \(100% reach 0.7, 25% reach 0.98\): "
         "give candidates nearer to the median",
     ):
-        tune_threshold(true, true, [0.98, 0.7], least_share=0.3)
+        tune_t(true, true, [0.98, 0.7], least_share=0.3)
     with pytest.raises(AbstainError, match="there is none"):
-        tune_threshold(true, true, [])
+        tune_t(true, true, [])
     with pytest.raises(AbstainError):
-        tune_threshold(true, np.full(4, NAN), [0.92])
+        tune_t(true, np.full(4, NAN), [0.92])

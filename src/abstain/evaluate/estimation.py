@@ -15,12 +15,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
@@ -86,22 +84,13 @@ def estimation(
     return {**row, "note": _note(found["positive"].value, found["auroc"].value, threshold)}
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The `threshold` that was chosen, and what it was chosen by: a row a candidate, the lowest first, of `threshold`,
-    `positive`, `auroc`, `accuracy`, `f1`, `merit` (mean of F1 and AUROC) and `eligible`."""
-
-    threshold: float
-    curve: pd.DataFrame
-
-
-def tune_threshold(
+def tune_t(
     true: np.ndarray,
     predicted: np.ndarray,
     candidates: Sequence[float],
     weight: metrics.Weight = None,
     least_share: float = 0.2,
-) -> Tuned:
+) -> float:
     """t for one base model, by its training answers: `predicted`, (rows,), must be out of fold.
 
     The paper tunes t for each base model and "selected the t that gave the F1 and AUROC scores" (appendix A.2). Here it
@@ -113,21 +102,21 @@ def tune_threshold(
     Raises `AbstainError` where no candidate leaves both classes that share.
     """
     own = np.ones(len(true)) if weight is None else np.asarray(weight, dtype=float)
-    rows: list[dict[str, Any]] = []
-    for threshold in sorted(candidates):
-        found = figures(true, predicted, threshold)
-        row = {name: found[name](own) for name in ("positive", "auroc", "accuracy", "f1")}
-        merit, rarer = (row["f1"] + row["auroc"]) / 2, min(row["positive"], 1 - row["positive"])
-        eligible = bool(rarer >= least_share and not np.isnan(merit))
-        rows.append({"threshold": float(threshold), **row, "merit": merit, "eligible": eligible})
-    chosen = max((row for row in rows if row["eligible"]), key=lambda row: row["merit"], default=None)
-    if chosen is None:
-        shares = ", ".join(f"{row['positive']:.0%} reach {row['threshold']:g}" for row in rows) or "there is none"
+    positive: dict[float, float] = {}
+    merit: dict[float, float] = {}
+    for t in sorted(candidates):
+        found = {name: figure(own) for name, figure in figures(true, predicted, t).items()}
+        positive[t] = found["positive"]
+        of_both = (found["f1"] + found["auroc"]) / 2
+        if min(positive[t], 1 - positive[t]) >= least_share and not np.isnan(of_both):
+            merit[t] = of_both
+    if not merit:
+        shares = ", ".join(f"{share:.0%} reach {t:g}" for t, share in positive.items()) or "there is none"
         raise AbstainError(
             f"no candidate for t leaves both classes {least_share:.0%} of the training answers ({shares}): give "
             "candidates nearer to the median of the correctness score"
         )
-    return Tuned(chosen["threshold"], pd.DataFrame(rows))
+    return float(max(merit, key=lambda t: merit[t]))
 
 
 def _on(rows: np.ndarray, figure: Figure) -> Figure:

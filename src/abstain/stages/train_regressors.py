@@ -15,7 +15,7 @@ from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import Resamples
 from abstain.evaluate.correctness import METRICS, correctness
-from abstain.evaluate.estimation import estimation, tune_threshold
+from abstain.evaluate.estimation import estimation, tune_t
 from abstain.evaluate.metrics import row_weights
 from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
@@ -92,7 +92,7 @@ def _judged(
     """The paper's figures on the reviewed hold-out, at the t that was tuned out of fold (section 4.2)."""
     try:
         weight = frame.loc[train, "weight"].to_numpy()
-        threshold = tune_threshold(score[train], fitted.out_of_fold, THRESHOLDS, weight).threshold
+        threshold = tune_t(score[train], fitted.out_of_fold, THRESHOLDS, weight)
     except AbstainError as why:
         return {"holdout": None, "note": str(why)}
     rows = reviewed(frame[frame["split"] == "holdout"])

@@ -13,7 +13,7 @@ import pandas as pd
 from abstain.contracts import Interaction
 from abstain.evaluate.bootstrap import Resamples
 from abstain.evaluate.correctness import correctness
-from abstain.evaluate.estimation import estimation, tune_threshold
+from abstain.evaluate.estimation import estimation, tune_t
 from abstain.features.rows import Progress
 from abstain.features.work import ShardRunner
 from abstain.llm.loading import resolve
@@ -63,7 +63,7 @@ class Laboratory:
             self.study.regressors,
         )
         predicted = fitted.regressor.predict(features.iloc[last:])
-        tuned = tune_threshold(true[:last], fitted.out_of_fold, self.study.candidates_of(cell)).threshold
+        tuned = tune_t(true[:last], fitted.out_of_fold, self.study.candidates_of(cell))
         resamples = Resamples(self.study.draws, self.study.seed)
         computed = {"answering": answering, "perturbing": perturbing, "reading": reading}
         beside = []
