@@ -31,19 +31,30 @@ def run_study(
 ) -> None:
     """Re-make the tables of a paper, cell by cell; run again, it goes on where it was."""
     from abstain.study.declared import load_study
-    from abstain.study.results import file_digests
+    from abstain.study.results import check_rows, file_digests
     from tasks.server import server_for_run
 
     sizes = dict(map(_size, size or ()))
     declared = load_study(file).resized(sizes)
     cells = len(declared.cells(table or ()))
-    file_digests(declared, data)  # what is wrong so far is said before a server is started
+    # What is wrong so far is said before a server is started, and not by every cell.
+    file_digests(declared, data)
+    check_rows(declared, data, table or ())
+    if out:
+        _make(out)
     with server_for_run():
         from flows.study import study as flow
 
     with _progress(cells):
         done = flow(str(file), str(data), table or (), sizes, str(out) if out else None)
     console.print(f"{done.cells} cells, {done.computed} of them computed now: {done.report}", soft_wrap=True)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AbstainError(f"--out {folder} cannot be a folder: {error.strerror}") from None
 
 
 def _size(text: str) -> tuple[str, tuple[int, int]]:

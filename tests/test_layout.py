@@ -29,6 +29,8 @@ DECIDING = (
     "regressors",
 )
 """The packages whose code decides what a stage puts out; the others only say where things lie and what they are."""
+DECIDING_FILES = ("knowledge/embeddings.py", "knowledge/encoder.py")
+"""Files of other packages that do so too: how texts become vectors."""
 
 # A pattern may not match its own source, which is scanned too.
 NOWHERE = {
@@ -94,12 +96,16 @@ def imported_files(file: Path) -> set[Path]:
     return found
 
 
+def decides(file: Path) -> bool:
+    return file.parent.name in DECIDING or file.as_posix().endswith(DECIDING_FILES)
+
+
 def deciding_files(file: Path) -> set[str]:
     """The files of the deciding packages that a file imports, itself or through one of them."""
     found: set[Path] = set()
     todo = [file]
     while todo:
-        new = {f for f in imported_files(todo.pop()) if f.parent.name in DECIDING} - found
+        new = {f for f in imported_files(todo.pop()) if decides(f)} - found
         found |= new
         todo += new
     return {str(path.relative_to(ROOT)) for path in found}

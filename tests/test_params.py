@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from abstain.errors import AbstainError
-from abstain.params import Params, load_params
+from abstain.evaluate.correctness import METRICS
+from abstain.params import CorrectnessTarget, Params, load_params
 
 REPOSITORY = Path(__file__).parents[1]
 SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
@@ -103,6 +104,14 @@ def test_the_ends_of_closed_ranges_are_valid(tmp_path: Path, section: str, key: 
 def test_something_is_left_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="split: .*validation \\+ holdout leave nothing to train on"):
         load_params(changed(tmp_path, "split", validation=0.5, holdout=0.5))
+
+
+def test_a_regressor_estimates_what_can_be_measured_and_each_thing_once(tmp_path: Path) -> None:
+    assert get_args(CorrectnessTarget) == ("verdict", *METRICS)
+    with pytest.raises(AbstainError, match=r"regressors.targets.1: .*'verdict', 'cosine'.*$"):
+        load_params(changed(tmp_path, "regressors", targets=["verdict", "bleu"]))
+    with pytest.raises(AbstainError, match="regressors: .*kinds: linear is there twice: name it once"):
+        load_params(changed(tmp_path, "regressors", kinds=["linear", "linear"]))
 
 
 def test_equal_copies_are_not_made(tmp_path: Path) -> None:

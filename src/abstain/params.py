@@ -15,6 +15,7 @@ OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
+CorrectnessTarget = Literal["verdict", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 
 
@@ -126,7 +127,7 @@ class ScorerParams(Section):
 class PerturbationParams(Section):
     """How contexts are perturbed for the condition P_c: where x when x K, and by which model (None: the base model)."""
 
-    model: str | None
+    model: Annotated[str, Field(min_length=1)] | None
     where: Literal["entropy", "random"]
     when: Literal["single_shot", "iterative"]
     tokens: Count
@@ -154,7 +155,15 @@ class RegressorParams(RegressorFit):
     """The regressors that are fitted, each kind to each target, and how."""
 
     kinds: tuple[RegressorKind, ...]
-    targets: tuple[str, ...]
+    targets: tuple[CorrectnessTarget, ...]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> RegressorParams:
+        for name in ("kinds", "targets"):
+            values = getattr(self, name)
+            if twice := next((one for one in values if values.count(one) > 1), None):
+                raise ValueError(f"{name}: {twice} is there twice: name it once")
+        return self
 
     @property
     def any(self) -> bool:

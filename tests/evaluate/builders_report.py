@@ -71,7 +71,7 @@ REGRESSORS = {
     "perturbed": {
         "rows": 800,
         "perturbation_model": "tiny<b>",
-        "perturbed": {"empty": 1, "too_long": 0, "fewer": 23, "not_reproduced": 0},
+        "perturbed": {"empty": 1, "too_long": 0, "fewer": 23, "not_reproduced": 0, "other_chunks": 0},
         "forward_tokens": 600.0,
     },
 }

@@ -54,6 +54,14 @@ def test_statistics_are_those_of_a_segments_tokens() -> None:
     assert (row["P.context.nll_mean"], row["P.context.nll_last"], row["N.context.nll_mean"]) == (5.0, 7.0, 1.5)
 
 
+def test_what_could_not_be_read_as_it_was_asked_has_no_features() -> None:
+    unread: Found = dict.fromkeys(SEGMENTS)
+    row = summarise(unread, BASELINE, [PERTURBED, PERTURBED])
+    assert row.keys() == summarise(NORMAL, BASELINE, [PERTURBED, PERTURBED]).keys()
+    assert all(math.isnan(value) for value in row.values())
+    assert not math.isnan(summarise(NORMAL, BASELINE, [unread])["N.output.nll_mean"])
+
+
 def test_differences_are_token_by_token() -> None:
     row = summarise(NORMAL, BASELINE, [PERTURBED])
     gaps = {"N-B": [-1, 0, 1, -2], "P-N": [2, -1, 0, 0], "P-B": [1, -1, 1, -2]}

@@ -87,6 +87,11 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) 
         ((file, "--data", data, "--table", "3"), "no table '3': there are headline, 2, 12"),
         ((file, "--data", data, "--size", "tiny=5"), "--size tiny=5: say NAME=TRAIN,EVALUATION"),
         ((file, "--data", data, "--size", "huge=5,5"), "no size 'huge': there are tiny"),
+        (
+            (file, "--data", data, "--size", "tiny=999,5"),
+            "999 questions with an answer are wanted, and there are 30 in",
+        ),
+        ((file, "--data", data, "--out", file), f"--out {file} cannot be a folder: File exists"),
         ((file, "--data", data, "--size", "tiny=1,5"), "size tiny=1,5: train and evaluation are at least 2"),
     ):
         with pytest.raises(AbstainError, match=says) as raised:

@@ -43,7 +43,7 @@ def test_an_unknown_model_is_one_line_with_a_remedy(
     assert message.startswith(
         f"model '{name}' cannot be found: it is no embedded model ({', '.join(loading.EMBEDDED)})"
     )
-    assert message.endswith("; set llm.model in params.yaml")
+    assert message.endswith("; choose another one (params.yaml: llm.model or perturbation.model)")
     assert "\n" not in message
 
 
@@ -95,6 +95,27 @@ def test_a_folder_that_is_no_model_says_what_it_needs(
     (copy / left_out).unlink()
     with pytest.raises(AbstainError, match=r"broken is no model folder: it needs config.json and \*.safetensors"):
         resolve(str(copy), settings)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.safetensors", b"\x00\x01"),
+        ("config.json", b"{"),
+        ("config.json", b'{"model_type": "of-tomorrow", "architectures": []}'),
+        ("tokenizer.json", b"{"),
+    ],
+)
+def test_files_that_cannot_be_used_are_one_line_with_the_model(
+    file: str, content: bytes, folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "broken"))
+    (copy / file).write_bytes(content)
+    with pytest.raises(
+        AbstainError, match=r"^the files of broken cannot be used \(\w+: .*\): save them anew, or"
+    ) as caught:
+        load(resolve(str(copy), settings), CPU, torch.float32)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_embedded_model_whose_package_is_missing_names_the_package(

@@ -135,14 +135,24 @@ def test_a_row_has_the_same_features_alone_and_beside_others(model: Path, settin
         assert alone.iloc[0].to_numpy() == pytest.approx(together.iloc[at].to_numpy(), abs=1e-3, nan_ok=True)
 
 
-def test_a_row_that_cannot_be_read_is_nan_where_it_cannot(model: Path, settings: Settings) -> None:
+def test_a_row_that_cannot_be_read_has_no_features(model: Path, settings: Settings) -> None:
     rows = [ROWS[0], interaction("no", ["word " * WINDOW])]
     asked = conditions(model, settings)
     table = asked.table(rows)
-    assert asked.perturber.count(rows)["too_long"] == 1
-    unread = table.iloc[1]
-    assert unread.filter(regex=r"^[NP]").isna().all() and unread["B.output.nll_mean"] > 0
+    assert asked.count(rows) == {"empty": 0, "too_long": 1, "fewer": 0, "not_reproduced": 0, "other_chunks": 0}
+    assert table.iloc[1].isna().all()
     assert table.iloc[0].drop(table.filter(regex=r"^B\.context").columns).notna().all()
+
+
+def test_a_context_that_fits_the_window_only_as_it_was_is_counted(
+    model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = conditions(model, settings)
+    longer = ROWS[0].model_copy(
+        update={"contexts": (ROWS[0].contexts[0].model_copy(update={"text": "word " * WINDOW}),)}
+    )
+    monkeypatch.setattr(type(asked.perturber), "perturb", lambda perturber, rows: [[longer, *rows[1:]]])
+    assert asked.count(ROWS)["other_chunks"] == 1
 
 
 def test_tokens_of_one_answer_are_those_of_its_three_prompts(model: Path, settings: Settings) -> None:

@@ -129,7 +129,8 @@ def result(study: Study, cell: Cell, auroc: float = 0.75) -> dict[str, Any]:
         },
         "columns": 40,
         "no_answer": 1,
-        "perturbed": {"empty": 0, "too_long": 0, "fewer": 2, "not_reproduced": 3},
+        "perturbed": {"empty": 0, "too_long": 0, "fewer": 2, "not_reproduced": 3, "other_chunks": 1},
+        "folds": 5,
         "computed": {
             step: {"rows": 36, "pass_tokens": 900, "forward_tokens": 1234}
             for step in ("answering", "perturbing", "reading")

@@ -136,7 +136,9 @@ def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(stud
         "fewer than K": "2",
         "too long": "0",
         "not reproduced": "3",
+        "does not fit": "1",
         "no answer": "1",
+        "folds": "5",
         "columns": "40",
         "dropped": "2",
     }

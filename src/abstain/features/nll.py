@@ -43,9 +43,14 @@ DIFFERENCES = {f"nll_{name}": _OF_TOKENS[name] for name in ("mean", "std", "min"
 def summarise(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dict[str, float]:
     """The features of one answered question; nan for what is not there, such as the context under B_c.
 
+    Where it could not be read as it was asked, under N_c, there are none at all: an estimate from what is left would
+    look like one that knows the context.
+
     Args:
         perturbed: one for every copy of the perturbed context.
     """
+    if normal["output"] is None:
+        baseline, perturbed = normal, [normal] * len(perturbed)
     row = _of_condition("N", normal) | _of_condition("B", baseline)
     of_copies = [
         _of_condition("P", copy) | _of_pairs({"N": normal, "B": baseline, "P": copy}, PAIRS[1:]) for copy in perturbed

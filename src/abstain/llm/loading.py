@@ -12,13 +12,15 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
@@ -76,6 +78,9 @@ COUNTED_AFTER_PADDING = frozenset(
 """Families that number positions from the one after padding's, so that the first ones are never used."""
 
 
+REMEDY = "choose another one (params.yaml: llm.model or perturbation.model)"
+
+
 @dataclass(frozen=True)
 class ModelRef:
     """A base model that has been found. `revision` is the hub's commit or a digest of the weights."""
@@ -128,18 +133,20 @@ def pin(name: str, revision: str) -> str:
 def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off.
 
-    Raises `AbstainError` where the weights are not those of a whole language model: what lacks would be random.
+    Raises `AbstainError` where a file cannot be read, and where the weights are not those of a whole language model:
+    what lacks would be random.
     """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    _ensure_files(ref)
-    kind = getattr(transformers, AUTO[kind_of(transformers.AutoConfig.from_pretrained(ref.path))])
-    model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
+    kind = getattr(transformers, AUTO[kind_of(_config(ref))])
+    with _readable(ref):
+        model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
     if lacking := sorted(info["missing_keys"]):
         raise AbstainError(f"{ref.name} is no language model: its weights lack {lacking[0]}; choose another")
     model = model.to(device).eval().requires_grad_(False)
-    return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))
+    with _readable(ref):
+        return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))
 
 
 def kind_of(config: Any) -> Kind:
@@ -155,23 +162,18 @@ def load_tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
-    return AutoTokenizer.from_pretrained(ref.path)
+    with _readable(ref):
+        return AutoTokenizer.from_pretrained(ref.path)
 
 
 def read_window(ref: ModelRef) -> int | None:
     """The most tokens that `ref` reads in one pass, by its configuration; None where that names no limit."""
-    from transformers import AutoConfig
-
-    _ensure_files(ref)
-    return window_of(AutoConfig.from_pretrained(ref.path).get_text_config())
+    return window_of(_config(ref).get_text_config())
 
 
 def read_depth(ref: ModelRef) -> int:
     """How many decoder layers `ref` has, by its configuration."""
-    from transformers import AutoConfig
-
-    _ensure_files(ref)
-    return int(AutoConfig.from_pretrained(ref.path).get_text_config().num_hidden_layers)
+    return int(_config(ref).get_text_config().num_hidden_layers)
 
 
 def window_of(config: Any) -> int | None:
@@ -215,6 +217,26 @@ def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
 
 
+def _config(ref: ModelRef) -> Any:
+    from transformers import AutoConfig
+
+    _ensure_files(ref)
+    with _readable(ref):
+        return AutoConfig.from_pretrained(ref.path)
+
+
+@contextmanager
+def _readable(ref: ModelRef) -> Iterator[None]:
+    """What transformers and safetensors raise about files that they cannot read, in one line."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise AbstainError(
+            f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason}): save them anew, or {REMEDY}"
+        ) from None
+
+
 def _ensure_files(ref: ModelRef) -> None:
     if ref.name in EMBEDDED and not Path(ref.path).is_dir():
         _convert_embedded(ref)
@@ -246,7 +268,7 @@ def _resolve_hub(name: str) -> ModelRef:
     except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
         raise AbstainError(
             f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED)}), no folder, and the "
-            f"Hugging Face hub does not give it ({type(error).__name__}); set llm.model in params.yaml"
+            f"Hugging Face hub does not give it ({type(error).__name__}); {REMEDY}"
         ) from None
     return ModelRef(model_id, Path(path).name, path)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 import pandas as pd
 
 from abstain.contracts import Interaction
+from abstain.features.extract import FeatureSource, Prepared, Refused
 from abstain.features.nll import SEGMENTS, Found, summarise
 from abstain.features.perturbed import Perturber
 from abstain.features.readings import Reading
@@ -91,6 +92,15 @@ class Conditions:
         of_rows = zip(normal, baseline, zip(*perturbed, strict=True), strict=True)
         return pd.DataFrame([summarise(*of_row) for of_row in of_rows])
 
+    def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
+        """Of how many `rows` something is to be said: what `Perturber.count` says, and `other_chunks`: perturbed, the
+        context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none."""
+        source = FeatureSource(self.llm, self.settings)
+        (copy, *_) = self.perturber.perturb(rows)
+        dropped = [[_dropped(source.prepare(row)) for row in of] for of in (rows, copy)]
+        others = sum(one != other for one, other in zip(*dropped, strict=True))
+        return {**self.perturber.count(rows), "other_chunks": others}
+
     def forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
         rows = rows[:COUNTED]
@@ -116,3 +126,8 @@ class Conditions:
     def _found(self, rows: Sequence[Interaction], readings: dict[str, Reading]) -> list[Found]:
         answers: Answers = read_answers(self.llm, self.settings, rows, tuple(readings.values()))
         return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
+
+
+def _dropped(found: Prepared | Refused) -> int | None:
+    """How many chunks were too many; None where the answer cannot be read at all."""
+    return found.dropped if isinstance(found, Prepared) else None

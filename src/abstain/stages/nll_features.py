@@ -36,7 +36,7 @@ def stage(params: Params) -> None:
         {
             "rows": len(asked),
             "perturbation_model": read.perturber.model,
-            "perturbed": read.perturber.count(asked),
+            "perturbed": read.count(asked),
             "forward_tokens": read.forward_tokens(asked),
         },
     )

@@ -14,7 +14,7 @@ from abstain import paths
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import Resamples
-from abstain.evaluate.correctness import METRICS, correctness
+from abstain.evaluate.correctness import correctness
 from abstain.evaluate.estimation import estimation, tune_t
 from abstain.evaluate.metrics import row_weights
 from abstain.feedback.splits import reviewed
@@ -57,14 +57,15 @@ def stage(params: Params) -> None:
                 )
             fitted.regressor.save(folder / f"{name}.onnx")
             for variant, of in features.items():
-                scores[variant][name] = np.where(_known(of), fitted.regressor.predict(of), np.nan)
+                scores[variant][name] = fitted.regressor.predict(of)
             own = scores["asked"][name].to_numpy(copy=True)
-            own[train] = np.where(_known(learnt_from), fitted.out_of_fold, np.nan)
+            own[train] = fitted.out_of_fold
             scores["asked"][name] = own
             summary["regressors"][name] = {
                 "dropped": dict(fitted.dropped),
                 "parity": fitted.parity,
                 "bytes": fitted.regressor.size,
+                "folds": fitted.regressor.described["folds"],
                 **_judged(params, frame, train, score, own, fitted),
             }
     common.progress(len(wanted), len(wanted))
@@ -76,14 +77,12 @@ def stage(params: Params) -> None:
 def _targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
     """Target -> the correctness of every row of `frame`, in [0, 1], nan where it is unknown."""
     names = [name for name in params.regressors.targets if name != VERDICT]
-    if unknown := [name for name in names if name not in METRICS]:
-        raise AbstainError(f"regressors.targets: no '{unknown[0]}': there are {', '.join((VERDICT, *METRICS))}")
     rows: list[Interaction] = Store(paths.DATA).interactions(frame["interaction_id"])
     ideal = common.read_ideal_answers()
     references = [[ideal[row.interaction_id]] if row.interaction_id in ideal else [] for row in rows]
     found = correctness(names, [row.answer for row in rows], references)
     known = {VERDICT: frame["correct"].to_numpy(float)} | {name: found[name].to_numpy() for name in names}
-    return {name: known[name] for name in dict.fromkeys(params.regressors.targets)}
+    return {name: known[name] for name in params.regressors.targets}
 
 
 def _judged(
@@ -108,11 +107,6 @@ def _by_variant(features: pd.DataFrame, frame: pd.DataFrame) -> dict[str, pd.Dat
     names = dict.fromkeys(["asked", *by_id["variant"]])
     found = {name: by_id[by_id["variant"] == name].drop(columns="variant") for name in names}
     return found | {"asked": found["asked"].reindex(frame["interaction_id"])}
-
-
-def _known(features: pd.DataFrame) -> np.ndarray:
-    """Which rows could be read at all."""
-    return np.asarray(features.notna().any(axis=1))
 
 
 if __name__ == "__main__":

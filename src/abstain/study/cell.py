@@ -82,9 +82,10 @@ class Laboratory:
             "correctness": {"mean": float(np.nanmean(true[last:])), "std": float(np.nanstd(true[last:]))},
             "baselines": beside,
             "dropped_columns": dict(fitted.dropped),
+            "folds": fitted.regressor.described["folds"],
             "columns": features.shape[1] - len(fitted.dropped),
             "no_answer": sum(row.answer == NO_ANSWER for row in rows),
-            "perturbed": conditions.perturber.count(rows),
+            "perturbed": conditions.count(rows),
             "computed": {name: asdict(done) for name, done in computed.items()},
         }
 

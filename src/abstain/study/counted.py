@@ -21,7 +21,8 @@ def counts(report: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Of the answers of each cell, training and evaluation together: without a context (P_c is B_c); with a "
         "context of fewer than K tokens that could be replaced (all of these were); with one longer than PM reads "
-        "(P_c is N_c); with one that PM's tokenizer does not write back as it was; and questions without an answer."
+        "(P_c is N_c); with one that PM's tokenizer does not write back as it was; with one that, perturbed, no longer "
+        "fits BM's window; and questions without an answer. Folds: of whole paragraphs, for out-of-fold scores."
     )
     yield markdown_table([_counted(cell) for cell in done])
     yield (
@@ -41,7 +42,9 @@ def _counted(cell: Mapping[str, Any]) -> dict[str, str]:
         "fewer than K": str(of["fewer"]),
         "too long": str(of["too_long"]),
         "not reproduced": str(of["not_reproduced"]),
+        "does not fit": str(of["other_chunks"]),
         "no answer": str(cell["no_answer"]),
+        "folds": str(cell["folds"]),
         "columns": str(cell["columns"]),
         "dropped": str(len(cell["dropped_columns"])),
     }

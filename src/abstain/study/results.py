@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -24,8 +24,9 @@ from abstain.llm.layout import load_layout
 from abstain.llm.loading import choose_device, choose_dtype, resolve
 from abstain.study.cell import Laboratory
 from abstain.study.declared import Cell, Study
+from abstain.study.rows import read_parts
 
-RESULT = 1
+RESULT = 2
 """Raised when `Laboratory.run` says something else, or says it otherwise."""
 NEEDS_ENCODER = "cosine"
 
@@ -42,6 +43,14 @@ def file_digests(study: Study, data: Path) -> dict[str, str]:
         except OSError:
             raise AbstainError(f"{data} has no file {name}: say with --data where {_both(study)} are") from None
     return found
+
+
+def check_rows(study: Study, data: Path, tables: Sequence[str]) -> None:
+    """Raise `AbstainError` where a file of the study has a line that is none, or too few questions for a cell of
+    `tables`."""
+    files = study.files
+    for size in dict.fromkeys(cell.size for cell in study.cells(tables)):
+        read_parts(data / files.train, data / files.evaluation, (size.train, size.evaluation), study.seed)
 
 
 def decided_by(laboratory: Laboratory, cell: Cell, files: Mapping[str, str]) -> dict[str, Any]:

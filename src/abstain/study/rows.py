@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from abstain.contracts import Context, Question
 from abstain.errors import AbstainError
@@ -28,7 +28,7 @@ class _Line(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    id: str
+    id: Annotated[str, Field(min_length=1)]
     question: str
     context: str
     answers: tuple[str, ...]
@@ -61,7 +61,8 @@ def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int)
     held = list(_read(evaluation))
     paragraphs = {line.context for line in held}
     others = [line for line in _read(train) if line.context not in paragraphs]
-    return _draw(others, sizes[0], seed, train), _draw(held, sizes[1], seed, evaluation)
+    apart = f" about paragraphs that {evaluation.name} has not"
+    return _draw(others, sizes[0], seed, f"{train}{apart}"), _draw(held, sizes[1], seed, str(evaluation))
 
 
 def _read(file: Path) -> Iterable[_Line]:
@@ -72,21 +73,25 @@ def _read(file: Path) -> Iterable[_Line]:
         with opener(file, "rt", encoding="utf-8") as lines:
             for line in lines:
                 number += 1
-                row = _Line.model_validate(json.loads(line)) if line.strip() else None
+                row = _Line.model_validate_json(line) if line.strip() else None
                 if row and row.question.strip() and row.context.strip() and any(map(str.strip, row.answers)):
                     yield row
     except FileNotFoundError:
         raise AbstainError(f"{file} is missing: say with --data where the study's files are") from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise AbstainError(f"{file} cannot be read after line {number}: {error}") from None
-    except (json.JSONDecodeError, ValidationError) as error:
-        reason = " ".join(str(error).split("For further information")[0].split())
+    except ValidationError as error:
+        problem = error.errors()[0]
+        reason = " ".join([*map(str, problem["loc"]), problem["msg"]])
         raise AbstainError(f"{file}, line {number}: no question with id, context and answers: {reason}") from None
 
 
-def _draw(lines: Sequence[_Line], count: int, seed: int, file: Path) -> Asked:
+def _draw(lines: Sequence[_Line], count: int, seed: int, source: str) -> Asked:
     if len(lines) < count:
-        raise AbstainError(f"{file} has {len(lines)} questions with an answer, {count} are wanted: lower `sizes`")
+        raise AbstainError(
+            f"{count} questions with an answer are wanted, and there are {len(lines)} in {source}: lower `sizes`, or "
+            "give --size"
+        )
     chosen = sorted(lines, key=lambda line: hashlib.sha256(f"{seed}\0{line.id}".encode()).digest())[:count]
     names = [hashlib.sha256(line.context.encode()).hexdigest()[:16] for line in chosen]
     return Asked(

@@ -117,5 +117,5 @@ def _counted(cell: Cell, outcome: Outcome) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell.title, "answers": cell.size.train + cell.size.evaluation}
     if outcome.result is None:
         return row | {"missing": outcome.reason}
-    names = ("models", "no_answer", "perturbed", "columns", "dropped_columns", "computed")
+    names = ("models", "no_answer", "perturbed", "folds", "columns", "dropped_columns", "computed")
     return row | {name: outcome.result[name] for name in names}

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
@@ -15,6 +16,7 @@ from abstain.llm.asks import NLL, Perturb, Request
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Segment
 from abstain.llm.loading import LoadedModel
+from abstain.llm.perturb import engines
 from abstain.llm.perturb.engines import PerturbationEngine
 from abstain.llm.perturb.loop import allowed_tokens, encode
 from abstain.llm.perturb.text import Pieces, diff
@@ -127,6 +129,14 @@ def test_what_is_no_causal_model_is_asked_for_nothing_else(kind: str) -> None:
     ask = Request((Segment("answer", "card"),), NLL(("answer",)), "i-1")
     with pytest.raises(AbstainError, match=r"^tiny-\w+ is no causal language model: it can only perturb contexts$"):
         list(engine.run({"a": ask}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_that_knows_no_words_is_a_line_with_the_remedy(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = torch.zeros(model_of(kind).model.config.get_text_config().vocab_size, dtype=torch.bool)
+    monkeypatch.setattr(engines, "allowed_tokens", lambda tokenizer, size: none)
+    with pytest.raises(AbstainError, match="no token of its tokenizer may take another's place: save the tokenizer's"):
+        steps_of(ENGINES[kind], {"a": "The fee is 5 euros."}, Perturb("random", "iterative", 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)

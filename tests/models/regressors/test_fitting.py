@@ -113,6 +113,22 @@ def test_rows_that_do_not_count_are_not_learnt_from_and_have_a_score_all_the_sam
     assert explained(score[~counts], fitted.out_of_fold[~counts]) > 0.3
 
 
+@every_kind
+def test_rows_without_features_are_neither_learnt_from_nor_scored(kind: RegressorKind) -> None:
+    features, score, groups = planted(120, 1)
+    unread = np.arange(120) % 7 == 0
+    missing = features.mask(np.broadcast_to(unread[:, None], features.shape))
+    fitted = fit_regressor(kind, "cosine", missing, np.where(unread, 1 - score, score), np.ones(120), groups, PARAMS)
+    alone = fit_regressor(
+        kind, "cosine", features[~unread], score[~unread], np.ones((~unread).sum()), groups[~unread], PARAMS
+    )
+    assert fitted.regressor.described == alone.regressor.described
+    np.testing.assert_allclose(fitted.out_of_fold[~unread], alone.out_of_fold, atol=1e-9)
+    assert np.isnan(fitted.out_of_fold[unread]).all() and np.isnan(fitted.regressor.predict(missing)[unread]).all()
+    assert np.array_equal(fitted.regressor.predict(features), alone.regressor.predict(features))
+    assert fitted.parity == pytest.approx(alone.parity, abs=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
 def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: RegressorKind) -> None:
     """By hand: the paths of the folds, and the regressor of all rows at the step that was kept."""

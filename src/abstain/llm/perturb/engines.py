@@ -36,6 +36,11 @@ def run_perturbations(
     if not tokenizer.is_fast:
         raise AbstainError(f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one")
     pieces, allowed, window = Pieces.of(tokenizer), allowed_tokens(tokenizer, config.vocab_size), window_of(config)
+    if not allowed.any():
+        raise AbstainError(
+            f"{loaded.ref.name}: no token of its tokenizer may take another's place: save the tokenizer's files beside "
+            "the model"
+        )
     by_ask: defaultdict[Perturb, list[tuple[str, Text]]] = defaultdict(list)
     for key, request in requests.items():
         assert isinstance(request.ask, Perturb)

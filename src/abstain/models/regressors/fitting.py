@@ -50,14 +50,16 @@ def fit_regressor(
         features: (rows, columns) of numbers, nan where one is missing.
         target: (rows,) in [0, 1], nan where it is unknown. weight: (rows,). groups: (rows,).
 
-    Rows of unknown target or of weight 0 are not learnt from, and get their out-of-fold score all the same.
+    Rows of unknown target or of weight 0 are not learnt from, and get their out-of-fold score all the same; those
+    without a single feature are not learnt from either, and have none (nan).
     Deterministic under `params.seed`, whatever the number of cores.
 
     Raises `AbstainError` where the target is unknown, constant or known in fewer than two groups, and for features
     that hold no numbers or do not vary; `ValueError` for targets outside of [0, 1].
     """
     target, weight = np.asarray(target, dtype=float), np.asarray(weight, dtype=float)
-    counts = ~np.isnan(target) & (weight > 0)
+    read = features.notna().any(axis=1).to_numpy()
+    counts = ~np.isnan(target) & (weight > 0) & read
     _check(target_name, target[counts])
     fold = assign_folds(target_name, groups, counts, params)
     columns, dropped = prepare(features[counts])
@@ -80,9 +82,11 @@ def fit_regressor(
             "columns": columns,
             "step": steps[kept],
             "rows": int(counts.sum()),
+            "folds": int(fold.max()) + 1,
         }
         regressor = convert(pipeline, described)
-        return Fitted(regressor, paths[kept], dropped, parity(pipeline, regressor, features))
+        out_of_fold = np.where(read, paths[kept], np.nan)
+        return Fitted(regressor, out_of_fold, dropped, parity(pipeline, regressor, features))
 
 
 def assign_folds(target_name: str, groups: np.ndarray, counts: np.ndarray, params: RegressorFit) -> np.ndarray:

@@ -60,13 +60,14 @@ class Regressor:
     def predict(self, features: pd.DataFrame) -> np.ndarray:
         """Scores in [0, 1], float64 (rows,), of `features` (rows, columns), whose columns are taken by name.
 
-        nan is a missing value; other columns do not matter. Raises `AbstainError` for a column that is missing or
-        holds no numbers.
+        nan is a missing value, and the score of a row that has no other; other columns do not matter. Raises
+        `AbstainError` for a column that is missing or holds no numbers.
         """
         scores = np.empty(len(features))
         for start in range(0, len(features), BATCH):
             values = matrix(features.iloc[start : start + BATCH], self.columns)
-            scores[start : start + BATCH] = self._session.run(None, {self._input: values})[0][:, 0]
+            found = self._session.run(None, {self._input: values})[0][:, 0]
+            scores[start : start + BATCH] = np.where(np.isnan(values).all(axis=1), np.nan, found)
         return scores
 
     def save(self, file: Path) -> None:
@@ -104,9 +105,9 @@ def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
 
 
 def parity(pipeline: Pipeline, regressor: Regressor, features: pd.DataFrame) -> float:
-    """Largest difference between scikit-learn's and ONNX's scores of `features`; nan stays nan."""
+    """Largest difference between scikit-learn's and ONNX's scores of `features`, of rows that have any."""
     expected = np.clip(pipeline.predict(matrix(features, regressor.columns)), 0, 1)
-    return float(np.abs(expected - regressor.predict(features)).max())
+    return float(np.nanmax(np.abs(expected - regressor.predict(features))))
 
 
 def _clip(model: onnx.ModelProto) -> None:
