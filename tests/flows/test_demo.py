@@ -142,7 +142,6 @@ def test_a_version_on_a_new_hold_out_needs_a_recorded_decision_and_can_be_rolled
     project.edit_params("  max_newest_drop: 0.02", "  max_newest_drop: 1.0")
     project.edit_params("  serve: best", "  serve: attention")
     project.edit_params("zoo: [linear, lstm, lstm_no_huber, attention, pca]", "zoo: [linear, attention]")
-    project.edit_params("trees: 2100", "trees: 100")
     project.edit_params("without_promise: fail", "without_promise: naive")
     plan = project.abstain("plan").stdout
     assert re.search(r"features +│ be cached", plan) and re.search(r"train_probe +│ run", plan)
