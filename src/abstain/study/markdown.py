@@ -112,7 +112,8 @@ def _who(row: Row, models: Mapping[str, str]) -> str:
     """The models of a row: the paper's by its own names."""
     papers = row["of"] == PAPER
     base, perturbation = ((row[key] if papers else models[row[key]]) if key in row else NOT_STATED for key in WHO)
-    return f"{'paper: ' if papers else ''}{base} by {'itself' if base == perturbation else perturbation}"
+    own = base == perturbation != NOT_STATED
+    return f"{'paper: ' if papers else ''}{base} by {'itself' if own else perturbation}"
 
 
 def _missing(missing: Mapping[str, str], cells: int) -> str:
