@@ -166,3 +166,9 @@ def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(workspace: Path) -> 
         common.write_text(folder / "other.csv", "second")
     assert [file.name for file in paths.PLOTS.iterdir()] == ["other.csv"]
     assert [entry.name for entry in paths.ARTIFACTS.iterdir()] == ["plots"]
+
+
+def test_progress_is_a_line_and_of_nothing_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    common.progress(0, 3)
+    common.progress(0, 0)
+    assert capsys.readouterr().out == "progress 0/3\n"

@@ -33,8 +33,9 @@ def run(stage: Callable[[Params], None]) -> None:
 
 
 def progress(done: int, total: int) -> None:
-    """One line that a task can turn into a progress bar."""
-    print(f"progress {done}/{total}", flush=True)
+    """One line that a task can turn into a progress bar; none where there is nothing to do."""
+    if total:
+        print(f"progress {done}/{total}", flush=True)
 
 
 def write_text(file: Path, text: str) -> None:
