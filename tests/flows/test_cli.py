@@ -90,7 +90,7 @@ def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promo
     fails(served.abstain("retrain"), "unknown key 'probe.hiden'", "did you mean 'hidden'?")
     served.edit_params("  hiden: 64", "  hidden: 64")
     served.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
-    fails(served.abstain("retrain"), "nobody/no-such-model", "llm.model in params.yaml")
+    fails(served.abstain("retrain"), "nobody/no-such-model", "params.yaml: llm.model")
     assert "Promote" not in served.git("log", "--oneline", "main", cwd=served.home / "origin.git")
 
 
