@@ -64,7 +64,7 @@ def test_a_second_run_takes_seconds_and_says_why(project: Project) -> None:
     assert f"none: all {len(STAGES)} are cached, nothing changed" in again.stdout
     assert "probe v1.0.0 (unchanged)" in again.stdout
     assert project.git("rev-parse", "origin/main", cwd=project.workspace) == before
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 300
 
 
 def test_the_released_file_says_what_it_listens_to(project: Project) -> None:
