@@ -85,7 +85,7 @@ def test_estimates_of_training_answers_are_out_of_fold_and_others_the_files(bank
         said = pd.Series(load_regressor(paths.REGRESSORS / f"{name}.onnx").predict(features), features.index)
         train = frame.loc[features.index, "split"] == "train"
         np.testing.assert_array_equal(said[~train], scores.loc[said.index[~train], name])
-        assert (said[train] != scores.loc[said.index[train], name]).mean() > 0.9
+        assert (said[train] != scores.loc[said.index[train], name]).mean() > 0.8  # both may be 1
 
 
 def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) -> None:

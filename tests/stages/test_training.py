@@ -155,4 +155,5 @@ def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> N
     rows = common.read_dataset_frame().set_index("interaction_id").loc[scores.index]
     by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
     assert by_hand == fusion
-    assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in ("linear", "lstm", "length_only")
+    learnt = {*out_of_fold(), "length_only", *common.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
+    assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)
