@@ -32,7 +32,7 @@ from torch import Tensor
 from abstain.llm.asks import NLL, Choices, Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Segment
-from abstain.llm.loading import LoadedModel, choose_device, load, resolve
+from abstain.llm.loading import LoadedModel, choose_device, choose_dtype, load, resolve
 from abstain.llm.tokens import encode_pass
 from abstain.settings import load_settings
 from benchmarks import naive
@@ -207,7 +207,8 @@ def main() -> None:
     asked = parser.parse_args()
     settings = load_settings()
     device, tokens = choose_device(settings), settings.batch_tokens
-    half, single = (load(resolve(MODEL, settings), device, dtype) for dtype in (torch.bfloat16, torch.float32))
+    dtypes = choose_dtype(settings, device), torch.float32
+    half, single = (load(resolve(MODEL, settings), device, dtype) for dtype in dtypes)
     apart, shared = unrelated(asked.squad, asked.rows), repeated(asked.squad, asked.rows)
     depth, threads = half.model.config.num_hidden_layers, torch.get_num_threads()
     print(f"{MODEL}, layer {LAYER} of {depth}, {asked.rows} rows, {threads} threads\n")
@@ -224,12 +225,13 @@ def main() -> None:
 
 
 def across_dtypes(half: LoadedModel, single: LoadedModel, rows: Sequence[Row], batch_tokens: int) -> Measured:
-    """The engine in bfloat16 against the naive loop in float32: what a user of the papers' code would see."""
+    """The engine in the dtype that suits the hardware against the naive loop in float32, as the papers' code has it."""
     passes = [row.pass_(layout()) for row in rows]
     requests = {f"{at}": Request(pass_, States(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
     engine = Engine(half, batch_tokens)
     other, own, ratio = in_turns(lambda: naive.states(single, passes, LAYER), lambda: list(engine.run(requests)), 1)
-    return Measured("states, unrelated prompts", "naive loop, float32", other, own, ratio, "engine in bfloat16")
+    note = f"engine in {half.model.dtype}"
+    return Measured("states, unrelated prompts", "naive loop, float32", other, own, ratio, note)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The engine on a GPU at the size of Llama 3.1 8B, with random weights: `python -m benchmarks.gpu_extract`.
 
-Tokens a second and the share of the chip's measured bfloat16 matrix rate, for the probe's states at layers 16 and 32
+Tokens a second and the share of the chip's measured matrix rate, for the probe's states at layers 16 and 32
 and for all asks, against the naive loop and the arithmetic floor; and the latency table of the probe's paper (layer
 32 / 16, the best 7 / 5 / 3 / 1 chunks). `--small` takes the same way with a small model, so that it runs on a CPU.
 Weights and tokens are random, which costs the same; that results are right is for the tests to say.
@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from abstain.llm.asks import NLL, Choices, Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, Segment
-from abstain.llm.loading import LoadedModel, ModelRef
+from abstain.llm.loading import LoadedModel, ModelRef, choose_dtype
+from abstain.settings import load_settings
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak, seconds
 
@@ -114,13 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     with device:
         config = LlamaConfig(**(SMALL if asked.small else LLAMA_8B))
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+        dtype = choose_dtype(load_settings(), device)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
     loaded = LoadedModel(ModelRef("llama-3.1-8b-random", "0", ""), model, Numbers())
     draw = random.Random(0)
     lengths, chunk = ((100, 400), 50) if asked.small else ((1000, 4000), CHUNK)
     half, deepest = config.num_hidden_layers // 2, config.num_hidden_layers
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, {asked.rows} prompts, bfloat16, random weights\n")
+    print(f"{name}, torch {torch.__version__}, {asked.rows} prompts, {dtype}, random weights\n")
     print("| what | tokens a prompt | tokens/s | of the matrix peak | times the naive loop | times the floor |")
     print("| --- | --: | --: | --: | --: | --: |", flush=True)
     for tokens in lengths:

@@ -27,7 +27,7 @@ from abstain.features.work import row_key
 from abstain.llm.asks import Perturb, Request
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Segment, load_layout
-from abstain.llm.loading import LoadedModel, choose_device, load, resolve
+from abstain.llm.loading import LoadedModel, choose_device, choose_dtype, load, resolve
 from abstain.llm.perturb.loop import Text, allowed_tokens, encode
 from abstain.llm.perturb.text import Pieces, to_steps
 from abstain.llm.tokens import encode_pass
@@ -172,7 +172,8 @@ def main() -> None:
     asked = parser.parse_args()
     settings = load_settings()
     device, room = choose_device(settings), settings.batch_tokens
-    half, single = (load(resolve(MODEL, settings), device, dtype) for dtype in (torch.bfloat16, torch.float32))
+    dtypes = choose_dtype(settings, device), torch.float32
+    half, single = (load(resolve(MODEL, settings), device, dtype) for dtype in dtypes)
     apart = [Row(row.contexts[:1], row.question, row.answer) for row in unrelated(asked.squad, asked.contexts)]
     shared = repeated(asked.squad, asked.contexts)
     kinds = ("one question a context", apart), ("five questions a context", shared)
