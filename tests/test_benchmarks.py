@@ -33,7 +33,8 @@ def test_the_gpu_benchmark_runs_small() -> None:
 
 def test_the_extraction_benchmark_compares_before_it_times() -> None:
     said = run("benchmarks.extraction", "--rows", "4", "--repeats", "1")
-    assert said.count("cosine at least 0.999") == 3 and "equal within" in said
+    # Which of the two is said depends on the dtype that suits the processor.
+    assert said.count("cosine at least 0.999") + said.count("equal within") == 4 and "equal within" in said
     assert "NLLs off from float32" in said
 
 
