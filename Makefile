@@ -36,7 +36,7 @@ bench: setup ## what reading the base model, perturbing contexts, taking in feed
 	@$(BIN)/python -m benchmarks.ingest
 	@$(BIN)/python -m benchmarks.retrieval
 	@$(BIN)/python -m benchmarks.probe
-	@$(BIN)/python -m benchmarks.latency
+	@$(BIN)/abstain latency
 	@$(BIN)/python -m benchmarks.scorers
 
 lint: setup ## ruff and hadolint

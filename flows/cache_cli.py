@@ -5,17 +5,13 @@ torch and fsspec are imported by the commands, as in `flows.cli`: `--help` is in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from flows.bar import bar
 
 app = typer.Typer(help="Look after the feature cache: stats, verify, prune.", no_args_is_help=True)
 console = Console(markup=False, highlight=False)
@@ -53,7 +49,7 @@ def verify() -> None:
     from abstain.settings import load_settings
 
     root = load_settings().features
-    with _bar("verify") as progress:
+    with bar(console, "verify") as progress:
         report = check(root, progress)
     for name in report.damaged:
         console.print(f"damaged: {name}, moved to quarantine; its features will be computed again", soft_wrap=True)
@@ -118,13 +114,6 @@ def _needed() -> dict[str, set[str]]:
     for source, of in sources:
         needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
     return needed
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def _size(count: float) -> str:

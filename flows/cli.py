@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from abstain.errors import AbstainError
-from flows import cache_cli, import_cli, kb_cli, perturb_cli, quarantine_cli, review_cli, study_cli
+from flows import cache_cli, import_cli, kb_cli, latency_cli, perturb_cli, quarantine_cli, review_cli, study_cli
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
@@ -32,6 +32,7 @@ app.add_typer(kb_cli.app, name="kb")
 app.add_typer(quarantine_cli.app, name="quarantine")
 app.add_typer(review_cli.app, name="review")
 app.command("import")(import_cli.import_files)
+app.command("latency")(latency_cli.time_scorers)
 app.command("perturb")(perturb_cli.perturb_text)
 app.command("study")(study_cli.run_study)
 AT_ONCE = 64
@@ -270,7 +271,7 @@ def _prepare() -> None:
         return
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if sys.argv[1] in {"demo", "ingest", "retrain", "promote", "rollback", "plan"}:
+    if sys.argv[1] in {"demo", "ingest", "retrain", "promote", "rollback", "plan", "latency"}:
         ensure_origin(project_root(), load_settings())  # no git, or a dirty tree, is said before a server is started
 
 

@@ -5,7 +5,7 @@ The encoder and the index are imported by the commands, as in `flows.cli`: `--he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from abstain.errors import AbstainError
+from flows.bar import bar
 
 if TYPE_CHECKING:
     from abstain.contracts import Chunk
@@ -82,7 +82,7 @@ def recall(
                 f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
                 "base and that its asker may read: check the ids and the entitlements"
             )
-        with _bar("questions") as progress:
+        with bar(console, "questions") as progress:
             ranks = measure(base.retriever, asked, progress)
     table = Table("k", "recall", "95 % interval", "paper's table 3")
     for one in recall_at(ranks):
@@ -124,13 +124,6 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
     if not chunks:  # all tombstones is another matter: a shared index must forget them
         raise AbstainError(_EMPTY)
     with open_retriever(settings) as retriever:
-        with _bar("index") as progress:
+        with bar(console, "index") as progress:
             synced = retriever.sync(chunks, products, progress)
         yield _KnowledgeBase(chunks, retriever, synced, settings.index is not None)
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -12,17 +12,16 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from abstain.errors import AbstainError
+from flows.bar import bar
 
 if TYPE_CHECKING:
     from abstain.feedback.review.sample import Design
@@ -76,7 +75,7 @@ def export(
         if random_share < 1:
             from tasks.review import prioritise
 
-            with _bar("read") as progress:
+            with bar(console, "read") as progress:
                 threshold, says = prioritise(workspace, window, SEED, read_at_most, progress)
             for line in says:
                 console.print(line, soft_wrap=True)
@@ -177,10 +176,3 @@ def _open(url: str) -> None:
         import webbrowser
 
         webbrowser.open(url)
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

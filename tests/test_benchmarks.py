@@ -72,12 +72,6 @@ def test_the_probe_benchmark_runs_small() -> None:
     assert all(name in said for name in ("linear", "lstm", "attention", "pca"))
 
 
-def test_the_latency_benchmark_runs_small() -> None:
-    said = run("benchmarks.latency", "--answers", "1", "--repeats", "1")
-    assert len(re.findall(r"^\| (?:probe|fusion|yes_score|entropy) \| \d+ \| \d+ \|$", said, re.MULTILINE)) == 4
-    assert len(re.findall(r"^\| layer (?:16|30), (?:1|2|all) chunks \| \d+ \| \d+ \|$", said, re.MULTILINE)) == 6
-
-
 @pytest.mark.skipif(not JUDGED.is_file(), reason="the published data is not beside the checkout")
 def test_the_scorers_benchmark_runs_small() -> None:
     said = run("benchmarks.scorers", "--rows", "60")

@@ -64,7 +64,7 @@ class Conditions:
     ) -> tuple[Done, Done]:
         """Compute what the cache lacks, and what that cost: of the perturbation model, and of the base model."""
         perturbing = self.perturber.fill(rows, progress, runner)
-        asked = self._asked(rows, self.perturber.perturb(rows))
+        asked = self.asked(rows, self.perturber.perturb(rows))
         return perturbing, fill(self.llm, self.settings, asked, progress, runner)
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
@@ -79,7 +79,12 @@ class Conditions:
     def known(self, rows: Sequence[Interaction]) -> list[Asked]:
         """What is asked of the base model, as far as it is known: where contexts are still to be perturbed, nothing
         about these."""
-        return self._asked(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
+        return self.asked(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
+
+    def asked(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[Asked]:
+        """What is asked of the base model about `rows` and `perturbed`, the copies of them all."""
+        normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
+        return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 
     def table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
         """The features (features/nll.py) of `rows`, float64, nan where there is nothing to be measured.
@@ -118,10 +123,6 @@ class Conditions:
     @cached_property
     def _baseline(self) -> dict[str, Reading]:
         return baseline(self.llm.layout)
-
-    def _asked(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[Asked]:
-        normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
-        return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 
     def _found(self, rows: Sequence[Interaction], readings: dict[str, Reading]) -> list[Found]:
         answers: Answers = read_answers(self.llm, self.settings, rows, tuple(readings.values()))

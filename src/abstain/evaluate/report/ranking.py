@@ -151,7 +151,8 @@ def _counted(evaluated: Evaluated) -> str:
         f"Answers without a score, of {rows:,}, which count as withheld: {listed(silent) or 'none'}.",
         f"Replies that were neither yes nor no, and count as 0.5: {listed(neither) or 'none'}.",
         f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
-        "Forward tokens: those of one answer that go through the whole base model.",
+        "Forward tokens: those of one answer that go through the whole base model; what they take on a machine is told "
+        "by `abstain latency`.",
     ]
     return " ".join(parts)
 

@@ -1,0 +1,33 @@
+"""`abstain latency`: what each scorer, and each place where a probe might listen, costs in time on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.bar import bar
+
+console = Console(markup=False, highlight=False)
+
+
+def time_scorers(
+    answers: Annotated[int, typer.Option(min=1, help="labelled answers to time, evenly spaced")] = 8,
+) -> None:
+    """Time one answer at a time, nothing cached: every scorer of params.yaml, and the probe by layer and chunks."""
+    from abstain.scorers.latency import latencies
+    from abstain.settings import load_settings
+    from tasks.pipeline import read_labelled
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        params, labelled = read_labelled(workspace)
+    rows = labelled.rows[:: max(1, len(labelled.rows) // answers)][:answers]
+    with bar(console, "latency") as progress:
+        found = latencies(params, load_settings(), rows, progress)
+    table = Table("ms for one answer", "mean", "p99")
+    for name, of in found.items():
+        table.add_row(name, f"{of.mean:,.0f}", f"{of.p99:,.0f}")
+    console.print(table)
