@@ -102,11 +102,12 @@ class LoadedModel:
     tokenizer: Any
 
 
-def resolve(name: str, settings: Settings) -> ModelRef:
+def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
     """Find the model called `name` without loading it.
 
     `name` is an embedded model's name, a folder, or a Hugging Face `id` or `id@revision` present in the
-    local hub cache or, with a network, on the hub. Raises `AbstainError` when there is none of these.
+    local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `remedy`, when there is none
+    of these.
     """
     if name in EMBEDDED:
         digest = _sha256(_embedded_files(name), settings)
@@ -119,7 +120,7 @@ def resolve(name: str, settings: Settings) -> ModelRef:
         if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
             raise AbstainError(f"{folder} is no model folder: it needs config.json and *.safetensors")
         return ModelRef(folder.name, _sha256(weights, settings), str(folder.resolve()))
-    return _resolve_hub(name)
+    return _resolve_hub(name, remedy)
 
 
 def pin(name: str, revision: str) -> str:
@@ -255,7 +256,7 @@ def _embedded_files(name: str) -> list[Path]:
     return files
 
 
-def _resolve_hub(name: str) -> ModelRef:
+def _resolve_hub(name: str, remedy: str) -> ModelRef:
     from huggingface_hub import snapshot_download
 
     model_id, _, revision = name.partition("@")
@@ -268,7 +269,7 @@ def _resolve_hub(name: str) -> ModelRef:
     except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
         raise AbstainError(
             f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED)}), no folder, and the "
-            f"Hugging Face hub does not give it ({type(error).__name__}); {REMEDY}"
+            f"Hugging Face hub does not give it ({type(error).__name__}); {remedy}"
         ) from None
     return ModelRef(model_id, Path(path).name, path)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from abstain.errors import AbstainError
 from abstain.features.cache import FeatureCache, Space, pass_key
 from abstain.llm.layout import Pass
-from abstain.llm.loading import REMEDY, ModelRef, choose_device, resolve, window_of
+from abstain.llm.loading import ModelRef, choose_device, resolve, window_of
 from abstain.scorers.base import ScorerUnavailable
 from abstain.settings import Settings
 
@@ -143,9 +143,9 @@ def find_model(name: str | None, setting: str, head: Head, settings: Settings) -
     if not name:
         raise ScorerUnavailable(f"no model: set {setting} in params.yaml")
     try:
-        ref = resolve(name, settings)
+        ref = resolve(name, settings, remedy=f"set {setting} in params.yaml")
     except AbstainError as error:
-        raise ScorerUnavailable(str(error).replace(REMEDY, f"set {setting} in params.yaml")) from None
+        raise ScorerUnavailable(str(error)) from None
     try:
         config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
