@@ -2,7 +2,7 @@
 
 Three decisions:
 
-* Latency is the gate's own figure (`abstain.serve.latency`), of an answer of 128 tokens, on one core.
+* Latency is the gate's own figure (`abstain.serve.probe_latency`), of an answer of 128 tokens, on one core.
 * Throughput is that of answers of many lengths, in turns with torch's eager mode, one thread both: one answer at a
   time, as `OnnxProbe.confidence` does it, and in padded batches of 32.
 * Weights are random, because time does not depend on what was learnt. Each export has a process of its own, as it must.
@@ -56,7 +56,7 @@ def measured(architecture: Architecture, width: int, folder: Path, repeats: int)
     save_probe(drawn(architecture, width), weights)
     subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
     latency = subprocess.run(
-        [sys.executable, "-m", "abstain.serve.latency", str(file)], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "abstain.serve.probe_latency", str(file)], stdout=subprocess.PIPE, text=True, check=True
     )
     probe, served, rows = load_probe(weights), OnnxProbe(file), answers(width)
     yield (

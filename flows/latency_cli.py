@@ -17,7 +17,7 @@ def time_scorers(
     answers: Annotated[int, typer.Option(min=1, help="labelled answers to time, evenly spaced")] = 8,
 ) -> None:
     """Time one answer at a time, nothing cached: every scorer of params.yaml, and the probe by layer and chunks."""
-    from abstain.scorers.latency import latencies
+    from abstain.serve.latency import latencies
     from abstain.settings import load_settings
     from tasks.pipeline import read_labelled
     from tasks.workspace import open_workspace

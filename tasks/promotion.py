@@ -190,7 +190,7 @@ def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new
         target_precision=tuned["precision"] if of_errors else params.threshold.target,
         target_error_rate=params.threshold.target if of_errors else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
-        latency_p99_ms=float(run(["python", "-m", "abstain.serve.latency", str(paths.ONNX)], workspace.path)),
+        latency_p99_ms=float(run(["python", "-m", "abstain.serve.probe_latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,
     )
     same = registry.prod is None or registry.prod.holdout == metrics["holdout"]["digest"] or new_holdout is not None

@@ -12,7 +12,7 @@ from abstain.llm.asks import Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
-from abstain.serve.latency import latency_p99_ms
+from abstain.serve.probe_latency import latency_p99_ms
 from abstain.serve.released import Released
 from abstain.serve.requests import from_flags
 from abstain.settings import Settings

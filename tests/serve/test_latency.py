@@ -8,12 +8,11 @@ import pytest
 from abstain.errors import AbstainError
 from abstain.llm.engine import Engine
 from abstain.params import Params, load_params
-from abstain.scorers.latency import latencies
+from abstain.serve.latency import latencies
 from abstain.settings import Settings
 from tests.conftest import ROOT
 from tests.llm.builders import WINDOW, save_tiny_model
-
-from .builders import TEXTS, interaction
+from tests.scorers.builders import TEXTS, interaction
 
 SHORT, LONG = interaction("5 euros", TEXTS[:1]), interaction("x" * WINDOW, name="i-2")
 PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", "probe: layer 1, mlp, best 1 chunks"]
