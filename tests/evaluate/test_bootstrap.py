@@ -127,19 +127,25 @@ def test_the_bootstrap_carries_the_weights() -> None:
     assert weighted.value == pytest.approx(expected.value)
 
 
-def test_interval_leaves_nan_draws_out() -> None:
+def test_interval_leaves_a_few_nan_draws_out() -> None:
     draws = np.array([np.nan, *np.linspace(0, 1, 101), np.nan])
     assert interval(draws) == (pytest.approx(0.025), pytest.approx(0.975))
     assert interval(draws, level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
     assert all(math.isnan(bound) for bound in interval(np.full(3, np.nan)))
 
 
-def test_a_draw_of_one_class_is_no_win_and_in_no_interval() -> None:
+@pytest.mark.parametrize(("undefined", "known"), [(5, True), (6, False)])
+def test_what_is_not_defined_in_more_than_one_draw_of_twenty_has_no_interval(undefined: int, known: bool) -> None:
+    draws = np.concatenate([np.linspace(0, 1, 100 - undefined), np.full(undefined, np.nan)])
+    assert [math.isfinite(bound) for bound in interval(draws)] == [known, known]
+
+
+def test_a_draw_of_one_class_is_no_win_and_makes_no_figure_sure() -> None:
     """Two groups of one class each: half of all draws have one class alone."""
     correct, groups = np.array([1, 1, 0, 0]), np.array(["a", "a", "b", "b"])
     found = bootstrap({"auroc": partial(auroc, correct, np.array([0.9, 0.8, 0.2, 0.1]))}, groups, 400, 0)["auroc"]
     assert 0.4 < np.isnan(found.draws).mean() < 0.6
-    assert found.interval == (1, 1)
+    assert found.value == 1 and all(math.isnan(bound) for bound in found.interval)
     assert found.chance == pytest.approx(1 - np.isnan(found.draws).mean())
 
 

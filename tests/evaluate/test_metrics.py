@@ -91,9 +91,11 @@ def test_calibration_error_by_hand() -> None:
     correct = np.array([1, 0, 1, 1, 0])
     confidence = np.array([0.2, 0.24, 0.9, 0.95, 1.0])
     assert reliability(correct, confidence) == [
-        {"confidence": pytest.approx(0.22), "accuracy": 0.5, "rows": 2},
-        {"confidence": pytest.approx(0.95), "accuracy": pytest.approx(2 / 3), "rows": 3},
+        {"confidence": pytest.approx(0.22), "accuracy": 0.5, "rows": 2, "share": 0.4},
+        {"confidence": pytest.approx(0.95), "accuracy": pytest.approx(2 / 3), "rows": 3, "share": 0.6},
     ]
+    weighted = reliability(correct, confidence, np.array([1.0, 1.0, 1.0, 0.5, 0.5]))
+    assert [(b["rows"], b["share"]) for b in weighted] == [(2, 0.5), (3, 0.5)]
     assert ece(correct, confidence) == pytest.approx((2 * 0.28 + 3 * (0.95 - 2 / 3)) / 5)
 
 
@@ -235,7 +237,7 @@ def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
     of_all, errors = weight[most].sum() / weight.sum(), (weight * (1 - correct)).sum()
     assert masked(correct, confidence, weight, share=share) == pytest.approx(of_all)
     found = caught(correct, confidence, weight, share=share)
-    if not errors:
+    if not errors or not of_all:
         assert math.isnan(found)
         return
     assert found == pytest.approx((weight * (1 - correct))[most].sum() / errors)
@@ -251,7 +253,7 @@ def test_errors_caught_by_hand() -> None:
     assert (caught(correct, confidence), masked(correct, confidence)) == (0.5, pytest.approx(0.15))
     assert caught_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
     confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is masked
-    assert (caught(correct, confidence), masked(correct, confidence)) == (0, 0)
+    assert math.isnan(caught(correct, confidence)) and masked(correct, confidence) == 0
     assert caught(correct, confidence, share=0.2) == 0.5
     assert masked(correct, np.full(20, 0.7), share=0.99) == 0
 

@@ -19,6 +19,8 @@ Figure = Callable[[np.ndarray], Any]
 
 Key = TypeVar("Key", bound=Hashable)
 
+UNDEFINED = 0.05
+"""Where a figure is not defined in more than this share of the draws, those in which it is are no sample of it."""
 CELLS = 2**16
 """Most weights that are held at once: 512 KiB, and what is computed of them, stay in a core's cache."""
 
@@ -40,7 +42,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The central 95 % percentile interval, draws that are nan left out; nan for a value that is not defined."""
+        """The central 95 % percentile `interval`; nan for a value that is not defined."""
         return (float("nan"), float("nan")) if np.isnan(self.value) else interval(self.draws)
 
     @property
@@ -76,10 +78,19 @@ def paired(own: Estimate, other: Estimate) -> Estimate:
     return Estimate(own.value - other.value, own.draws - other.draws)
 
 
+def bounded(name: str, estimate: Estimate) -> dict[str, float]:
+    """`name`, `name_low` and `name_high`: a figure and its 95 % interval, as the reports read them."""
+    low, high = estimate.interval
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+
+
 def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The central percentile interval of `draws`, nan draws left out; nan where none is left."""
+    """The central percentile interval of `draws`, nan draws left out; nan where these are more than `UNDEFINED`.
+
+    A few groups of one class each would otherwise be sure of the figure that they have when both kinds are drawn.
+    """
     known = draws[~np.isnan(draws)]
-    if not len(known):
+    if len(known) < (1 - UNDEFINED) * len(draws) or not len(known):
         return float("nan"), float("nan")
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

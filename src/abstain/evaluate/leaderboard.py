@@ -22,7 +22,7 @@ import pandas as pd
 
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
-from abstain.evaluate.bootstrap import Estimate, Figure, bootstrap, paired
+from abstain.evaluate.bootstrap import Estimate, Figure, bootstrap, bounded, paired
 
 Column = np.ndarray | pd.Series
 
@@ -86,7 +86,7 @@ def leaderboard(
     for name in names:
         row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}
         for metric in (*RANKING, *CALIBRATION):
-            row |= _bounded(metric, found[name, metric])
+            row |= bounded(metric, found[name, metric])
         other = None if champion in (None, name) else found[str(champion), "auroc"]
         rows.append(row | _compared(found[name, "auroc"], other))
     return pd.DataFrame(rows)
@@ -102,12 +102,7 @@ def _withheld(raw: Column, probability: Column | None) -> tuple[np.ndarray, np.n
     return np.where(unknown, np.nan, raw), np.where(unknown, np.nan, calibrated)
 
 
-def _bounded(name: str, estimate: Estimate) -> dict[str, float]:
-    low, high = estimate.interval
-    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
-
-
 def _compared(own: Estimate, champion: Estimate | None) -> dict[str, float]:
     difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired(own, champion)
     chance = np.nan if np.isnan(difference.value) else difference.chance
-    return {**_bounded("auroc_difference", difference), "chance_better": chance}
+    return {**bounded("auroc_difference", difference), "chance_better": chance}

@@ -102,9 +102,9 @@ def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.
 
 @_metric
 def caught(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
-    """The share of all errors that are among the `masked` answers."""
-    wrong, _ = _withheld(correct, confidence, weight, share)
-    return wrong
+    """The share of all errors that are among the `masked` answers; nan where nothing is masked."""
+    wrong, of_all = _withheld(correct, confidence, weight, share)
+    return np.where(of_all > 0, wrong, np.nan)
 
 
 @_metric
@@ -178,7 +178,8 @@ def display_rate(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray
 def reliability(
     correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, bins: int = 10
 ) -> list[dict[str, float]]:
-    """Per equal-width bin of probability that holds rows: mean confidence, accuracy, rows. `weight` is (rows,)."""
+    """Per equal-width bin of probability that holds rows: mean confidence, accuracy, rows, and their `share` of all
+    answers. `weight` is (rows,), and weighs all of these but `rows`."""
     probability = _probability(np.asarray(confidence, dtype=float))
     where = _bins(probability, bins)
     weight = np.ones(len(where)) if weight is None else weight
@@ -187,6 +188,7 @@ def reliability(
             "confidence": mean(probability[where == b], weight[where == b]),
             "accuracy": mean(correct[where == b], weight[where == b]),
             "rows": int((where == b).sum()),
+            "share": mean(where == b, weight),
         }
         for b in np.unique(where)
     ]

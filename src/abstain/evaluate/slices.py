@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.evaluate import metrics
-from abstain.evaluate.bootstrap import bootstrap
+from abstain.evaluate.bootstrap import bootstrap, bounded
 
 NOT_GIVEN = "not given"
 
@@ -96,10 +96,12 @@ def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, 
     if row["worth"] < min_rows:
         return row | {"note": f"{_fewer(row['rows'], min_rows)} answers: not judged"}
     auroc = bootstrap({"": partial(metrics.auroc, correct, scored.confidence)}, scored.groups, draws, seed, weight)[""]
-    row |= dict(zip(("auroc", "auroc_low", "auroc_high"), (auroc.value, *auroc.interval), strict=True))
+    row |= bounded("auroc", auroc)
     row |= {"ece": metrics.ece(correct, scored.probability, weight)}
     row |= {"brier": metrics.brier(correct, scored.probability, weight)}
     notes = [why for why, holds in _undefined(scored).items() if holds]
+    if not notes and np.isnan(row["auroc_low"]):
+        notes.append("too few groups of both classes for an interval")
     if metrics.effective_rows(weight[shown]) < min_rows:
         notes.append(f"{_fewer(row['shown'], min_rows)} shown answers: precision not judged")
     else:
