@@ -16,6 +16,14 @@ from .builders import interaction
 
 BEFORE = st.sampled_from(["", "\n", "Probability: ", "p=", "I would say ", "**", "(", "~", "about "])
 AFTER = st.sampled_from(["", ".", ")", "**", "\n\nQuestion:", " because", ", I think.", "!", " - it is", ": yes"])
+NOT_ANSWERED = (
+    "the answer is correct (0.0 to 1.0) is",
+    "0 to 1",
+    "0.0 - 1.0",
+    "1. Yes, it is right",
+    "1 year",
+    "0 days",
+)
 SHARE = st.integers(0, 100).map(lambda n: f"{n / 100:.2f}")
 
 
@@ -78,13 +86,22 @@ def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
         ("0.85 (85%)", 0.85),
         ("85% of the time", 0.85),
         ("The 3rd try: 0.4", 0.4),
+        ("(0.0 to 1.0): 0.85", 0.85),
+        ("the probability that it is correct (0.0 to 1.0) is 0.3.", 0.3),
+        ("0-1: 0.7", 0.7),
+        ("1. The answer is right: 0.9", 0.9),
+        ("In 1 year 80 %", 0.8),
+        ("1\n\nQuestion:", 1.0),
+        ("1, I think", 1.0),
     ],
 )
 def test_the_first_number_counts(reply: str, expected: float) -> None:
     assert probability(reply) == expected
 
 
-@pytest.mark.parametrize("reply", ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7"])
+@pytest.mark.parametrize(
+    "reply", ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7", *NOT_ANSWERED]
+)
 def test_what_is_no_single_number_is_none(reply: str) -> None:
     assert math.isnan(probability(reply))
 

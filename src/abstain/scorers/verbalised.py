@@ -19,6 +19,10 @@ from abstain.scorers.base import Signal
 TOKENS = 12
 CUT_OFF = re.compile(r"[\d.,]+ *\Z")
 """A number at which a reply was cut off may have gone on: "0." is not 0."""
+ASKED_FOR = re.compile(r"\(?\b0(?:\.0)?\s*(?:to|[-–])\s*1(?:\.0)?\b\)?", re.IGNORECASE)
+"""The range that the question names: a reply that repeats it has not answered yet."""
+COUNTED = re.compile(r"[.)]?[ \t]+[^\W\d]")
+"""What follows a whole number that counts things or lines: "1. Yes", "1 year"."""
 _NUMBER = r"(\d+(?:[.,]\d+)?|\.\d+)"
 PROBABILITY = re.compile(
     rf"(?<![\w.,/−-]){_NUMBER}(?:\s*(%|per ?cent\b)|\s*(?:/|(?:out )?of)\s*{_NUMBER})?(?![\w%/]|[.,]\d)", re.IGNORECASE
@@ -40,11 +44,18 @@ def verbalised_signal(tokenizer: Any) -> Signal:
 def probability(reply: str) -> float:
     """The first number of `reply`: "0.85", "0,85", "85 %", "8/10", "8 out of 10", and of a range its beginning.
 
-    nan where there is none, or it is not from 0 to 1.
+    The range that was asked for, and whole numbers that count something, are passed over. nan where there is none, or
+    it is not from 0 to 1.
     """
-    match = PROBABILITY.search(reply)
+    reply = ASKED_FOR.sub(" ", reply)
+    match = next((one for one in PROBABILITY.finditer(reply) if not _counts(one)), None)
     if match is None:
         return float("nan")
     value, whole = (float((number or "1").replace(",", ".")) for number in (match[1], match[3]))
     share = value / (100 if match[2] else whole) if whole else float("nan")
     return share if 0 <= share <= 1 else float("nan")
+
+
+def _counts(number: re.Match[str]) -> bool:
+    whole = number[1].isdigit() and not number[2] and not number[3]
+    return whole and COUNTED.match(number.string, number.end()) is not None
