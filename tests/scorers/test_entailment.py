@@ -253,12 +253,30 @@ def test_a_model_with_another_head_is_refused(tmp_path: Path, settings: Settings
     )
 
 
+def test_a_model_without_a_tokenizer_beside_it_is_refused(tmp_path: Path, settings: Settings) -> None:
+    folder = save_encoder(tmp_path / "mute", "classify", id2label=NLI)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ScorerUnavailable, match="its tokenizer knows no words: save the tokenizer beside the model"):
+        entailment_scorer(str(folder), settings)
+
+
+def test_weights_that_cannot_be_read_are_one_line(tmp_path: Path, settings: Settings) -> None:
+    folder = save_encoder(tmp_path / "broken", "classify", id2label=NLI)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(
+        AbstainError, match=r"^the files of broken cannot be used \(.*: save them anew, or name another"
+    ):
+        entailment_scorer(str(folder), settings).score(unread(interaction()))
+
+
 def test_a_model_that_brings_its_own_code_is_refused(tmp_path: Path, settings: Settings) -> None:
     folder = save_encoder(tmp_path / "own", "classify", id2label=NLI)
     edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
     (folder / "own.py").write_text("raise SystemExit('this was run')")
     with pytest.raises(
-        ScorerUnavailable, match=r"its configuration cannot be used .*; change scorers.entailment_model"
+        ScorerUnavailable, match=r"cannot be used \(.*\): save them anew, or set scorers.entailment_model in params"
     ):
         entailment_scorer(str(folder), settings)
 

@@ -141,12 +141,12 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
 
     transformers.utils.logging.disable_progress_bar()
     kind = getattr(transformers, AUTO[kind_of(_config(ref))])
-    with _readable(ref):
+    with readable(ref):
         model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
     if lacking := sorted(info["missing_keys"]):
         raise AbstainError(f"{ref.name} is no language model: its weights lack {lacking[0]}; choose another")
     model = model.to(device).eval().requires_grad_(False)
-    with _readable(ref):
+    with readable(ref):
         return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))
 
 
@@ -163,7 +163,7 @@ def load_tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
-    with _readable(ref):
+    with readable(ref):
         return AutoTokenizer.from_pretrained(ref.path)
 
 
@@ -222,19 +222,19 @@ def _config(ref: ModelRef) -> Any:
     from transformers import AutoConfig
 
     _ensure_files(ref)
-    with _readable(ref):
+    with readable(ref):
         return AutoConfig.from_pretrained(ref.path)
 
 
 @contextmanager
-def _readable(ref: ModelRef) -> Iterator[None]:
-    """What transformers and safetensors raise about files that they cannot read, in one line."""
+def readable(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
+    """What transformers and safetensors raise about files that they cannot read, in one line; it ends with `remedy`."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise AbstainError(
-            f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason}): save them anew, or {REMEDY}"
+            f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason}): save them anew, or {remedy}"
         ) from None
 
 

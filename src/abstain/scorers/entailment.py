@@ -1,7 +1,7 @@
 """Entailment: does a retrieved chunk support the answer, in the eyes of a cross-encoder that reads both?
 
-HHEM (Bao et al. 2024), with which the probe's paper compares itself, is such a model; any sequence-classification model
-will do. Three decisions:
+The probe's paper compares itself with HHEM (Bao et al. 2024). Any sequence-classification model of transformers' own
+will do; one that brings its own code, as later versions of HHEM do, is not run. Three decisions:
 
 * The hypothesis is question and answer: an answer is often a fragment ("5 euros") that no text entails, and that many
   chunks contain; with the question before it, it is a claim.

@@ -22,7 +22,7 @@ from torch import Tensor
 from abstain.errors import AbstainError
 from abstain.features.cache import FeatureCache, Space, pass_key
 from abstain.llm.layout import Pass
-from abstain.llm.loading import ModelRef, choose_device, resolve, window_of
+from abstain.llm.loading import ModelRef, choose_device, readable, resolve, window_of
 from abstain.scorers.base import ScorerUnavailable
 from abstain.settings import Settings
 
@@ -35,6 +35,7 @@ BLOCK = 512
 """Rows that are computed and written to the cache together."""
 WINDOW = 512
 """Tokens of a window where a model names no limit."""
+ANOTHER = "name another model in params.yaml"
 ROOM = 16
 """Fewer tokens than this of a long text beside the short one are not worth reading."""
 
@@ -136,24 +137,31 @@ class OtherModel:
 def find_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[OtherModel, Any]:
     """The model that `setting` of params.yaml names, a folder or a Hugging Face `id[@revision]`, and its configuration.
 
-    Nothing is loaded. Raises `ScorerUnavailable` where there is none, or it has another head.
+    No weights are loaded. Raises `ScorerUnavailable` where there is none, it has another head, or nothing to read words
+    with.
     """
     from transformers import AutoConfig
 
     if not name:
         raise ScorerUnavailable(f"no model: set {setting} in params.yaml")
+    remedy = f"set {setting} in params.yaml"
     try:
-        ref = resolve(name, settings, remedy=f"set {setting} in params.yaml")
+        ref = resolve(name, settings, remedy)
+        with readable(ref, remedy):
+            config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
     except AbstainError as error:
         raise ScorerUnavailable(str(error)) from None
-    try:
-        config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ScorerUnavailable(f"{name}: its configuration cannot be used ({reason}); change {setting}") from None
     trained = config.architectures or []
     if trained and not any(head in architecture for architecture in trained):
         raise ScorerUnavailable(f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
+    try:
+        tokenizer = _tokenizer(ref)
+    except AbstainError as error:
+        raise ScorerUnavailable(str(error)) from None
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of missing files
+        raise ScorerUnavailable(
+            f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}"
+        )
     return OtherModel(ref, head, settings), config
 
 
@@ -171,13 +179,14 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(ref.path, split_special_tokens=True, trust_remote_code=False)
+    tokenizer = _tokenizer(ref)
     if not tokenizer.is_fast:
         raise AbstainError(f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one")
     tokenizer.padding_side = tokenizer.truncation_side = "right"
-    model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
-        ref.path, dtype=_dtype(settings), trust_remote_code=False, output_loading_info=True
-    )
+    with readable(ref, ANOTHER):
+        model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
+            ref.path, dtype=_dtype(settings), trust_remote_code=False, output_loading_info=True
+        )
     if lacking := sorted(info["missing_keys"]):
         raise AbstainError(
             f"{ref.name}: its weights lack {lacking[0]}, so that what it says would be random: "
@@ -186,6 +195,13 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     model = model.to(choose_device(settings)).eval().requires_grad_(False)
     window = min(tokenizer.model_max_length, window_of(model.config.get_text_config()) or WINDOW)
     return _Loaded(model, tokenizer, int(window))
+
+
+def _tokenizer(ref: ModelRef) -> Any:
+    from transformers import AutoTokenizer
+
+    with readable(ref, ANOTHER):
+        return AutoTokenizer.from_pretrained(ref.path, split_special_tokens=True, trust_remote_code=False)
 
 
 def _dtype(settings: Settings) -> torch.dtype:
