@@ -36,8 +36,8 @@ bench: setup ## what reading the base model, perturbing contexts, taking in feed
 	@$(BIN)/python -m benchmarks.ingest
 	@$(BIN)/python -m benchmarks.retrieval
 	@$(BIN)/python -m benchmarks.probe
-	@$(BIN)/abstain latency
 	@$(BIN)/python -m benchmarks.scorers
+	@$(BIN)/abstain latency
 
 lint: setup ## ruff and hadolint
 	@$(BIN)/ruff check

@@ -14,20 +14,23 @@ console = Console(markup=False, highlight=False)
 
 
 def time_scorers(
-    answers: Annotated[int, typer.Option(min=1, help="labelled answers to time, evenly spaced")] = 8,
+    answers: Annotated[int, typer.Option(min=1, help="labelled answers to time, evenly spaced")] = 10,
 ) -> None:
     """Time one answer at a time, nothing cached: every scorer of params.yaml, and the probe by layer and chunks."""
-    from abstain.serve.latency import latencies
+    import numpy as np
+
+    from abstain.serve.latency import TELLING, latencies
     from abstain.settings import load_settings
     from tasks.pipeline import read_labelled
     from tasks.workspace import open_workspace
 
     with open_workspace() as workspace:
         params, labelled = read_labelled(workspace)
-    rows = labelled.rows[:: max(1, len(labelled.rows) // answers)][:answers]
+    places = np.unique(np.linspace(0, len(labelled.rows), answers, endpoint=False, dtype=int))
+    rows = [labelled.rows[at] for at in places if at < len(labelled.rows)]
     with bar(console, "latency") as progress:
         found = latencies(params, load_settings(), rows, progress)
-    table = Table("ms for one answer", "mean", "p99")
+    table = Table("ms for one answer", "mean", "p99" if len(rows) >= TELLING else "longest")
     for name, of in found.items():
         table.add_row(name, f"{of.mean:,.0f}", f"{of.p99:,.0f}")
     console.print(table)

@@ -8,11 +8,12 @@ import pytest
 from abstain.errors import AbstainError
 from abstain.llm.engine import Engine
 from abstain.params import Params, load_params
-from abstain.serve.latency import latencies
+from abstain.scorers.entailment import Entailment
+from abstain.serve.latency import Latency, latencies
 from abstain.settings import Settings
 from tests.conftest import ROOT
 from tests.llm.builders import WINDOW, save_tiny_model
-from tests.scorers.builders import TEXTS, interaction
+from tests.scorers.builders import TEXTS, interaction, save_encoder
 
 SHORT, LONG = interaction("5 euros", TEXTS[:1]), interaction("x" * WINDOW, name="i-2")
 PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", "probe: layer 1, mlp, best 1 chunks"]
@@ -41,7 +42,7 @@ def test_everything_that_can_be_had_is_timed(params: Params, settings: Settings)
     seen: list[tuple[int, int]] = []
     found = latencies(params, settings, [SHORT], lambda done, total: seen.append((done, total)))
     assert list(found) == [*PLACES, "entropy", "context_gain", "perturbation", "regressors", "fusion"]
-    assert all(0 < of.mean <= of.p99 for of in found.values()), "one answer, so both are the same"
+    assert all(0 < of.mean == of.p99 for of in found.values()), "one answer, so both are the same"
     assert seen == [(at, len(found)) for at in range(len(found) + 1)]
 
 
@@ -53,6 +54,28 @@ def test_nothing_is_taken_from_another_answer(params: Params, settings: Settings
         latencies(params, settings, [SHORT] * rows)
         tokens.append(engines[-1].work.forward_tokens)
     assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 0, "an equal answer costs as much again"
+
+
+def test_of_few_times_the_longest_is_said_and_of_many_the_percentile() -> None:
+    assert Latency((1.0, 2.0, 9.0)).p99 == 9.0 and Latency((1.0, 2.0, 9.0)).mean == 4.0
+    assert Latency(tuple(float(n) for n in range(101))).p99 == 99.0
+
+
+def test_a_scorer_with_a_model_of_its_own_is_timed_and_part_of_the_fusion(
+    params: Params, settings: Settings, tmp_path: Path, monkeypatch: Any
+) -> None:
+    model = str(save_encoder(tmp_path / "judge", "classify", num_labels=1))
+    none = params.regressors.model_copy(update={"kinds": ()})
+    scorers = params.scorers.model_copy(update={"compare": ("entailment",), "entailment_model": model})
+    calls: list[int] = []
+    monkeypatch.setattr(
+        Entailment,
+        "_compute",
+        lambda self, pairs, own=Entailment._compute: calls.append(len(pairs)) or own(self, pairs),
+    )
+    found = latencies(params.model_copy(update={"scorers": scorers, "regressors": none}), settings, [SHORT, SHORT])
+    assert list(found) == [*PLACES, "entailment", "fusion"]
+    assert calls == [1] * 6, "the first answer twice and the second once, alone and in the fusion, never from the cache"
 
 
 def test_without_regressors_no_context_is_perturbed(params: Params, settings: Settings) -> None:

@@ -59,6 +59,10 @@ class Perturber:
         """Compute what the cache lacks, and what that cost: as `RowSource.fill`."""
         return self._rows.fill(Together([self._requests(rows, ask) for ask in self.asks]), progress, runner)
 
+    def run(self, rows: Sequence[Interaction]) -> None:
+        """Perturb and keep nothing: as `RowSource.run`."""
+        self._rows.run(Together([self._requests(rows, ask) for ask in self.asks]))
+
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
         """How many contexts are to be perturbed, copies counted, and how many different ones the cache lacks."""
         requests = Together([self._requests(rows, ask) for ask in self.asks])

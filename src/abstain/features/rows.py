@@ -63,6 +63,13 @@ class RowSource:
             raise AbstainError(f"{self.model} is no causal language model, as a base model is: change llm.model")
         return engine
 
+    def run(self, requests: Requests) -> None:
+        """Compute `requests` and keep nothing, whatever the cache has: what a service does that answers once."""
+        asked = (requests[at] for at in range(len(requests)))
+        numbered = {str(at): request for at, request in enumerate(filter(None, asked))}
+        for _ in engine_for(self._work(()), self.settings).run(numbered):
+            pass
+
     def missing(self, requests: Requests) -> int:
         """How many different rows of `requests` would need a forward pass."""
         return len(self._lacking(requests))

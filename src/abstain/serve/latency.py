@@ -2,10 +2,10 @@
 
 Three decisions:
 
-* An answer comes alone, as a service has it, and the feature cache is empty: everything that it needs is computed, and
-  nothing is shared with another answer.
-* What is timed ends where a scorer has what it asked the base model for. What it makes of that takes microseconds, and
-  a served probe a fraction of a millisecond (probe_latency.py).
+* An answer comes alone, as a service has it, and the feature cache is left out: everything that it needs is computed,
+  and nothing is shared with another answer.
+* What is timed are the models. What a scorer makes of their results takes microseconds, and a served probe a fraction
+  of a millisecond (probe_latency.py).
 * One scorer after the other, the first answer once more than the others, so that no model is loaded in a timed run.
 """
 
@@ -16,32 +16,42 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Prepared
-from abstain.features.rows import Progress
+from abstain.features.readings import Reading
+from abstain.features.rows import Progress, RowSource
 from abstain.params import Params
 from abstain.scorers.asked import Listening, served, swept
-from abstain.scorers.base import Scorer
+from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.conditions import Conditions
-from abstain.scorers.reading import Asked, fill, read_answers, readings_of
+from abstain.scorers.reading import Asked, readings_of, requests_of
 from abstain.scorers.together import FUSION, LENGTH_ONLY
 from abstain.settings import Settings
 
 Run = Callable[[Interaction], object]
+TELLING = 100
+"""Of fewer times, the 99th percentile is the longest of them."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of one answer: the mean, and the 99th percentile."""
+    """Milliseconds that answers took, one by one."""
 
-    mean: float
-    p99: float
+    times: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.times))
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile; of fewer than `TELLING` times, the longest."""
+        return float(np.quantile(self.times, 0.99) if len(self.times) >= TELLING else max(self.times))
 
 
 def latencies(
@@ -59,52 +69,56 @@ def latencies(
     if not rows:
         raise AbstainError("there is no answer to time that fits the base model's window: `abstain ingest` some first")
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder) / "features"
-        runs = _runs(params, settings.model_copy(update={"features_url": str(scratch)}), rows)
+        runs = _runs(params, settings.model_copy(update={"features_url": folder}), rows)
         took = {}
         for at, (name, run) in enumerate(runs.items()):
             progress(at, len(runs))
-            times = [_milliseconds(run, row, scratch) for row in (rows[0], *rows)][1:]
-            took[name] = Latency(float(np.mean(times)), float(np.quantile(times, 0.99)))
+            took[name] = Latency(tuple([_milliseconds(run, row) for row in (rows[0], *rows)][1:]))
         progress(len(runs), len(runs))
         return took
 
 
-def _milliseconds(run: Run, row: Interaction, cache: Path) -> float:
-    shutil.rmtree(cache, ignore_errors=True)
+def _milliseconds(run: Run, row: Interaction) -> float:
     start = time.perf_counter()
     run(row)
     return 1000 * (time.perf_counter() - start)
 
 
 def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
-    def asking(asked: Callable[[Interaction], Sequence[Asked]]) -> Run:
-        return lambda row: fill(params.llm, settings, asked(row))
+    base = RowSource(params.llm.model, settings)
 
-    def listening(place: Listening) -> Run:
-        return asking(lambda row: [([row], (place.reading,))])
+    def asking(asked: Callable[[Interaction], Sequence[Asked]]) -> Run:
+        return lambda row: base.run(requests_of(params.llm, settings, asked(row)))
 
     def scoring(scorer: Scorer) -> Run:
-        return lambda row: scorer.score(read_answers(params.llm, settings, [row], scorer.readings))
+        """Of a scorer with a model of its own: it keeps what that says in the cache, which is made empty."""
+
+        def run(row: Interaction) -> None:
+            shutil.rmtree(settings.features, ignore_errors=True)
+            scorer.score(Answers([row], {}))
+
+        return run
 
     scorers = [one for one in compared(params, settings).scorers if one.name != LENGTH_ONLY]
-    runs = {_name(place): listening(place) for place in (served(params), *swept(params))}
-    runs |= {one.name: scoring(one) for one in scorers}
     own = (served(params).reading, *readings_of(scorers))
-    if not params.regressors.any:
-        return runs | {FUSION: asking(lambda row: [([row], own)])}
-    conditions = Conditions(params.llm, params.perturbation, settings)
-    copies = zip(*conditions.perturber.perturb(rows), strict=True)
-    changed = {row.interaction_id: [[one] for one in of] for row, of in zip(rows, copies, strict=True)}
+    runs = {_name(place): asking(_of((place.reading,))) for place in (served(params), *swept(params))}
+    runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
+    everybody = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
+    if params.regressors.any:
+        conditions = Conditions(params.llm, params.perturbation, settings)
+        copies = zip(*conditions.perturber.perturb(rows), strict=True)
+        changed = {row.interaction_id: [[one] for one in of] for row, of in zip(rows, copies, strict=True)}
 
-    def under_conditions(row: Interaction) -> list[Asked]:
-        return conditions.asked([row], changed[row.interaction_id])
+        def under_conditions(row: Interaction) -> list[Asked]:
+            return conditions.asked([row], changed[row.interaction_id])
 
-    return runs | {
-        "perturbation": lambda row: conditions.perturber.fill([row]),
-        "regressors": asking(under_conditions),
-        FUSION: asking(lambda row: [([row], own), *under_conditions(row)]),
-    }
+        runs |= {"perturbation": lambda row: conditions.perturber.run([row]), "regressors": asking(under_conditions)}
+        everybody[0] = asking(lambda row: [([row], own), *under_conditions(row)])
+    return runs | {FUSION: lambda row: [run(row) for run in everybody]}
+
+
+def _of(readings: Sequence[Reading]) -> Callable[[Interaction], Sequence[Asked]]:
+    return lambda row: [([row], readings)]
 
 
 def _name(place: Listening) -> str:
