@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.evaluate import audits, curves
+from abstain.evaluate.bootstrap import Resamples
 from abstain.evaluate.examples import examples
 from abstain.evaluate.leaderboard import leaderboard
 from abstain.evaluate.masking import at_threshold, threshold_table
@@ -229,7 +230,13 @@ def _measured(served: float, promised: float | None) -> str:
         "kinds": {name: _kind(name) for name in scores},
         "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},
         "skipped": {"entailment": "no model is set: scorers.entailment_model | is null", "extractive_qa": "no model"},
-        "neither": {"yes_score": 12, "yes_score_fused": 0},
+        "neither": {"replies": 321, "answers": 1200},
+        "improbable": {"yes_score": 12, "yes_score_fused": 0},
+        "at_own_threshold": {
+            "probe": {**at["naive"], "note": ""},
+            "fusion": {**at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
+            "verbalised": {"note": "no threshold reaches precision 0.8 on 206 reviewed answers | none"},
+        },
         "regressors": REGRESSORS,
         "calibration": {
             "method": "isotonic",
@@ -244,7 +251,9 @@ def _measured(served: float, promised: float | None) -> str:
         },
         "slices": slices.rename(columns={"stratum": "by"}).to_dict("records"),
         "audits": {
-            "context_removed": audits.context_removed(correct, scores[few], changed[few], weight),
+            "context_removed": audits.context_removed(
+                correct, scores[few], changed[few], weight, group, Resamples(200, 1)
+            ),
             "answers_shuffled": audits.answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
             "left_out": [
                 {
@@ -254,6 +263,9 @@ def _measured(served: float, promised: float | None) -> str:
                     "auroc_low": 0.6123,
                     "auroc_high": 0.7999,
                     "auroc_trained_on_all": 0.8123,
+                    "lost": 0.1111,
+                    "lost_low": 0.0222,
+                    "lost_high": 0.2,
                     "note": "",
                 },
                 {"product": TAG, "rows": 3, "note": "fewer than 20 answers: not judged"},
@@ -272,7 +284,13 @@ def _measured(served: float, promised: float | None) -> str:
         "examples": examples(texts, served),
     }
     reliability = [
-        {"kind": kind, "confidence": low + 0.05, "accuracy": shift + 0.7 * low, "rows": 10 + round(40 * low)}
+        {
+            "kind": kind,
+            "confidence": low + 0.05,
+            "accuracy": shift + 0.7 * low,
+            "rows": 10 + round(40 * low),
+            "share": (10 + round(40 * low)) / 280,
+        }
         for kind, shift in (("raw", 0.2), ("calibrated", 0.05))
         for low in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     ]
@@ -281,6 +299,7 @@ def _measured(served: float, promised: float | None) -> str:
         "roc": curves.roc(correct, scores[few], weight),
         "risk_coverage": curves.risk_coverage(correct, scores[few], weight),
         "reliability": pd.DataFrame(reliability),
+        "reliability_by_product": curves.reliability_by(pd.Series(products), correct, probability, weight, 20),
         "confidence": curves.histogram(correct, own, weight),
     }
     rows = {name: table.to_dict("records") for name, table in tables.items()}

@@ -34,10 +34,19 @@ def test_the_histogram_holds_everything_once() -> None:
     assert ends["right"].iloc[-1] == ends["wrong"].iloc[0] == 0.5
 
 
+def test_reliability_of_the_largest_slices_that_have_enough_answers() -> None:
+    stratum = pd.Series(["b"] * 30 + ["a"] * 40 + ["few"] * 5 + [None] * 9 + ["c", "d", "e"] * 20)
+    correct, half = np.tile([0, 1], 72), np.full(144, 0.5)
+    table = curves.reliability_by(stratum, correct, half, np.ones(144), 20)
+    assert list(table["kind"]) == ["a", "b", "c", "d"] and list(table["rows"]) == [40, 30, 20, 20]
+    assert set(table["share"]) == {1.0} and table["accuracy"].tolist() == [0.5] * 4
+    assert curves.reliability_by(stratum, correct, half, np.ones(144), 50).empty
+
+
 def test_reliability_tells_raw_from_calibrated() -> None:
     table = curves.reliability(CORRECT, SCORES["a"].to_numpy(), np.full(8, 0.5), np.ones(8))
     (calibrated,) = table[table["kind"] == "calibrated"].to_dict("records")
-    assert calibrated == {"kind": "calibrated", "confidence": 0.5, "accuracy": 0.5, "rows": 8}
+    assert calibrated == {"kind": "calibrated", "confidence": 0.5, "accuracy": 0.5, "rows": 8, "share": 1.0}
     assert table[table["kind"] == "raw"]["rows"].sum() == 8
 
 

@@ -70,8 +70,8 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("name", CURVES)
 def test_a_plot_shows_its_table(name: str) -> None:
     table = TABLES[name]
-    column = {"threshold": "precision", "roc": "true_positive_rate", "reliability": "accuracy"}.get(name)
-    column = column or {"risk_coverage": "risk", "confidence": "right"}[name]
+    columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "right"}
+    column = columns.get(name, "accuracy")
     assert draw(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
 
 

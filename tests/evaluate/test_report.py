@@ -260,7 +260,8 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert rows["probe"][2:4] == ["", ""]
     assert rows["fusion"][2].startswith(figure(fusion["auroc_difference"], "+.3f"))
     assert rows["fusion"][3] == f"{fusion['chance_better']:.0%}".replace("%", " %")
-    assert rows["fusion"][4:6] == [percent(fusion["caught"]), f"{fusion['caught_over_random']:.2f}"]
+    times = [f"{fusion[f'caught_over_random{end}']:.2f}" for end in ("", "_low", "_high")]
+    assert rows["fusion"][4:6] == [percent(fusion["caught"]), f"{times[0]}{times[1]} to {times[2]}"]
     assert rows["yes_score"][6:] == ["312", "7"]
     assert rows["verbalised"][1:6] == ["not defined"] * 5
     assert rows["verbalised"][7] == str(ROWS)
@@ -273,8 +274,19 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert next(row for row in every if row[0] == "probe")[2] == brier
     told = section(MARKDOWN, "Which signal tells right from wrong best")
     assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
-    assert "neither yes nor no, and count as 0.5: yes_score 12." in told
+    assert "whose first word is neither yes nor no: 321 of 1,200 labelled answers;" in told
+    assert "for which neither Yes nor No was probable, which count as 0.5: yes_score 12." in told
+    assert "whose first word" not in pages(changed={"evaluation.neither": None})[0], "it was not asked"
     assert "2 scorers skipped." in told
+
+
+def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
+    table = next(table for table in Page(PAGE).tables if table[0][:3] == ["scorer", "threshold", "right of the shown"])
+    rows = {row[0]: row[1:] for row in table[1:]}
+    assert set(rows) == {"probe", "fusion", "verbalised"} and rows["probe"][0] == f"{NAIVE:.3f}"
+    fusion = evaluated().evaluation["at_own_threshold"]["fusion"]
+    assert rows["fusion"][:4] == ["0.600", *(percent(fusion[name]) for name in ("precision", "recall", "mask_rate"))]
+    assert rows["verbalised"] == ["no threshold reaches precision 0.8 on 206 reviewed answers | none"]
 
 
 def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturbed() -> None:
@@ -396,13 +408,16 @@ def test_the_audits_are_told_in_words() -> None:
         start = "evaluation.audits.context_removed.0."
         return section(pages(changed={start + key: value for key, value in changed.items()})[0], "What it listens to")
 
-    assert "it hardly looks at the context" in audit(auroc=0.881, auroc_changed=0.87)
-    assert "from 0.800 to 0.620: 40 % of its lead over guessing is left" in audit(auroc=0.8, auroc_changed=0.62)
-    assert "0 % of its lead over guessing is left" in audit(auroc=0.8, auroc_changed=0.45)
+    unsure = audit(auroc=0.881, auroc_changed=0.87, auroc_lost_low=-0.01, auroc_lost_high=0.03)
+    assert "what it loses is −0.010 to +0.030: on these answers it is not shown to look at the context" in unsure
+    assert "it is not shown to look" in audit(auroc=0.881, auroc_changed=0.7, auroc_lost_low=None, auroc_lost_high=None)
+    sure = {"auroc": 0.8, "auroc_lost_low": 0.1}
+    assert "from 0.800 to 0.620: 40 % of its lead over guessing is left" in audit(auroc_changed=0.62, **sure)
+    assert "0 % of its lead over guessing is left" in audit(auroc_changed=0.45, **sure)
     assert "no better than guessing in the first place" in audit(auroc=0.5, auroc_changed=0.4)
     assert "Of the served probe this is not defined" in audit(auroc_changed=None)
     text = audit()
-    assert "it loses 0.111 AUROC on average; the served probe is above the whole interval on Gold Card." in text
+    assert "it loses 0.111 AUROC on average; clearly (the whole interval of the loss) on Gold Card." in text
     assert "So the probe knows more than how long an answer is." in text
     length = {"metrics.holdout.scorers.length_only.auroc_difference_high": 0.01}
     assert "not shown to know more than how long an answer is: be careful" in pages(changed=length)[0]
@@ -667,7 +682,7 @@ def test_the_page_is_in_order_for_those_who_hear_it() -> None:
 
 def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     alts = dict(zip(PLOTS, range(len(PLOTS)), strict=True))
-    assert len(alts) == 6
+    assert len(alts) == 7
     shows = {token.attrs["src"]: token.content for token in tokens(MARKDOWN) if token.type == "image"}
     given = evaluated()
     assert f"{given.probe['auroc']:.3f}" in str(shows["leaderboard.svg"])

@@ -17,11 +17,11 @@ from abstain.llm.loading import LoadedModel, load, resolve
 from abstain.params import LLMParams
 from abstain.scorers.base import Answers, Signal
 from abstain.scorers.reading import read_answers, readings_of
-from abstain.scorers.yes_no import SEEN, STEPS, first_word, yes_no_signals, yes_score
+from abstain.scorers.yes_no import SEEN, STEPS, first_word, neither, yes_no_signals, yes_score
 from abstain.settings import Settings
 from tests.llm.builders import byte_tokenizer, tiny_model
 
-from .builders import TEXTS, interaction
+from .builders import TEXTS, interaction, unread
 
 PROBABILITIES = st.floats(0, 1)
 SEEN_ONES = st.floats(SEEN, 1, exclude_min=True)
@@ -113,6 +113,17 @@ def test_scores_are_taken_where_the_first_word_stands() -> None:
     answers = Answers([interaction(name=name) for name in found], {reading: list(found.values())})
     assert signals["yes_score"].score(answers) == pytest.approx([0.2 / 0.5] * 4)
     assert signals["yes_score_tokens"].score(answers) == pytest.approx([0.37 / (0.37 + 0.45)] * 4)
+
+
+def test_replies_that_mean_neither_are_counted_by_their_first_word() -> None:
+    tokenizer = speaking_tokenizer()
+    (asked,) = by_name(tokenizer)["yes_score"].readings
+    row = [0.2, 0.3, 0.1, 0.05, 0.02, 0.15]
+    replies = [["Yes"], ["1", " Yes"], ["Maybe"], ["1", "!"], ["Maybe", "Yes"]]
+    found = [steps(tokenizer, reply, [row] * len(reply)) for reply in replies]
+    answers = Answers([interaction(name=f"i-{n}") for n in range(6)], {asked: [*found, None]})
+    assert neither(tokenizer, answers) == 3, "and what could not be asked is no reply"
+    assert neither(tokenizer, unread(interaction())) is None
 
 
 def test_neither_yes_nor_no_is_half() -> None:

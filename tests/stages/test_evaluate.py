@@ -116,6 +116,22 @@ def test_both_thresholds_are_marked_in_the_table(bank: Params) -> None:
     assert table["threshold"].is_monotonic_increasing and len(table) == 12
 
 
+def test_everybody_has_a_threshold_that_validation_asks_for_or_a_note(bank: Params) -> None:
+    own = common.read_json(paths.EVALUATION)["at_own_threshold"]
+    assert set(own) == set(EVERYBODY)
+    naive = common.read_json(paths.METRICS)["holdout"]["at_naive"]
+    assert own["probe"]["precision"] == pytest.approx(naive["precision"]) and own["probe"]["note"] == ""
+    assert all(row["note"] or 0 < row["display_rate"] <= 1 for row in own.values())
+
+
+def test_reliability_is_shown_of_every_product_with_enough_answers(bank: Params) -> None:
+    table = pd.read_csv(paths.PLOTS / "reliability_by_product.csv")
+    rows, _ = holdout_rows()
+    assert set(table["kind"]) == {"cards", "loans"}
+    assert table.groupby("kind")["rows"].sum().to_dict() == rows["product"].value_counts()[["cards", "loans"]].to_dict()
+    assert table.groupby("kind")["share"].sum().tolist() == pytest.approx([1, 1])
+
+
 def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(bank: Params) -> None:
     """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
     could not be read, either, and is left out."""
@@ -258,7 +274,8 @@ def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
     run_stages(alone, "features", "train_fusion", "evaluate")
     said = common.read_json(paths.EVALUATION)
     assert set(said["kinds"]) == {"probe", "fusion", "length_only", *REGRESSORS, "lstm", "base_rate"}
-    assert said["rank_correlation"] == {"names": [], "matrix": []} and said["skipped"] == said["neither"] == {}
+    assert said["rank_correlation"] == {"names": [], "matrix": []} and said["skipped"] == said["improbable"] == {}
+    assert said["neither"] is None
 
 
 def test_every_place_is_listened_at_and_one_of_them_is_served(bank: Params) -> None:

@@ -6,7 +6,7 @@ reviewed hold-out, weighted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from abstain.decide.threshold import tune_threshold
 from abstain.errors import AbstainError
-from abstain.evaluate.bootstrap import Resamples, bootstrap
-from abstain.evaluate.masking import at_threshold
+from abstain.evaluate.bootstrap import Estimate, Resamples, bootstrap, bounded, paired
+from abstain.evaluate.masking import Confidences, at_tuned_threshold
 from abstain.evaluate.metrics import auroc, effective_rows, row_weights
 from abstain.feedback.splits import reviewed
 from abstain.models.fitting import fit_probe
@@ -53,14 +52,12 @@ def listening_row(
         predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
     )
     row |= auroc_with_interval(holdout, confidence, resamples)
-    try:
-        tuned = tune_threshold(on_validation, _correct(validation), threshold, _weight(validation))
-    except AbstainError as error:
-        return {**row, "note": str(error)}
-    chosen = at_threshold(
-        _correct(holdout), confidence, tuned.threshold, _weight(holdout), rouge[frame.index.get_indexer(holdout.index)]
+    return row | at_tuned_threshold(
+        Confidences(_correct(validation), on_validation, _weight(validation)),
+        Confidences(_correct(holdout), confidence, _weight(holdout)),
+        threshold,
+        rouge[frame.index.get_indexer(holdout.index)],
     )
-    return {**row, **chosen, "note": ""}
 
 
 def left_out_rows(
@@ -74,7 +71,8 @@ def left_out_rows(
 ) -> list[dict[str, Any]]:
     """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
 
-    `confidence`: of the served probe, by row of `frame`, for comparison. Too few answers to judge: a `note` instead.
+    `confidence`: of the served probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`, and what is `lost`
+    by it has an interval of its own, on the same resamples. Too few answers to judge: a `note` instead.
     """
     holdout = reviewed(frame[frame["split"] == "holdout"])
     rows = []
@@ -93,18 +91,21 @@ def left_out_rows(
         except AbstainError as error:
             rows.append({**row, "note": str(error)})
             continue
-        found = auroc_with_interval(judged, predict_confidence(fitted.probe, take(judged.index)).numpy(), resamples)
-        own = auroc(_correct(judged), confidence[judged.index].to_numpy(), _weight(judged))
-        rows.append({**row, **found, "auroc_trained_on_all": own, "note": ""})
+        of = {"without": predict_confidence(fitted.probe, take(judged.index)).numpy(), "all": confidence[judged.index]}
+        found = _aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
+        row |= bounded("auroc", found["without"]) | {"auroc_trained_on_all": found["all"].value}
+        rows.append({**row, **bounded("lost", paired(found["all"], found["without"])), "note": ""})
     return rows
 
 
 def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: Resamples) -> dict[str, float]:
     """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
-    figure = {"auroc": partial(auroc, _correct(rows), confidence)}
-    found = bootstrap(figure, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))["auroc"]
-    low, high = found.interval
-    return {"auroc": found.value, "auroc_low": low, "auroc_high": high}
+    return bounded("auroc", _aurocs(rows, {"": confidence}, resamples)[""])
+
+
+def _aurocs(rows: pd.DataFrame, confidences: Mapping[str, np.ndarray], resamples: Resamples) -> dict[str, Estimate]:
+    figures = {name: partial(auroc, _correct(rows), confidence) for name, confidence in confidences.items()}
+    return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))
 
 
 def _correct(rows: pd.DataFrame) -> np.ndarray:

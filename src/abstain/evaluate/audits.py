@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from abstain.evaluate import metrics
+from abstain.evaluate.bootstrap import Resamples, bootstrap, bounded, paired
 
 
 def context_removed(
-    correct: np.ndarray, scores: pd.DataFrame, changed: pd.DataFrame, weight: np.ndarray
+    correct: np.ndarray,
+    scores: pd.DataFrame,
+    changed: pd.DataFrame,
+    weight: np.ndarray,
+    groups: np.ndarray,
+    resamples: Resamples,
 ) -> list[dict[str, Any]]:
     """A row a scorer: AUROC and mean confidence with the context, and of the same answers without it.
 
     `scores`, `changed`: (rows, scorers) of the same answers, nan where a scorer cannot say. A scorer that ranks answers
-    as well without the context does not look whether they are grounded in it.
+    as well without the context does not look whether they are grounded in it: `auroc_lost`, what it loses, has a 95 %
+    interval by `groups`, both sides on the same resamples.
     """
+    figures = {
+        (name, kind): partial(metrics.auroc, correct, of[name].to_numpy())
+        for name in scores
+        for kind, of in (("own", scores), ("changed", changed))
+    }
+    found = bootstrap(figures, groups, resamples.draws, resamples.seed, weight)
     return [
         {
             "scorer": name,
-            "auroc": metrics.auroc(correct, scores[name].to_numpy(), weight),
-            "auroc_changed": metrics.auroc(correct, changed[name].to_numpy(), weight),
+            "auroc": found[name, "own"].value,
+            "auroc_changed": found[name, "changed"].value,
+            **bounded("auroc_lost", paired(found[name, "own"], found[name, "changed"])),
             "mean": _mean(scores[name], weight),
             "mean_changed": _mean(changed[name], weight),
         }

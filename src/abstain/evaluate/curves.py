@@ -11,6 +11,10 @@ from sklearn.metrics import roc_curve
 from abstain.evaluate import metrics
 
 BINS = 20
+COARSE = 5
+"""Bins of a slice's probabilities, which has fewer answers."""
+SHOWN = 4
+"""Slices that a plot can tell apart."""
 
 
 def roc(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
@@ -34,11 +38,28 @@ def risk_coverage(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray)
 
 
 def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
-    """`kind` (raw or calibrated), `confidence`, `accuracy`, `rows`: a row a bin of confidence that holds answers."""
+    """`kind` (raw or calibrated) and what `metrics.reliability` says of a bin of confidence: a row each."""
     bins = {"raw": raw, "calibrated": calibrated}
     return pd.DataFrame(
         [{"kind": kind, **row} for kind, of in bins.items() for row in metrics.reliability(correct, of, weight)]
     )
+
+
+def reliability_by(
+    stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_rows: int
+) -> pd.DataFrame:
+    """`kind`, the slice of `stratum` (rows,), and what `metrics.reliability` says of a bin, of `COARSE`: a row each.
+
+    Of the slices that are worth `min_rows` equally weighted answers, the `SHOWN` largest.
+    """
+    slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
+    enough = {name: of for name, of in slices.items() if metrics.effective_rows(weight[of]) >= min_rows}
+    rows = [
+        {"kind": name, **row}
+        for name, of in list(enough.items())[:SHOWN]
+        for row in metrics.reliability(correct[of], calibrated[of], weight[of], COARSE)
+    ]
+    return pd.DataFrame(rows, columns=["kind", "confidence", "accuracy", "rows", "share"])
 
 
 def histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:

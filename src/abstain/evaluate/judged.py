@@ -14,7 +14,8 @@ import pandas as pd
 from abstain.decide.calibration import Calibrator, Method, fit_calibrator
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
-from abstain.evaluate.bootstrap import Resamples, bootstrap
+from abstain.evaluate.bootstrap import Resamples, bootstrap, bounded
+from abstain.evaluate.masking import Confidences
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Judged:
     def raw(self, name: str) -> np.ndarray:
         """What the scorer `name` says, float64 (rows,)."""
         return self.scores[name].to_numpy(float)
+
+    def said_by(self, name: str) -> Confidences:
+        """The answers with what the scorer `name` says of them."""
+        return Confidences(self.correct, self.raw(name), self.weight)
 
     def probability(self, name: str) -> np.ndarray:
         """The calibrated probability of the scorer `name`, float64 (rows,)."""
@@ -102,7 +107,6 @@ def calibration_rows(
     for method in probabilities:
         row: dict[str, Any] = {"method": method}
         for figure in metric:
-            low, high = found[method, figure].interval
-            row |= {figure: found[method, figure].value, f"{figure}_low": low, f"{figure}_high": high}
+            row |= bounded(figure, found[method, figure])
         rows.append(row)
     return rows

@@ -7,11 +7,16 @@ often, and closer to the expert's ideal answer, than what is masked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from abstain.decide.threshold import tune_threshold
+from abstain.errors import AbstainError
 from abstain.evaluate import metrics
+from abstain.params import ThresholdParams
 
 GRID = tuple(step / 10 for step in range(10))
 
@@ -47,6 +52,34 @@ def at_threshold(
         row[f"rouge_{name}"] = metrics.mean(rouge[part], None if weight is None else weight[part])
         row[f"rouge_{name}_answers"] = int(part.sum())
     return row
+
+
+@dataclass(frozen=True)
+class Confidences:
+    """Reviewed answers and what somebody says of them: `correct` of 0/1, `confidence`, nan where it cannot say, and
+    `weight`, each (rows,)."""
+
+    correct: np.ndarray
+    confidence: np.ndarray
+    weight: np.ndarray
+
+
+def at_tuned_threshold(
+    validation: Confidences, holdout: Confidences, params: ThresholdParams, rouge: np.ndarray | None = None
+) -> dict[str, Any]:
+    """`at_threshold` of the hold-out at the naive threshold of `validation`, and an empty `note`.
+
+    Where the target is out of reach on validation there is only a `note`, which says so.
+    """
+    known = ~np.isnan(validation.confidence)
+    try:
+        tuned = tune_threshold(
+            validation.confidence[known], validation.correct[known], params, validation.weight[known]
+        )
+    except AbstainError as error:
+        return {"note": str(error)}
+    row = at_threshold(holdout.correct, holdout.confidence, tuned.threshold, holdout.weight, rouge)
+    return {**row, "note": ""}
 
 
 def threshold_table(

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from abstain.evaluate.theme import LIGHT, LINES, STYLE, legend, shares, short_name, themed
 
-CURVES = ("threshold", "roc", "reliability", "risk_coverage", "confidence")
+CURVES = ("threshold", "roc", "reliability", "reliability_by_product", "risk_coverage", "confidence")
 """The plots whose tables are files of their own."""
 
 
@@ -117,13 +117,13 @@ def _risk_coverage(axes: Axes, table: pd.DataFrame) -> None:
 
 def _reliability(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot([0, 1], [0, 1], color=LIGHT["soft"], linestyle=(0, (1, 2)), linewidth=1)
-    most = max(float(table["rows"].max()), 1.0)
+    most = max(float(table["share"].max()), 1e-9)
     for kind, colour, marker, filled in (("raw", "orange", "s", False), ("calibrated", "blue", "o", True)):
         of = table[table["kind"] == kind]
         axes.scatter(
             of["confidence"],
             of["accuracy"],
-            s=8 + 200 * of["rows"] / most,
+            s=8 + 200 * of["share"] / most,
             marker=marker,
             facecolor=LIGHT[colour] if filled else "none",
             edgecolor=LIGHT[colour],
@@ -135,6 +135,23 @@ def _reliability(axes: Axes, table: pd.DataFrame) -> None:
     axes.set(xlabel="confidence", ylabel="right", xlim=(0, 1), ylim=(-0.04, 1.04))
     shares(axes, y=True)
     legend(axes, size=35)
+
+
+def _reliability_by_product(axes: Axes, table: pd.DataFrame) -> None:
+    axes.plot([0, 1], [0, 1], color=LIGHT["soft"], linestyle=(0, (1, 2)), linewidth=1)
+    for (name, bins), (colour, dashes) in zip(table.groupby("kind", sort=False), LINES, strict=False):
+        axes.plot(
+            bins["confidence"],
+            bins["accuracy"],
+            "o",
+            linestyle=dashes,
+            color=LIGHT[colour],
+            markersize=4,
+            label=short_name(str(name)),
+        )
+    axes.set(xlabel="calibrated probability", ylabel="right", xlim=(0, 1), ylim=(-0.04, 1.04))
+    shares(axes, y=True)
+    legend(axes)
 
 
 def _confidence(axes: Axes, table: pd.DataFrame) -> None:
@@ -195,4 +212,5 @@ PLOTS: dict[str, Callable[[Axes, pd.DataFrame], None]] = {
     "leaderboard": _leaderboard,
     "roc": _roc,
     "reliability": _reliability,
+    "reliability_by_product": _reliability_by_product,
 }

@@ -19,11 +19,12 @@ from torch import Tensor
 from abstain.contracts import Interaction
 from abstain.features.readings import Reading
 from abstain.llm.asks import Choices, Generate
-from abstain.scorers.base import Signal
+from abstain.scorers.base import Answers, Signal
 
 STEPS = 5
 SEEN = 1e-3
 """A token that is less likely than this counts as not there (the post's preselection)."""
+EXACT = ("Yes", "No")
 MEANS_YES = ("Yes", "yes", "YES", "True", "true", "TRUE")
 MEANS_NO = ("No", "no", "NO", "False", "false", "FALSE")
 
@@ -33,18 +34,17 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
 
     Of the tokens that mean yes or no, with and without a space before them, those are used that it has.
     """
-    exact = ("Yes", "No")
     positive, negative = (_single(tokenizer, words) for words in (MEANS_YES, MEANS_NO))
-    offered = (*exact, *(token for token in (*positive, *negative) if token not in exact))
+    offered = (*EXACT, *(token for token in (*positive, *negative) if token not in EXACT))
     asked = Reading(Generate(STEPS, choices=offered), "yes_score")
-    fused = Reading(Choices(exact), "asked_after")
+    fused = Reading(Choices(EXACT), "asked_after")
 
     def at_first_word(steps: Tensor, wanted: Sequence[str]) -> Tensor:
-        row = steps[first_word([_decoded(tokenizer, int(token)) for token in steps[:, 0]])]
+        row = steps[first_word(_reply(tokenizer, steps))]
         return row[[1 + offered.index(token) for token in wanted]]
 
     def one_token(_: Interaction, found: Sequence[Tensor]) -> float:
-        yes, no = at_first_word(found[0], exact)
+        yes, no = at_first_word(found[0], EXACT)
         return yes_score(float(yes), float(no))
 
     def token_sets(_: Interaction, found: Sequence[Tensor]) -> float:
@@ -61,6 +61,16 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     )
 
 
+def neither(tokenizer: Any, answers: Answers) -> int | None:
+    """To how many `answers` the reply to the Yes-score's question means neither yes nor no, by its first word; None
+    where it was not asked. Such a reply is scored all the same, by how likely the two were there."""
+    (asked,) = yes_no_signals(tokenizer)[0].readings
+    if asked not in answers.results:
+        return None
+    replies = [_reply(tokenizer, steps) for steps in answers.results[asked] if steps is not None]
+    return sum(reply[first_word(reply)].strip() not in (*MEANS_YES, *MEANS_NO) for reply in replies)
+
+
 def yes_score(yes: float, no: float) -> float:
     """yes / (yes + no), of probabilities; one of at most `SEEN` counts as 0, 0.5 is neither, and nan stays nan."""
     yes, no = (0.0 if p <= SEEN else p for p in (yes, no))
@@ -75,9 +85,9 @@ def first_word(decoded: Sequence[str]) -> int:
     return next((at for at, text in enumerate(decoded) if text.isalpha() or not text), len(decoded) - 1)
 
 
-def _decoded(tokenizer: Any, token: int) -> str:
-    text: str = tokenizer.decode([token], skip_special_tokens=True)
-    return text
+def _reply(tokenizer: Any, steps: Tensor) -> list[str]:
+    """The generated tokens, each as text."""
+    return [tokenizer.decode([int(token)], skip_special_tokens=True) for token in steps[:, 0]]
 
 
 def _single(tokenizer: Any, words: Sequence[str]) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ from abstain.contracts import Interaction
 from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
 from abstain.evaluate import audits, curves, metrics
-from abstain.evaluate.bootstrap import Resamples, bootstrap
+from abstain.evaluate.bootstrap import Resamples, bootstrap, bounded
 from abstain.evaluate.examples import examples
 from abstain.evaluate.judged import Judged, calibrate, calibration_rows
 from abstain.evaluate.leaderboard import leaderboard
-from abstain.evaluate.masking import at_threshold, threshold_table
+from abstain.evaluate.masking import at_threshold, at_tuned_threshold, threshold_table
 from abstain.evaluate.slices import Scored, slice_table, strata
 from abstain.features.extract import FeatureSource
 from abstain.features.table import StateTable
@@ -72,8 +72,8 @@ def stage(params: Params) -> None:
     }
     auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
     common.write_json(paths.METRICS, {"holdout": figures, "newest": {**_counted(newest), "auroc": auroc}})
-    common.write_json(paths.EVALUATION, _evaluation(params, parts, scorers, threshold))
-    tables = _curves(holdout, board.set_index("scorer")["auroc"], scorers)
+    common.write_json(paths.EVALUATION, _evaluation(params, parts, scorers, threshold, rouge))
+    tables = _curves(params, holdout, board.set_index("scorer")["auroc"], scorers)
     tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
     with common.whole_folder(paths.PLOTS) as folder:
         for name, table in tables.items():
@@ -131,14 +131,12 @@ def _precision_bounds(params: Params, holdout: Judged, threshold: float) -> dict
     }
     found = bootstrap(figures, holdout.groups, params.gate.bootstrap, params.gate.seed, holdout.weight)
     return {
-        f"{name}_{end}": value
-        for name, of in found.items()
-        for end, value in zip(("low", "high"), of.interval, strict=True)
+        name: value for metric, of in found.items() for name, value in bounded(metric, of).items() if name != metric
     }
 
 
 def _evaluation(
-    params: Params, parts: Mapping[str, Judged], scorers: Scorers, threshold: Mapping[str, Any]
+    params: Params, parts: Mapping[str, Judged], scorers: Scorers, threshold: Mapping[str, Any], rouge: np.ndarray
 ) -> dict[str, Any]:
     """What the report shows beside the metrics."""
     holdout, names = parts["holdout"], [str(name) for name in parts["holdout"].scores]
@@ -165,9 +163,16 @@ def _evaluation(
         "forward_tokens": {name: costs.get(name, 0.0) for name in names},
         "skipped": features["skipped_scorers"] | regressors["skipped"],
         "regressors": {**regressors, "perturbed": conditions},
-        "neither": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
+        "neither": None
+        if features["neither"] is None
+        else {"replies": features["neither"], "answers": features["rows"]},
+        "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
         "calibration": {"method": params.calibration.method, "by_method": calibration},
+        "at_own_threshold": {
+            name: at_tuned_threshold(parts["validation"].said_by(name), holdout.said_by(name), params.threshold, rouge)
+            for name in names
+        },
         "slices": _slices(params, holdout, interactions, threshold["threshold"]),
         "audits": {**_audits(params, holdout, scorers, threshold), "left_out": ablations["left_out"]},
         "rank_correlation": curves.spearman(holdout.scores, yes_scores),
@@ -200,7 +205,7 @@ def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mappin
     # With those that could not be read as they are: which answer a question gets depends on all that were changed.
     frame = common.read_dataset_frame()
     interactions = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
-    arguments = {}
+    arguments, groups = {}, {}
     for name, variant in VARIANTS.items():
         changed_rows = variant(interactions)
         states = {
@@ -213,8 +218,13 @@ def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mappin
         signals = common.read_signals(name).loc[names].set_axis(names.index)
         changed = scorers.table([states[one] for one in names], signals)
         arguments[name] = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
+        groups[name] = holdout.groups[kept]
     return {
-        "context_removed": audits.context_removed(*arguments["context_removed"]),
+        "context_removed": audits.context_removed(
+            *arguments["context_removed"],
+            groups["context_removed"],
+            Resamples(params.gate.bootstrap, params.gate.seed),
+        ),
         "answers_shuffled": audits.answers_shuffled(
             *arguments["answers_shuffled"], {SERVED: float(threshold["threshold"])}
         ),
@@ -233,7 +243,7 @@ def _examples(holdout: Judged, interactions: list[Interaction], threshold: float
     return examples(rows, threshold)
 
 
-def _curves(holdout: Judged, auroc: pd.Series, scorers: Scorers) -> dict[str, pd.DataFrame]:
+def _curves(params: Params, holdout: Judged, auroc: pd.Series, scorers: Scorers) -> dict[str, pd.DataFrame]:
     """The plots' tables: of a few scorers, or of the served probe."""
     signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
     best = auroc[signals].dropna().nlargest(1).index
@@ -243,6 +253,9 @@ def _curves(holdout: Judged, auroc: pd.Series, scorers: Scorers) -> dict[str, pd
         "roc": curves.roc(holdout.correct, few, holdout.weight),
         "risk_coverage": curves.risk_coverage(holdout.correct, few, holdout.weight),
         "reliability": curves.reliability(holdout.correct, own, probability, holdout.weight),
+        "reliability_by_product": curves.reliability_by(
+            holdout.rows["product"], holdout.correct, probability, holdout.weight, params.gate.min_slice
+        ),
         "confidence": curves.histogram(holdout.correct, own, holdout.weight),
     }
 

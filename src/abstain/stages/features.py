@@ -15,12 +15,14 @@ from abstain.features.extract import FeatureSource, Refused
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
+from abstain.llm.loading import load_tokenizer, resolve
 from abstain.params import Params
 from abstain.scorers.asked import Labelled, everything, served
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
+from abstain.scorers.yes_no import neither
 from abstain.settings import load_settings
 from abstain.stages import common
 
@@ -70,6 +72,7 @@ def stage(params: Params) -> None:
             "refused": refused,
             "chunks_dropped": shortened,
             "skipped_scorers": dict(found.skipped),
+            "neither": neither(load_tokenizer(resolve(params.llm.model, settings)), asked),
             "forward_tokens": {
                 name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()
             },

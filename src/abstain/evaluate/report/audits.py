@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.evaluate.report.document import Block, Cell, Paragraph, Row, Section, Subheading, Table
 from abstain.evaluate.report.evaluated import SERVED, Evaluated
-from abstain.evaluate.report.words import bounded, count, defined, figure, listed, percent, with_bounds
+from abstain.evaluate.report.words import bounded, bounds, count, defined, figure, listed, percent, with_bounds
 
 CHANCE = 0.5
 
@@ -18,12 +18,17 @@ def audit_section(evaluated: Evaluated) -> Section:
         Subheading("Length only"),
         Paragraph([_length(evaluated)]),
         Subheading("Context removed"),
-        Paragraph([_without_context(evaluated, audits["context_removed"])]),
+        Paragraph([_without_context(audits["context_removed"])]),
         *_table_of(
             "AUROC and mean confidence with the retrieved context, and of the same answers without it",
-            ("scorer", "AUROC", "AUROC without context", "mean", "mean without context"),
+            ("scorer", "AUROC", "AUROC without context", "lost", "mean", "mean without context"),
             [
-                [row["scorer"], *(figure(row[name]) for name in ("auroc", "auroc_changed", "mean", "mean_changed"))]
+                [
+                    row["scorer"],
+                    *(figure(row[name]) for name in ("auroc", "auroc_changed")),
+                    bounded(row, "auroc_lost", "+.3f"),
+                    *(figure(row[name]) for name in ("mean", "mean_changed")),
+                ]
                 for row in audits["context_removed"]
             ],
             [row["scorer"] == SERVED for row in audits["context_removed"]],
@@ -47,7 +52,7 @@ def audit_section(evaluated: Evaluated) -> Section:
         Paragraph([_left_out(audits["left_out"])]),
         *_table_of(
             "AUROC on each product of a probe that was trained without it, and of the served probe",
-            ("product", "answers", "trained without it", "trained on all", "note"),
+            ("product", "answers", "trained without it", "trained on all", "lost", "note"),
             [_product(row) for row in audits["left_out"]],
             [False] * len(audits["left_out"]),
             wordy=("note",),
@@ -83,19 +88,17 @@ def _length(evaluated: Evaluated) -> str:
     return f"{text} On these answers the probe is not shown to know more than how long an answer is: be careful."
 
 
-def _without_context(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
+def _without_context(rows: Sequence[Mapping[str, Any]]) -> str:
     text = "A confidence that ranks answers as well without the retrieved context does not check them against it."
     row = _of_probe(rows)
     if row is None or not defined(row["auroc"]) or not defined(row["auroc_changed"]):
         return f"{text} Of the served probe this is not defined on these answers."
     found = f"Without it, the probe's AUROC goes from {figure(row['auroc'])} to {figure(row['auroc_changed'])}"
-    low = evaluated.probe["auroc_low"]
     if row["auroc"] <= CHANCE:
         return f"{text} {found}: it ranks no better than guessing in the first place."
-    if defined(low) and row["auroc_changed"] >= low:
-        return (
-            f"{text} {found}, no further than another sample of answers might move it: it hardly looks at the context."
-        )
+    if not defined(row["auroc_lost_low"]) or row["auroc_lost_low"] <= 0:
+        lost = bounds(row, "auroc_lost", "+.3f")
+        return f"{text} {found}; what it loses is {lost}: on these answers it is not shown to look at the context."
     kept = max(0.0, row["auroc_changed"] - CHANCE) / (row["auroc"] - CHANCE)
     return f"{text} {found}: {percent(kept, 0)} of its lead over guessing is left, the rest comes from the context."
 
@@ -123,18 +126,14 @@ def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
     if not judged:
         return f"{text} No product has enough answers to be judged."
     lost = {row["product"]: row["auroc_trained_on_all"] - row["auroc"] for row in judged}
-    clearly = [
-        row["product"]
-        for row in judged
-        if defined(row["auroc_high"]) and row["auroc_trained_on_all"] > row["auroc_high"]
-    ]
+    clearly = [row["product"] for row in judged if defined(row["lost_low"]) and row["lost_low"] > 0]
     mean = sum(lost.values()) / len(lost)
     moved = "loses" if mean >= 0 else "gains"
     parts = [
         f"On {count(len(judged), 'product')} with enough answers, it {moved} {figure(abs(mean))} AUROC on average;"
     ]
     parts.append(
-        f"the served probe is above the whole interval on {listed(clearly)}." if clearly else "on none is that clear."
+        f"clearly (the whole interval of the loss) on {listed(clearly)}." if clearly else "on none is that clear."
     )
     return " ".join([text, *parts])
 
@@ -145,6 +144,7 @@ def _product(row: Mapping[str, Any]) -> list[str | Cell]:
         f"{row['rows']:,}",
         bounded(row, "auroc"),
         figure(row.get("auroc_trained_on_all")),
+        bounded(row, "lost", "+.3f"),
         row["note"],
     ]
 

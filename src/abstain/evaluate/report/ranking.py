@@ -24,6 +24,8 @@ from abstain.evaluate.report.evaluated import SERVED, Evaluated
 from abstain.evaluate.report.markdown import markdown_tables
 from abstain.evaluate.report.words import bounded, bounds, count, defined, figure, listed, percent
 
+BY_CHANCE = 0.025
+"""How often the whole 95 % interval of a difference that is none lies above 0."""
 FIGURES = {"auprc": "AUPRC", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy", "f1": "F1", "aurc": "AURC"}
 
 
@@ -72,6 +74,10 @@ def _told(evaluated: Evaluated) -> list[str]:
         runs.append(
             f"Clearly worse: {len(worse)} of {len(compared)}; {alike} cannot be told from it on these answers. "
         )
+        runs.append(
+            f"Of {len(compared)} that are as good as it, {BY_CHANCE * len(compared):.1f} would look clearly better by "
+            "chance. "
+        )
     length = scorers.get("length_only")
     if length is not None and defined(length["auroc"]):
         runs.append(f"The answer's length alone has {figure(length['auroc'])}: a signal has to beat that.")
@@ -104,7 +110,7 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
                     difference,
                     chance,
                     percent(row["caught"]),
-                    figure(row["caught_over_random"], ".2f"),
+                    bounded(row, "caught_over_random", ".2f"),
                     figure(tokens.get(name), ",.0f"),
                     f"{row['unscored']:,}",
                 ),
@@ -145,16 +151,27 @@ def _counted(evaluated: Evaluated) -> str:
         for name in ranked(evaluated.scorers)
         if evaluated.scorers[name]["unscored"]
     ]
-    neither = [f"{name} {number:,}" for name, number in sorted(evaluated.evaluation["neither"].items()) if number]
+    improbable = evaluated.evaluation["improbable"]
+    neither = [f"{name} {number:,}" for name, number in sorted(improbable.items()) if number]
     skipped = evaluated.evaluation["skipped"]
     parts = [
         f"Answers without a score, of {rows:,}, which count as withheld: {listed(silent) or 'none'}.",
-        f"Replies that were neither yes nor no, and count as 0.5: {listed(neither) or 'none'}.",
+        *_replies(evaluated.evaluation["neither"]),
+        f"Answers for which neither Yes nor No was probable, which count as 0.5: {listed(neither) or 'none'}.",
         f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
-        "Forward tokens: those of one answer that go through the whole base model; what they take on a machine is told "
-        "by `abstain latency`.",
+        "Forward tokens: those of one answer that go through the whole base model, without those that perturb the "
+        "context for the regressors; what they take on a machine is told by `abstain latency`.",
     ]
     return " ".join(parts)
+
+
+def _replies(neither: Mapping[str, int] | None) -> list[str]:
+    if neither is None:
+        return []
+    return [
+        f"Replies to the Yes-score's question whose first word is neither yes nor no: {neither['replies']:,} of "
+        f"{count(neither['answers'], 'labelled answer')}; they are scored by how probable the two words were there."
+    ]
 
 
 def _leaderboard_plot(evaluated: Evaluated) -> Plot:

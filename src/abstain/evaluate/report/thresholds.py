@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 
 from abstain.evaluate.report.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Table
-from abstain.evaluate.report.evaluated import Evaluated
+from abstain.evaluate.report.evaluated import SERVED, Evaluated
 from abstain.evaluate.report.glance import comparison
+from abstain.evaluate.report.ranking import ranked
 from abstain.evaluate.report.words import bounded, bounds, count, defined, figure, listed, percent, share
 
 HALF = 0.5
+TUNED = ("threshold", "right of the shown", "right answers shown", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
 
 
 def threshold_section(evaluated: Evaluated) -> Section:
@@ -27,13 +29,14 @@ def threshold_section(evaluated: Evaluated) -> Section:
         comparison(evaluated),
         Plots([_threshold_plot(evaluated), _risk_coverage_plot(evaluated)]),
         threshold_table(evaluated.tables["threshold"]),
+        _scorers_table(evaluated),
     ]
     return Section("thresholds", "What a threshold shows, and what it withholds", blocks)
 
 
 def threshold_table(table: pd.DataFrame) -> Table:
     """The rows of `threshold.csv`; the marked thresholds are said to be promised, or naive."""
-    has_rouge = any(defined(value) for value in table["rouge_displayed"])
+    has_rouge = _has_rouge(table)
     columns = ["threshold", "mark", "right of the shown", "right answers shown", "shown", "withheld", "accuracy", "F1"]
     if has_rouge:
         columns += ["ROUGE-L shown", "ROUGE-L withheld"]
@@ -50,6 +53,25 @@ def threshold_table(table: pd.DataFrame) -> Table:
     return Table(caption, columns, rows, wordy=("mark",))
 
 
+def _scorers_table(evaluated: Evaluated) -> Table:
+    """What everybody would show at the threshold that validation asks for, best AUROC first."""
+    own = evaluated.evaluation["at_own_threshold"]
+    names = [name for name in ranked(evaluated.scorers) if name in own]
+    columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
+    return Table(
+        "Every scorer at a threshold of its own, just good enough on validation (naive: nothing is promised)",
+        columns,
+        [Row((name, *_tuned(own[name]))[: len(columns)], name == SERVED) for name in names],
+    )
+
+
+def _tuned(row: Mapping[str, Any]) -> list[str | Cell]:
+    if not defined(row.get("threshold")):  # out of reach on validation
+        return [row["note"]]
+    shares = (percent(row[name]) for name in ("precision", "recall", "mask_rate"))
+    return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("displayed", "masked"))]
+
+
 def ablation_section(evaluated: Evaluated) -> Section | None:
     """Layers, sites and numbers of chunks; None where nothing was swept."""
     swept = evaluated.evaluation["ablations"]
@@ -64,12 +86,7 @@ def ablation_section(evaluated: Evaluated) -> Section | None:
         "chunks",
         "AUROC out of fold",
         "AUROC on the hold-out",
-        "threshold",
-        "right of the shown",
-        "right answers shown",
-        "withheld",
-        "ROUGE-L shown",
-        "ROUGE-L withheld",
+        *TUNED,
     )
     table = Table(caption, columns, [_listening(row) for row in swept], wordy=("layer", "site", "chunks"))
     return Section("ablations", "What listening elsewhere would give", [Paragraph(_compared(swept)), table])
@@ -113,11 +130,11 @@ def _listening(row: Mapping[str, Any]) -> Row:
         figure(row["out_of_fold"]),
         bounded(row, "auroc"),
     ]
-    if not defined(row.get("threshold")):  # out of reach on validation
-        return Row([*cells, row["note"]], row["served"])
-    cells += [figure(row["threshold"]), *(percent(row[name]) for name in ("precision", "recall", "mask_rate"))]
-    cells += [figure(row[f"rouge_{part}"]) for part in ("displayed", "masked")]
-    return Row(cells, row["served"])
+    return Row([*cells, *_tuned(row)], row["served"])
+
+
+def _has_rouge(table: pd.DataFrame) -> bool:
+    return any(defined(value) for value in table["rouge_displayed"])
 
 
 def _rouge(at: Mapping[Any, Any], part: str) -> Cell:

@@ -29,7 +29,7 @@ def calibration_section(evaluated: Evaluated) -> Section:
     blocks: list[Block] = [
         Paragraph([_calibrated(calibration)]),
         table,
-        Plots([_reliability_plot(evaluated), _confidence_plot(evaluated)]),
+        Plots([_reliability_plot(evaluated), _reliability_by_product(evaluated), _confidence_plot(evaluated)]),
     ]
     return Section("calibration", "Whether a probability means what it says", blocks)
 
@@ -95,13 +95,26 @@ def _reliability_plot(evaluated: Evaluated) -> Plot:
     )
 
 
+def _reliability_by_product(evaluated: Evaluated) -> Plot:
+    table = evaluated.tables["reliability_by_product"]
+    shown = [str(name) for name in table["kind"].drop_duplicates()]
+    off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
+    told = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
+    return Plot(
+        "reliability_by_product",
+        "The same by product, calibrated",
+        f"ECE: {listed(told)}." if told else "No product has enough answers to be judged.",
+        "The products with most answers; a line below the diagonal promises too much.",
+    )
+
+
 def _gap(evaluated: Evaluated, kind: str) -> str:
     """Where a probability is off by most, counting each bin by its answers."""
     table = evaluated.tables["reliability"]
     known = table[table["kind"] == kind].dropna()
     if known.empty:
         return ""
-    off: pd.Series = (known["confidence"] - known["accuracy"]).abs() * known["rows"]
+    off: pd.Series = (known["confidence"] - known["accuracy"]).abs() * known["share"]
     row = known.iloc[int(off.to_numpy().argmax())]
     return (
         f"{kind}, where {percent(row['confidence'], 0)} are said to be right, {percent(row['accuracy'], 0)} are "

@@ -59,9 +59,9 @@ def bounds(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
     return f"{figure(low, form)} to {figure(high, form)}"
 
 
-def bounded(row: Mapping[str, Any], name: str) -> Cell | str:
+def bounded(row: Mapping[str, Any], name: str, form: str = ".3f") -> Cell | str:
     """The figure `name` of a row, with its interval below it."""
-    return Cell(figure(row[name]), bounds(row, name)) if defined(row.get(name)) else NOT_DEFINED
+    return Cell(figure(row[name], form), bounds(row, name, form)) if defined(row.get(name)) else NOT_DEFINED
 
 
 def with_bounds(row: Mapping[str, Any], name: str) -> str:
