@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,10 +26,12 @@ import pandas as pd
 import torch
 
 from abstain.contracts import ImportedInteraction, Interaction
+from abstain.evaluate import judged as evaluation
 from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import bootstrap, paired
 from abstain.evaluate.leaderboard import leaderboard
 from abstain.features.extract import FeatureSource
+from abstain.features.readings import Reading
 from abstain.features.work import Done
 from abstain.feedback.importers.qa_from_hf import IMPORTER, Options
 from abstain.models.fitting import fit_probe
@@ -38,7 +40,7 @@ from abstain.models.regressors.fitting import fit_regressor
 from abstain.models.regressors.onnx_regressor import Regressor
 from abstain.models.rows import Rows
 from abstain.params import Params, load_params
-from abstain.scorers.asked import Listening
+from abstain.scorers.asked import served
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.conditions import Conditions
@@ -50,7 +52,7 @@ from abstain.settings import Settings, load_settings
 ROOT = Path(__file__).resolve().parents[1]
 
 FILE = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
-LAYER = 20
+LAYERS = (8, 12, 16, 20, 24, 28, 30)
 FIRST_TEST_ROUND = 7
 DRAWS, SEED = 1000, 3
 TIMED = 2000
@@ -106,18 +108,32 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Reader:
-    """What the base model says of judged answers, from the cache."""
+    """What the base model says of judged answers, from the cache; probes listen at `params.llm.layer`."""
 
     params: Params
     settings: Settings
     judged: Judged
 
+    def at(self, layer: int) -> Reader:
+        """The same, with probes that listen at `layer`."""
+        llm = self.params.llm.model_copy(update={"layer": layer})
+        return replace(self, params=self.params.model_copy(update={"llm": llm}))
+
     @property
-    def place(self) -> Listening:
-        return Listening(LAYER, self.params.llm.site)
+    def reading(self) -> Reading:
+        return served(self.params).reading
+
+    def probe_rows(self, rows: np.ndarray) -> Rows:
+        correct = torch.tensor(self.judged.correct[rows])
+        return Rows(self.states(rows), correct, torch.ones(len(rows)))
+
+    def held_out_auroc(self, train: np.ndarray) -> float:
+        """That of a linear probe, out of fold."""
+        fit = fit_probe("linear", self.probe_rows(train), self.judged.topic[train], self.params.probe)
+        return float(metrics.auroc(self.judged.correct[train], fit.out_of_fold.astype(float)))
 
     def states(self, rows: np.ndarray) -> list[torch.Tensor]:
-        source = FeatureSource(self.params.llm, self.settings, self.place.reading)
+        source = FeatureSource(self.params.llm, self.settings, self.reading)
         found = sorted(source.read(self.judged.take(rows)), key=lambda one: one[0])
         return [row.float() for _, row in found]
 
@@ -133,7 +149,7 @@ class Reader:
         scorers = compared(self.params, self.settings).scorers
         answers = self.answers(train, scorers)
         fitted = [scorer.fit(answers, labels) for scorer in scorers]
-        rows = Rows(self.states(train), torch.tensor(labels.correct), torch.ones(len(train)))
+        rows = self.probe_rows(train)
         fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
         features = self.conditions.table(self.judged.take(train))
         learnt = {
@@ -165,8 +181,13 @@ class Reader:
         return found.assign(fusion=fitted.fusion.score(found))
 
     def board(self, rows: np.ndarray, scores: pd.DataFrame) -> pd.DataFrame:
+        """The leaderboard of `scores`; their probabilities are by calibrators fitted to the same answers, so that these
+        figures are fit to be timed, and not to be shown."""
         correct, topics = self.judged.correct[rows], self.judged.topic[rows]
-        return leaderboard(correct, scores, {}, topics, None, DRAWS, SEED, champion="fusion")
+        table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
+        known, calibration = evaluation.Judged(table, scores, scores), self.params.calibration
+        probabilities = evaluation.calibrate(known, {"": scores}, calibration.method, calibration.seed)[""]
+        return leaderboard(correct, scores, probabilities, topics, None, DRAWS, SEED, champion="fusion")
 
 
 def progress(done: int, total: int) -> None:
@@ -176,12 +197,7 @@ def progress(done: int, total: int) -> None:
 def main(cache: Path, most: int | None, without: list[str]) -> None:
     params = load_params(ROOT / "params.yaml")
     listed = tuple(name for name in params.scorers.compare if name not in without)
-    params = params.model_copy(
-        update={
-            "llm": params.llm.model_copy(update={"layer": LAYER}),
-            "scorers": params.scorers.model_copy(update={"compare": listed}),
-        }
-    )
+    params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"compare": listed})})
     settings = load_settings().model_copy(update={"features_url": str(cache)})
     judged = read_judged(FILE)
     train, test = (rows[:most] for rows in split(judged))
@@ -190,10 +206,16 @@ def main(cache: Path, most: int | None, without: list[str]) -> None:
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
     print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
     reader, scorers = Reader(params, settings, judged), compared(params, settings).scorers
-    readings = (reader.place.reading, *readings_of(scorers))
-    cost = fill(params.llm, settings, [(judged.take(kept), readings)], progress)
+    everywhere = tuple(reader.at(layer).reading for layer in LAYERS)
+    cost = fill(params.llm, settings, [(judged.take(kept), (*everywhere, *readings_of(scorers)))], progress)
     cost += sum(reader.conditions.fill(judged.take(kept), progress), Done(0, 0, 0))
     print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
+    found = {layer: reader.at(layer).held_out_auroc(train) for layer in LAYERS}
+    print(
+        "out-of-fold AUROC by layer:", ", ".join(f"{layer} {auroc:.3f}" for layer, auroc in found.items()), flush=True
+    )
+    reader = reader.at(max(found, key=lambda layer: found[layer]))
+    readings = (reader.reading, *readings_of(scorers))
     started = time.perf_counter()
     fitted = reader.fit(train)
     print(f"fitted, with out-of-fold confidences, in {time.perf_counter() - started:.0f} s", flush=True)
@@ -201,10 +223,12 @@ def main(cache: Path, most: int | None, without: list[str]) -> None:
     started = time.perf_counter()
     reader.board(many, reader.score(many, fitted))
     print(
-        f"{len(many)} answers scored by everybody, {DRAWS} draws: {time.perf_counter() - started:.0f} s\n", flush=True
+        f"{len(many)} answers scored and calibrated, {DRAWS} draws of every metric: "
+        f"{time.perf_counter() - started:.0f} s\n",
+        flush=True,
     )
     scores = reader.score(test, fitted)
-    tokens = {one.name: one.readings for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.place.reading,))
+    tokens = {one.name: one.readings for one in scorers} | dict.fromkeys(params.probe.zoo, (reader.reading,))
     tokens["fusion"] = readings
     costs = {name: forward_tokens(params.llm, settings, judged.take(test), of) for name, of in tokens.items()}
     costs |= dict.fromkeys(fitted.regressors, reader.conditions.forward_tokens(judged.take(test)))
