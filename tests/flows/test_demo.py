@@ -128,6 +128,16 @@ def test_status_and_plan_tell_how_things_stand(project: Project) -> None:
     assert re.search(r"asked \d+ things, 0 of which the cache does not have", re.sub(r"\s+", " ", plan.stdout))
 
 
+def test_what_each_scorer_takes_is_told(project: Project) -> None:
+    done = project.abstain("latency", "--answers", "1")
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", done.stdout))
+    assert {"probe: layer 16, residual, all chunks", "probe: layer 8, mlp, all chunks", "entropy", "fusion"} <= set(
+        rows
+    )
+    assert "longest" in done.stdout and int(rows["fusion"].replace(",", "")) > int(rows["entropy"].replace(",", "")) > 0
+
+
 def test_a_machine_that_never_trained_reads_the_origin(project: Project, tmp_path: Path) -> None:
     elsewhere = [f"ABSTAIN_HOME={tmp_path / 'serving'}", f"ABSTAIN_ORIGIN={project.home / 'origin.git'}"]
     status = project.command(["env", *elsewhere, sys.executable, "-m", "flows.cli", "status"])
