@@ -3,8 +3,9 @@
 Three decisions:
 
 * Latency is the gate's own figure (`abstain.serve.probe_latency`), of an answer of 128 tokens, on one core.
-* Throughput is that of answers of many lengths, in turns with torch's eager mode, one thread both: one answer at a
-  time, as `OnnxProbe.confidence` does it, and in padded batches of 32.
+* Throughput is that of answers of many lengths, one thread, as `OnnxProbe.confidence` gives them: one at a time. It is
+  measured in turns with torch's eager mode in both of its ways, one answer at a time without any padding, and in padded
+  batches of 32.
 * Weights are random, because time does not depend on what was learnt. Each export has a process of its own, as it must.
 """
 
@@ -14,7 +15,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ def answers(width: int) -> list[Tensor]:
 
 
 def measured(architecture: Architecture, width: int, folder: Path, repeats: int) -> Iterator[str]:
-    """Lines of both tables: latency and size; then answers a second, one at a time and in batches."""
+    """Lines of both tables: latency and size; then answers a second, of torch in both ways and of ONNX."""
     weights, file = folder / "probe.safetensors", folder / "probe.onnx"
     save_probe(drawn(architecture, width), weights)
     subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
@@ -64,29 +65,23 @@ def measured(architecture: Architecture, width: int, folder: Path, repeats: int)
         f"{parity(probe, served):.0e} |"
     )
 
-    def in_batches(run: Callable[[Tensor, Tensor], object], size: int) -> Callable[[], None]:
-        def once() -> None:
-            for at in range(0, len(rows), size):
-                run(*pad(rows[at : at + size]))
-
-        return once
+    @torch.inference_mode()
+    def alone() -> None:
+        for row in rows:
+            confidence(probe(row, None)).numpy()
 
     @torch.inference_mode()
-    def eager(states: Tensor, lengths: Tensor) -> object:
-        return confidence(probe(states, lengths)).numpy()
+    def in_batches() -> None:
+        for at in range(0, len(rows), BATCH):
+            confidence(probe(*pad(rows[at : at + BATCH]))).numpy()
 
-    def alone() -> object:
-        return served.confidence(rows)
+    def onnx() -> None:
+        served.confidence(rows)
 
-    pairs = [
-        (in_batches(eager, 1), alone),
-        (in_batches(eager, BATCH), alone),
-        (in_batches(eager, BATCH), in_batches(served.run, BATCH)),
-    ]
     cells = []
-    for torch_run, onnx_run in pairs:
-        torch_run(), onnx_run()
-        torch_seconds, onnx_seconds, ratio = in_turns(torch_run, onnx_run, repeats)
+    for eager in (alone, in_batches):
+        eager(), onnx()
+        torch_seconds, onnx_seconds, ratio = in_turns(eager, onnx, repeats)
         cells += [f"{ANSWERS / torch_seconds:,.0f}", f"{ANSWERS / onnx_seconds:,.0f}", f"**{ratio:.1f}**"]
     yield f"| {architecture} | {width} | {' | '.join(cells)} |"
 
@@ -116,9 +111,9 @@ def main() -> None:
         sep="\n",
     )
     print(*latencies, sep="\n")
-    print(f"\nAnswers a second, of 1 to {TOKENS} tokens, one thread; each pair of columns was run in turns.\n")
-    print("| probe | width | torch, alone | ONNX, alone | times | torch, in 32s | ONNX, alone | times ", end="")
-    print("| torch, in 32s | ONNX, in 32s | times |", f"| --- |{' --: |' * 10}", sep="\n")
+    print(f"\nAnswers a second, of 1 to {TOKENS} tokens, one thread; torch and ONNX beside it were run in turns.\n")
+    print(f"| probe | width | torch, alone | ONNX, alone | times | torch, in {BATCH}s | ONNX, alone | times |")
+    print(f"| --- |{' --: |' * 7}")
     print(*throughputs, sep="\n")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 from abstain.errors import AbstainError
 from abstain.models.onnx_probe import OnnxProbe, parity, stamp
-from abstain.models.probes.base import confidence
+from abstain.models.probes.base import Probe, confidence
 from abstain.models.rows import pad
 from abstain.models.zoo import ZOO
 from abstain.params import Architecture
@@ -30,6 +32,12 @@ for file in map(Path, sys.argv[1:]):
     export_probe(probe_of(file.stem), file, METADATA)
 """
 LSTMS = ("lstm", "pca")
+NODES: dict[Architecture, list[str]] = {
+    "linear": ["ReduceMean", "Sub", "Slice", "Sub", "Concat", "Gemm", "Sigmoid"],
+    "attention": ["Sub", "Gemm", "Split", "Softmax", "Mul", "ReduceSum", "Sigmoid"],
+    "pca": ["Sub", "MatMul", "Unsqueeze", "LSTM", "Squeeze", "Gemm", "Sigmoid"],
+    "lstm": ["Sub", "Unsqueeze", "LSTM", "Squeeze", "Gemm", "Sigmoid"],
+}
 EXPORTED: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(ZOO.items())}.values())
 every_kind = pytest.mark.parametrize("architecture", EXPORTED)
 
@@ -68,20 +76,21 @@ def exported(files: dict[str, Path]) -> Path:
 
 @pytest.mark.slow
 @every_kind
-def test_onnx_gives_torchs_confidences_on_any_batch_and_time(
+def test_onnx_gives_torchs_confidences_of_answers_of_any_length(
     files: dict[str, Path], architecture: Architecture
 ) -> None:
     probe, served = probe_of(architecture), OnnxProbe(files[architecture])
-    for lengths in [(1,), (2,), (113,), (5, 3), (1, 1, 1), (7, 1, 64, 33), tuple(range(1, 40))]:
+    for lengths in [(1,), (2,), (300,), (5, 3), (1, 1, 1), (7, 1, 300, 33), tuple(range(1, 40))]:
         rows = ragged(*lengths)
         with torch.inference_mode():
-            expected = confidence(probe(*pad(rows))).numpy()
-        together = served.run(*pad(rows))
-        assert together.shape == (len(lengths),)
-        assert np.abs(together - expected).max() <= 1e-5
-        assert np.abs(served.confidence(rows) - expected).max() <= 1e-5
+            together = confidence(probe(*pad(rows))).numpy()
+            alone = np.concatenate([confidence(probe(row, None)).numpy() for row in rows])
+        given = served.confidence(rows)
+        assert (given.shape, given.dtype) == ((len(lengths),), np.float32)
+        assert np.abs(given - together).max() <= 1e-5
+        assert np.abs(given - alone).max() <= 1e-5
         if len(lengths) > 30:
-            assert np.ptp(together) > 0.3
+            assert np.ptp(given) > 0.3
     assert parity(probe, served) <= 1e-5
     assert parity(probe_of(architecture, seed=1), served) > 0.1
 
@@ -99,15 +108,11 @@ def test_metadata_architecture_and_width_make_the_round_trip(
 
 @pytest.mark.slow
 @every_kind
-@pytest.mark.parametrize("filler", [0.0, -1e3])
-def test_what_stands_after_a_rows_end_does_not_matter_to_who_pads_batches(
-    files: dict[str, Path], architecture: Architecture, filler: float
+def test_the_graph_is_that_of_one_answer_and_does_nothing_twice(
+    files: dict[str, Path], architecture: Architecture
 ) -> None:
-    served, (states, lengths) = OnnxProbe(files[architecture]), pad(ragged(4, 9, 2))
-    filled = torch.full((3, 14, D), filler)
-    for row, end in enumerate(lengths):
-        filled[row, :end] = states[row, :end]
-    np.testing.assert_allclose(served.run(filled, lengths), served.run(states, lengths), atol=1e-5)
+    """No node is there for a padding, a batch, or what could have been done in export."""
+    assert [node.op_type for node in onnx.load(files[architecture]).graph.node] == NODES[architecture]
 
 
 @pytest.mark.slow
@@ -166,21 +171,29 @@ def test_stamping_the_same_file_in_place_leaves_no_scratch(light: Path) -> None:
 
 
 class Silent:
-    """A served probe whose runtime has lost its numbers, in batches or alone."""
-
-    def __init__(self, together: float, alone: float) -> None:
-        self._together, self._alone = together, alone
-
-    def run(self, states: torch.Tensor, lengths: torch.Tensor) -> np.ndarray:
-        return np.full(len(states), self._together, np.float32)
+    """A served probe whose runtime has lost its numbers."""
 
     def confidence(self, rows: list[torch.Tensor]) -> np.ndarray:
-        return np.full(len(rows), self._alone, np.float32)
+        return np.full(len(rows), np.nan, np.float32)
 
 
-@pytest.mark.parametrize(("together", "alone"), [(np.nan, 0.5), (0.5, np.nan)])
-def test_parity_with_nan_is_nan_not_nothing(together: float, alone: float) -> None:
-    assert np.isnan(parity(probe_of("linear"), Silent(together, alone)))  # type: ignore[arg-type]
+def test_parity_with_nan_is_nan_not_nothing() -> None:
+    assert np.isnan(parity(probe_of("linear"), Silent()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lost", ["together", "alone"])
+def test_parity_compares_with_torch_in_batches_and_alone(
+    light: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = probe_of("linear")
+    of_torch = type(probe).forward
+
+    def forward(self: Probe, states: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        logits = of_torch(self, states, lengths)
+        return logits * np.nan if (lengths is None) == (lost == "alone") else logits
+
+    monkeypatch.setattr(type(probe), "forward", forward)
+    assert np.isnan(parity(probe, OnnxProbe(light)))
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "truncated"])
@@ -191,3 +204,26 @@ def test_an_unreadable_file_is_named_with_a_remedy(light: Path, damage: str) -> 
         light.write_bytes({"empty": b"", "garbage": b"\x00no onnx\xff", "truncated": whole[: len(whole) // 2]}[damage])
     with pytest.raises(AbstainError, match=r"light.onnx is no readable ONNX probe \(\w+\): fetch it again"):
         OnnxProbe(light)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"states": ["batch", "time", D], "lengths": ["batch"]}, "states (batch, time, 16), lengths (batch)"),
+        ({"states": ["batch", "time", D]}, "states (batch, time, 16)"),
+        ({"features": ["rows", 3]}, "features (rows, 3)"),
+    ],
+)
+def test_a_file_that_reads_something_else_is_named_with_a_remedy(
+    tmp_path: Path, inputs: dict[str, list[str | int]], says: str
+) -> None:
+    """A probe of an earlier version, which read padded batches, and other models."""
+    named = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    node = helper.make_node("ReduceMean", [next(iter(inputs))], ["confidence"], keepdims=0)
+    output = helper.make_tensor_value_info("confidence", TensorProto.FLOAT, [])
+    graph = helper.make_graph([node], "other", named, [output])
+    file = tmp_path / "other.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+    said = f"other.onnx is no ONNX probe of this version, it reads {says}: run `abstain retrain`, or fetch a release"
+    with pytest.raises(AbstainError, match=re.escape(said)):
+        OnnxProbe(file)

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from abstain.models.probes.base import valid
+from abstain.models.probes.base import softmax
 from abstain.models.probes.descent import DescentProbe, DimensionDropout
 from abstain.params import ProbeParams
 
@@ -27,6 +27,7 @@ class AttentionProbe(DescentProbe):
 
     def __init__(self, d: int, heads: int, dropout: float) -> None:
         super().__init__(d, heads=heads, dropout=dropout)
+        self.heads = heads
         self.dropout = DimensionDropout(dropout)
         self.queries_and_values = nn.Linear(d, 3 * heads)
 
@@ -34,12 +35,17 @@ class AttentionProbe(DescentProbe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, params.heads, params.dropout)
 
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         standard = self.dropout(self.standardised(states))
-        inside = valid(states, lengths).unsqueeze(2)
-        scores, wrong, right = self.queries_and_values(standard).chunk(3, 2)
-        attention = scores.masked_fill(~inside, float("-inf")).softmax(1)
-        return torch.stack([(attention * values).sum((1, 2)) for values in (wrong, right)], 1)
+        scores, *values = self.queries_and_values(standard).split(self.heads, -1)
+        attention = softmax(scores, lengths)
+        logits = torch.cat([(attention * of_one).sum((-2, -1), keepdim=True) for of_one in values], -1)
+        return logits.flatten(0, -2)  # of a batch (B, 1, 2) so far
 
     def divide_weights(self) -> None:
         self.queries_and_values.weight.div_(self.scale)
+
+    def subtract_outputs(self) -> None:
+        layer = self.queries_and_values
+        parts = (rows.chunk(3) for rows in (layer.weight, layer.bias))
+        layer.weight, layer.bias = (nn.Parameter(torch.cat([query, right - wrong])) for query, wrong, right in parts)

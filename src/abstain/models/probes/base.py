@@ -2,8 +2,9 @@
 
 Three decisions:
 
-* Rows are padded at the end, and which numbers stand after a row's end does not matter, so that one forward pass is
-  trained, exported and served.
+* Rows are padded at the end, and which numbers stand after a row's end does not matter. An answer alone has no
+  padding, and nothing is done about any: `mean`, `last` and `softmax` below know both, so that one forward pass is
+  trained and served.
 * States are standardised inside the module by the training tokens' mean and deviation: a few dimensions of a residual
   stream are orders of magnitude larger than the rest, and a served model must not need a side file.
 * A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. How far to go is decided
@@ -47,13 +48,13 @@ class Probe(nn.Module, ABC):
 
     Attributes:
         architecture: its name in the zoo, which is given to it when it is fitted or loaded.
-        weights_divided: whether the first weights, and not the states, are divided by `scale` (`served`).
+        is_served: whether it is an equal copy that does less (`served`).
     """
 
     mean: Tensor
     scale: Tensor
     architecture: str
-    weights_divided = False
+    is_served = False
 
     def __init__(self, d: int, **hyperparameters: float) -> None:
         super().__init__()
@@ -85,27 +86,37 @@ class Probe(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """Logits z, float32 (B, 2), of `states`, float32 (B, T, d), of which `lengths`, int64 (B,), are valid."""
+    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+        """Logits z, float32 (B, 2), of `states`, float32 (B, T, d), of which `lengths`, int64 (B,), are valid.
+
+        Where `lengths` is None, `states` are those of one answer, (T, d), and its logits are (1, 2). Of a served probe
+        it is their difference z_1 - z_0, (B, 1) or (1, 1), whose sigmoid is the confidence.
+        """
 
     def standardised(self, states: Tensor) -> Tensor:
         centred = states - self.mean
-        return centred if self.weights_divided else centred / self.scale
+        return centred if self.is_served else centred / self.scale
 
     def served(self) -> Self:
-        """An equal probe that does less: the weights that states meet first are divided by `scale`, states are not.
+        """An equal probe that does less, whose only output is the difference of the logits.
 
-        Means stay where they are: taken out of the weights, they would leave a small difference of large numbers.
+        The weights that states meet first are divided by `scale`, states are not. Means stay where they are: taken out
+        of the weights, they would leave a small difference of large numbers.
         """
         probe = copy.deepcopy(self).eval()
         with torch.no_grad():
             probe.divide_weights()
-        probe.weights_divided = True
+            probe.subtract_outputs()
+        probe.is_served = True
         return probe
 
     @abstractmethod
     def divide_weights(self) -> None:
         """Divide the weights that states meet first by `scale`."""
+
+    @abstractmethod
+    def subtract_outputs(self) -> None:
+        """Put weights of z_1 - z_0 for those of z_0 and z_1."""
 
     def prepare(self, train: Rows) -> None:
         """Learn of the training tokens what needs no labels: here mean and deviation."""
@@ -142,15 +153,32 @@ def confidence(logits: Tensor) -> Tensor:
     return logits.softmax(-1)[:, 1]
 
 
-def valid(states: Tensor, lengths: Tensor) -> Tensor:
-    """Which of the padded `states` (B, T, d) are a row's own, bool (B, T)."""
-    return torch.arange(states.shape[1]) < lengths.unsqueeze(1)
+def mean(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """The mean over time of the valid of `values` (B, T, n), as (B, n); of one answer's, (T, n), as (1, n)."""
+    if lengths is None:
+        return values.mean(0, keepdim=True)
+    share = _valid(values, lengths) / lengths.unsqueeze(1)
+    return (share.unsqueeze(1) @ values).squeeze(1)
 
 
-def last(values: Tensor, lengths: Tensor) -> Tensor:
-    """The last valid of `values` (B, T, n), as (B, n)."""
+def last(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """The last valid of `values` (B, T, n), as (B, n); of one answer's, (T, n), as (1, n)."""
+    if lengths is None:
+        return values[-1:]
     index = (lengths - 1).reshape(-1, 1, 1).expand(-1, 1, values.shape[2])
     return values.gather(1, index).squeeze(1)
+
+
+def softmax(scores: Tensor, lengths: Tensor | None) -> Tensor:
+    """Shares over time, 0 where padded, of `scores` (B, T, n), or of one answer's, (T, n); of the same shape."""
+    if lengths is not None:
+        scores = scores.masked_fill(~_valid(scores, lengths).unsqueeze(2), float("-inf"))
+    return scores.softmax(-2)
+
+
+def _valid(values: Tensor, lengths: Tensor) -> Tensor:
+    """Which of the padded `values` (B, T, n) are a row's own, bool (B, T)."""
+    return torch.arange(values.shape[1]) < lengths.unsqueeze(1)
 
 
 def predict(probe: Probe, rows: Iterable[Tensor]) -> Tensor:

@@ -51,7 +51,7 @@ class DimensionDropout(nn.Dropout):
     def forward(self, states: Tensor) -> Tensor:
         if not self.training:
             return states
-        return states * super().forward(torch.ones_like(states[:, :1]))
+        return states * super().forward(torch.ones_like(states[..., :1, :]))
 
 
 def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float, huber_delta: float) -> Tensor:

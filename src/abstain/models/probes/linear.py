@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from abstain.models.probes.base import Probe, Step, last, valid
+from abstain.models.probes.base import Probe, Step, last, mean
 from abstain.models.rows import MEMORY_VALUES, Rows, batches, pad
 from abstain.params import ProbeParams
 
@@ -48,18 +48,19 @@ class LinearProbe(Probe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d)
 
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        logit = self.head(self.pooled(states, lengths))
-        return torch.cat([torch.zeros_like(logit), logit], 1)
+    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+        difference: Tensor = self.head(self.pooled(states, lengths))
+        return difference if self.is_served else torch.cat([torch.zeros_like(difference), difference], 1)
 
-    def pooled(self, states: Tensor, lengths: Tensor) -> Tensor:
+    def pooled(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         """[mean, last] of the standardised states, (B, 2 d)."""
-        share = valid(states, lengths) / lengths.unsqueeze(1)
-        mean = (share.unsqueeze(1) @ states).squeeze(1)
-        return torch.cat([self.standardised(mean), self.standardised(last(states, lengths))], 1)
+        return torch.cat([self.standardised(pool(states, lengths)) for pool in (mean, last)], 1)
 
     def divide_weights(self) -> None:
         self.head.weight.div_(self.scale.repeat(2))
+
+    def subtract_outputs(self) -> None:
+        """The head knows nothing but the difference: z_0 is 0."""
 
     @classmethod
     def steps(cls, params: ProbeParams) -> int:

@@ -48,11 +48,14 @@ class PCAProbe(DescentProbe):
     def of(cls, d: int, params: ProbeParams) -> Self:
         return cls(d, min(params.components, d), params.hidden, params.dropout)
 
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardised(states) @ self.projection, lengths)  # type: ignore[no-any-return]
 
     def divide_weights(self) -> None:
         self.projection.div_(self.scale.unsqueeze(1))
+
+    def subtract_outputs(self) -> None:
+        self.reader.subtract_outputs()
 
     def prepare(self, train: Rows) -> None:
         """Mean and deviation, then the components with the largest variance of the standardised training tokens."""
