@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.bar import bar
 
@@ -30,7 +30,8 @@ def time_scorers(
     rows = [labelled.rows[at] for at in places if at < len(labelled.rows)]
     with bar(console, "latency") as progress:
         found = latencies(params, load_settings(), rows, progress)
-    table = Table("ms for one answer", "mean", "p99" if len(rows) >= TELLING else "longest")
+    figures = ("mean", "p99" if len(rows) >= TELLING else "longest")
+    table = Table("ms for one answer", *(Column(name, justify="right") for name in figures))
     for name, of in found.items():
         table.add_row(name, f"{of.mean:,.0f}", f"{of.p99:,.0f}")
     console.print(table)
