@@ -16,7 +16,7 @@ from tests.llm.builders import WINDOW, save_tiny_model
 from tests.scorers.builders import TEXTS, interaction, save_encoder
 
 SHORT, LONG = interaction("5 euros", TEXTS[:1]), interaction("x" * WINDOW, name="i-2")
-PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", "probe: layer 1, mlp, best 1 chunks"]
+PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", "probe: layer 1, mlp, best chunk"]
 
 
 @pytest.fixture

@@ -122,5 +122,5 @@ def _of(readings: Sequence[Reading]) -> Callable[[Interaction], Sequence[Asked]]
 
 
 def _name(place: Listening) -> str:
-    chunks = "all" if place.chunks is None else f"best {place.chunks}"
-    return f"probe: layer {place.layer}, {place.site}, {chunks} chunks"
+    chunks = {None: "all chunks", 1: "best chunk"}.get(place.chunks, f"best {place.chunks} chunks")
+    return f"probe: layer {place.layer}, {place.site}, {chunks}"
