@@ -2,12 +2,13 @@
 
 Data: *Continually Improving Extractive QA via Human Feedback* (Gao et al., EMNLP 2023), answers that the person who had
 asked judged, in nine rounds. Right is what was called Correct. Rounds 1 to 6 train, 7 to 9 test; topics that are asked
-about in both are taken out of training. The embedded base model did not write the answers: it reads them, at layer
-`LAYER`. `--cache` keeps what it read: the first run takes about an hour on two CPU cores.
+about in both are taken out of training. The embedded base model did not write the answers: it reads them, and the
+probes listen at the one of `PLACES` where a linear probe's out-of-fold AUROC on the training answers is best. `--cache`
+keeps what it read: the first run takes hours on two CPU cores.
 
-Printed: the leaderboard with 95 % intervals (bootstrap by topic), the fusion against the best single unsupervised
-signal, errors caught with at most 15 % masked, what each scorer costs a response, and how long it all took once the
-features were cached.
+Printed: that AUROC by place, the leaderboard with 95 % intervals (bootstrap by topic), the fusion against the best
+single unsupervised signal, errors caught with at most 15 % masked, what each scorer costs a response, and how long it
+all took once the features were cached.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -34,13 +36,14 @@ from abstain.features.extract import FeatureSource
 from abstain.features.readings import Reading
 from abstain.features.work import Done
 from abstain.feedback.importers.qa_from_hf import IMPORTER, Options
+from abstain.llm.asks import Site
 from abstain.models.fitting import fit_probe
 from abstain.models.probes.base import Probe, predict_confidence
 from abstain.models.regressors.fitting import fit_regressor
 from abstain.models.regressors.onnx_regressor import Regressor
 from abstain.models.rows import Rows
 from abstain.params import Params, load_params
-from abstain.scorers.asked import served
+from abstain.scorers.asked import Listening, served
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.conditions import Conditions
@@ -52,7 +55,7 @@ from abstain.settings import Settings, load_settings
 ROOT = Path(__file__).resolve().parents[1]
 
 FILE = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
-LAYERS = (8, 12, 16, 20, 24, 28, 30)
+PLACES = tuple(Listening(layer, site) for site in get_args(Site) for layer in (8, 16, 20, 24, 30))
 FIRST_TEST_ROUND = 7
 DRAWS, SEED = 1000, 3
 TIMED = 2000
@@ -108,15 +111,15 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Reader:
-    """What the base model says of judged answers, from the cache; probes listen at `params.llm.layer`."""
+    """What the base model says of judged answers, from the cache; probes listen where `params.llm` says."""
 
     params: Params
     settings: Settings
     judged: Judged
 
-    def at(self, layer: int) -> Reader:
-        """The same, with probes that listen at `layer`."""
-        llm = self.params.llm.model_copy(update={"layer": layer})
+    def at(self, place: Listening) -> Reader:
+        """The same, with probes that listen at `place`."""
+        llm = self.params.llm.model_copy(update={"layer": place.layer, "site": place.site})
         return replace(self, params=self.params.model_copy(update={"llm": llm}))
 
     @property
@@ -206,15 +209,17 @@ def main(cache: Path, most: int | None, without: list[str]) -> None:
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
     print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
     reader, scorers = Reader(params, settings, judged), compared(params, settings).scorers
-    everywhere = tuple(reader.at(layer).reading for layer in LAYERS)
+    everywhere = tuple(place.reading for place in PLACES)
     cost = fill(params.llm, settings, [(judged.take(kept), (*everywhere, *readings_of(scorers)))], progress)
     cost += sum(reader.conditions.fill(judged.take(kept), progress), Done(0, 0, 0))
     print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
-    found = {layer: reader.at(layer).held_out_auroc(train) for layer in LAYERS}
+    found = {place: reader.at(place).held_out_auroc(train) for place in PLACES}
     print(
-        "out-of-fold AUROC by layer:", ", ".join(f"{layer} {auroc:.3f}" for layer, auroc in found.items()), flush=True
+        "out-of-fold AUROC by place:",
+        ", ".join(f"{place.site} {place.layer} {auroc:.3f}" for place, auroc in found.items()),
+        flush=True,
     )
-    reader = reader.at(max(found, key=lambda layer: found[layer]))
+    reader = reader.at(max(found, key=lambda place: found[place]))
     readings = (reader.reading, *readings_of(scorers))
     started = time.perf_counter()
     fitted = reader.fit(train)
