@@ -197,6 +197,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     return _Loaded(model, tokenizer, int(window))
 
 
+@lru_cache(maxsize=2)
 def _tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
