@@ -57,3 +57,13 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
 
 def test_weights_are_those_of_the_inclusion_probabilities() -> None:
     assert judged(4, 0).weight.tolist() == [0.5, 1.0, 0.5, 1.0]
+
+
+def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> None:
+    part = judged(400, 2)
+    bounds = part.shown_bounds("sure", 0.5, Resamples(200, 1))
+    shown = part.raw("sure") >= 0.5
+    precision = metrics.mean(part.correct[shown], part.weight[shown])
+    assert bounds["precision_low"] < precision < bounds["precision_high"]
+    assert bounds["error_rate_low"] < metrics.mean(shown * (1 - part.correct), part.weight) < bounds["error_rate_high"]
+    assert set(bounds) == {"precision_low", "precision_high", "error_rate_low", "error_rate_high"}

@@ -9,12 +9,29 @@ import pandas as pd
 from sklearn.metrics import roc_curve
 
 from abstain.evaluate import metrics
+from abstain.evaluate.judged import Judged
 
 BINS = 20
 COARSE = 5
 """Bins of a slice's probabilities, which has fewer answers."""
 SHOWN = 4
 """Slices that a plot can tell apart."""
+
+
+def tables(judged: Judged, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
+    """The tables of this module by name: of the scorer `served`, and where scorers are compared, of `several`.
+
+    A product's reliability is told where it is worth `min_rows` answers.
+    """
+    correct, weight, scores = judged.correct, judged.weight, judged.scores[list(several)]
+    raw, probability = judged.raw(served), judged.probability(served)
+    return {
+        "roc": roc(correct, scores, weight),
+        "risk_coverage": risk_coverage(correct, scores, weight),
+        "reliability": reliability(correct, raw, probability, weight),
+        "reliability_by_product": reliability_by(judged.rows["product"], correct, probability, weight, min_rows),
+        "confidence": histogram(correct, raw, weight),
+    }
 
 
 def roc(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:

@@ -45,6 +45,15 @@ class Judged:
     def groups(self) -> np.ndarray:
         return self.rows["group"].to_numpy()
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """How many rows there are, how many of them were drawn unevenly, how many even ones they are worth."""
+        return {
+            "rows": len(self.rows),
+            "drawn_unevenly": int((self.weight < 1).sum()),
+            "effective_rows": metrics.effective_rows(self.weight),
+        }
+
     def raw(self, name: str) -> np.ndarray:
         """What the scorer `name` says, float64 (rows,)."""
         return self.scores[name].to_numpy(float)
@@ -56,6 +65,18 @@ class Judged:
     def probability(self, name: str) -> np.ndarray:
         """The calibrated probability of the scorer `name`, float64 (rows,)."""
         return self.calibrated[name].to_numpy(float)
+
+    def shown_bounds(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
+        """95 % intervals, by groups, of the precision and of the error rate of what `name` shows from `threshold` on:
+        `precision_low`, `precision_high`, `error_rate_low`, `error_rate_high`."""
+        shown = (self.raw(name) >= threshold).astype(float)
+        figures = {
+            "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
+            "error_rate": partial(metrics.mean, shown * (1 - self.correct)),
+        }
+        found = bootstrap(figures, self.groups, resamples.draws, resamples.seed, self.weight)
+        bounds = [(metric, bounded(metric, of)) for metric, of in found.items()]
+        return {name: value for metric, of in bounds for name, value in of.items() if name != metric}
 
 
 def calibrate(

@@ -1,7 +1,6 @@
 """DVC stage `evaluate`: every scorer on the frozen hold-out and on the newest window, as metrics, plots and scores."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from abstain.contracts import Interaction
 from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
 from abstain.evaluate import audits, curves, metrics
-from abstain.evaluate.bootstrap import Resamples, bootstrap, bounded
+from abstain.evaluate.bootstrap import Resamples
 from abstain.evaluate.examples import examples
 from abstain.evaluate.judged import Judged, calibrate, calibration_rows
 from abstain.evaluate.leaderboard import leaderboard
@@ -48,7 +47,7 @@ def stage(params: Params) -> None:
     threshold = common.read_json(paths.THRESHOLD)
     marked = _marked(threshold)
     rouge = common.read_rouge(holdout.rows)
-    own = holdout.raw(SERVED)
+    own, resamples = holdout.raw(SERVED), Resamples(params.gate.bootstrap, params.gate.seed)
     board = leaderboard(
         holdout.correct,
         holdout.scores,
@@ -62,18 +61,18 @@ def stage(params: Params) -> None:
     at = {name: at_threshold(holdout.correct, own, value, holdout.weight, rouge) for name, value in marked.items()}
     used = next(iter(marked))
     figures = {
-        **_counted(holdout),
+        **holdout.counts,
         "base_rate": metrics.mean(holdout.correct, holdout.weight),
         "label_source": "/".join(sorted(holdout.rows["source"].unique())),
         "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-        "at_threshold": {**at[used], **_precision_bounds(params, holdout, marked[used])},
+        "at_threshold": {**at[used], **holdout.shown_bounds(SERVED, marked[used], resamples)},
         "at_naive": at.get("naive"),
     }
     auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
-    common.write_json(paths.METRICS, {"holdout": figures, "newest": {**_counted(newest), "auroc": auroc}})
+    common.write_json(paths.METRICS, {"holdout": figures, "newest": {**newest.counts, "auroc": auroc}})
     common.write_json(paths.EVALUATION, _evaluation(params, parts, scorers, threshold, rouge))
-    tables = _curves(params, holdout, board.set_index("scorer")["auroc"], scorers)
+    tables = curves.tables(holdout, SERVED, _drawn(board.set_index("scorer")["auroc"], scorers), params.gate.min_slice)
     tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
     with common.whole_folder(paths.PLOTS) as folder:
         for name, table in tables.items():
@@ -112,27 +111,6 @@ def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
         return {"naive": threshold["threshold"]}
     naive = {"naive": threshold["naive"]["threshold"]} if threshold["naive"] else {}
     return {"promised": threshold["threshold"], **naive}
-
-
-def _counted(part: Judged) -> dict[str, Any]:
-    return {
-        "rows": len(part.rows),
-        "drawn_unevenly": int((part.weight < 1).sum()),
-        "effective_rows": metrics.effective_rows(part.weight),
-    }
-
-
-def _precision_bounds(params: Params, holdout: Judged, threshold: float) -> dict[str, float]:
-    """The 95 % interval, by groups, of the precision and of the error rate of what is shown from `threshold` on."""
-    shown = (holdout.raw(SERVED) >= threshold).astype(float)
-    figures = {
-        "precision": partial(metrics.precision, holdout.correct, shown, threshold=1.0),
-        "error_rate": partial(metrics.mean, shown * (1 - holdout.correct)),
-    }
-    found = bootstrap(figures, holdout.groups, params.gate.bootstrap, params.gate.seed, holdout.weight)
-    return {
-        name: value for metric, of in found.items() for name, value in bounded(metric, of).items() if name != metric
-    }
 
 
 def _evaluation(
@@ -243,21 +221,11 @@ def _examples(holdout: Judged, interactions: list[Interaction], threshold: float
     return examples(rows, threshold)
 
 
-def _curves(params: Params, holdout: Judged, auroc: pd.Series, scorers: Scorers) -> dict[str, pd.DataFrame]:
-    """The plots' tables: of a few scorers, or of the served probe."""
+def _drawn(auroc: pd.Series, scorers: Scorers) -> list[str]:
+    """The scorers that a plot can tell apart: the served one, the fusion, the best signal, the answer's length."""
     signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
     best = auroc[signals].dropna().nlargest(1).index
-    few = holdout.scores[[name for name in (SERVED, FUSION, *best, LENGTH_ONLY) if name in holdout.scores]]
-    own, probability = holdout.raw(SERVED), holdout.probability(SERVED)
-    return {
-        "roc": curves.roc(holdout.correct, few, holdout.weight),
-        "risk_coverage": curves.risk_coverage(holdout.correct, few, holdout.weight),
-        "reliability": curves.reliability(holdout.correct, own, probability, holdout.weight),
-        "reliability_by_product": curves.reliability_by(
-            holdout.rows["product"], holdout.correct, probability, holdout.weight, params.gate.min_slice
-        ),
-        "confidence": curves.histogram(holdout.correct, own, holdout.weight),
-    }
+    return [name for name in (SERVED, FUSION, *best, LENGTH_ONLY) if name in auroc.index]
 
 
 if __name__ == "__main__":
