@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from threadpoolctl import threadpool_limits
 
 from abstain.errors import AbstainError
 from abstain.scorers.fusion import Fusion, fit_fusion
@@ -35,6 +37,34 @@ def test_it_knows_more_than_each_of_its_parts() -> None:
     assert fused > max(roc_auc_score(labels.correct, scores[name]) for name in ("one", "two")) + 0.05
     assert abs(fusion.coefficients["noise"]) < 0.2 * min(fusion.coefficients[name] for name in ("one", "two"))
     assert "flat" not in fusion.names
+
+
+def test_no_score_is_heard_as_its_opposite() -> None:
+    scores, labels = table()
+    upside_down = scores.assign(one=1 - scores["one"])  # turned round, it would tell half of the truth
+    fusion, without = fit_fusion(upside_down, labels), fit_fusion(scores.drop(columns="one"), labels)
+    assert fusion.coefficients["one"] == 0 < fusion.coefficients["two"]
+    assert fusion.score(upside_down) == pytest.approx(without.score(scores), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [np.ones(600), np.random.default_rng(5).random(600)])
+def test_where_no_bound_holds_it_is_scikit_learns_logistic_regression(weights: np.ndarray) -> None:
+    scores, labels = table()
+    labels = Labels(labels.correct, weights, labels.groups)
+    fusion = fit_fusion(scores[["one", "two"]], labels)
+    logit = np.log(scores[["one", "two"]] / (1 - scores[["one", "two"]]))
+    model = LogisticRegression(C=fusion.strength, tol=1e-8)
+    model.fit((logit - logit.mean()) / logit.std(ddof=0), labels.correct, sample_weight=weights)
+    assert [*fusion.coefficient, fusion.intercept] == pytest.approx([*model.coef_[0], *model.intercept_], abs=1e-4)
+
+
+def test_the_number_of_threads_changes_not_one_bit() -> None:
+    scores, labels = table(3000)
+    found = set()
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            found.add(fit_fusion(scores, labels))
+    assert len(found) == 1
 
 
 def test_a_missing_score_counts_for_nothing_but_that_it_is_missing() -> None:

@@ -1,11 +1,14 @@
 """Fusion: one confidence out of all others, by stacking (Wolpert 1992).
 
-Two decisions:
+Three decisions:
 
 * It learns from confidences of training answers that nothing of theirs was fitted to: the probes' out-of-fold ones.
   Confidences of answers that a probe was trained on would teach it to trust that probe alone.
 * Logistic regression on the scores' log-odds, with as much regularisation as cross-validation by group asks for: its
   coefficients say in the report which scores it listens to, and it is stored as JSON.
+* No score counts against an answer by being higher: coefficients are not negative (Breiman, *Stacked Regressions*,
+  1996). Every score means "higher is more likely right", so what would be heard as its opposite is noise of the
+  training answers, and the more scores are worth nothing, the more of that a free regression hears.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from abstain.errors import AbstainError
 from abstain.scorers.labels import Labels
@@ -65,8 +69,6 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
 
     Raises `AbstainError` where the answers are all right, or all wrong.
     """
-    from sklearn.linear_model import LogisticRegression
-
     labels.require_both_kinds()
     # Of the log-odds as they are kept: a score that is below `EDGE` on all training answers tells none from another.
     names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
@@ -84,26 +86,47 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
             learnt, held = folds != fold, folds == fold
             if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) < 2:
                 continue
-            model = LogisticRegression(C=strength, max_iter=2000)
-            model.fit(inputs[learnt], labels.correct[learnt], sample_weight=labels.weight[learnt])
-            p = model.predict_proba(inputs[held])[:, 1].clip(1e-9, 1 - 1e-9)
-            right = labels.correct[held]
-            total -= float((labels.weight[held] * (right * np.log(p) + (1 - right) * np.log(1 - p))).sum())
+            coefficients, intercept = _fit(inputs[learnt], labels.at(learnt), strength, len(names))
+            sign = 2 * labels.correct[held] - 1
+            total += float(labels.weight[held] @ np.logaddexp(0, -sign * (inputs[held] @ coefficients + intercept)))
         return total
 
-    strength = min(STRENGTHS, key=loss)
-    model = LogisticRegression(C=strength, max_iter=2000)
-    model.fit(inputs, labels.correct, sample_weight=labels.weight)
-    coefficients = model.coef_[0].tolist()
+    with threadpool_limits(1):  # the order of a sum, and so its last bits, depends on the number of threads
+        strength = min(STRENGTHS, key=loss)
+        found, intercept = _fit(inputs, labels, strength, len(names))
+    coefficients = found.tolist()
     return Fusion(
         names=names,
         mean=tuple(mean.tolist()),
         scale=tuple(scale.tolist()),
         coefficient=tuple(coefficients[: len(names)]),
         missing=tuple(coefficients[len(names) :]),
-        intercept=float(model.intercept_[0]),
+        intercept=intercept,
         strength=strength,
     )
+
+
+def _fit(inputs: np.ndarray, labels: Labels, strength: float, scores: int) -> tuple[np.ndarray, float]:
+    """Coefficients (columns,), the first `scores` of them not negative, and the intercept, which has no penalty.
+
+    They minimise the weighted logistic loss times `strength`, plus half of the coefficients' squares.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    columns = inputs.shape[1]
+    sign, share = 2.0 * labels.correct - 1, strength * labels.weight
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        coefficients, margin = values[:-1], sign * (inputs @ values[:-1] + values[-1])
+        slope = -share * sign * expit(-margin)
+        value = share @ np.logaddexp(0, -margin) + coefficients @ coefficients / 2
+        return float(value), np.append(inputs.T @ slope + coefficients, slope.sum())
+
+    bounds = [(0, None)] * scores + [(None, None)] * (columns - scores + 1)
+    options = {"maxiter": 2000, "ftol": 1e-12, "gtol": 1e-8}
+    found = minimize(objective, np.zeros(columns + 1), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return found.x[:-1], float(found.x[-1])
 
 
 def _log_odds(scores: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:

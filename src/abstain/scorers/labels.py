@@ -17,6 +17,10 @@ class Labels:
     weight: np.ndarray
     groups: np.ndarray
 
+    def at(self, rows: np.ndarray) -> Labels:
+        """Those of `rows`, (rows,) of bool."""
+        return Labels(self.correct[rows], self.weight[rows], self.groups[rows])
+
     def require_both_kinds(self) -> None:
         """Raise `AbstainError` where all answers that count are right, or all wrong: nothing can be learnt of those."""
         if len(np.unique(self.correct[self.weight > 0])) < 2:

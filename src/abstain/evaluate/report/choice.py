@@ -35,13 +35,14 @@ def fused(fusion: Mapping[str, Any] | None) -> list[Block]:
     if not fusion or not fusion["coefficients"]:
         return []
     coefficients = fusion["coefficients"]
-    order = sorted(coefficients, key=lambda name: (-abs(coefficients[name]), name))
+    order = sorted(coefficients, key=lambda name: (-coefficients[name], name))
     rows = [
-        Row((name, figure(coefficients[name], "+.3f"), figure(math.exp(coefficients[name]), ".2f"))) for name in order
+        Row((name, figure(coefficients[name], ".3f"), figure(math.exp(coefficients[name]), ".2f"))) for name in order
     ]
     text = (
         "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
-        f"(C = {figure(fusion['strength'], '.2g')}). A coefficient near 0: the others say as much. Odds times: "
+        f"(C = {figure(fusion['strength'], '.2g')}), which may not hear a score as its opposite. A coefficient of 0: "
+        "the others say as much, or it says nothing. Odds times: "
         "by what the odds of being right are multiplied for one unit more."
     )
     table = Table(
