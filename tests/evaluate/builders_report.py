@@ -280,7 +280,7 @@ def _measured(served: float, promised: float | None) -> str:
             _listening(24, "mlp", None, 0.81),
             _listening(16, "mlp", 2, None),
         ],
-        "fusion": {"strength": 0.01, "coefficients": {"linear": 0.8123, "entropy": -0.0456, TAG: 0.0}},
+        "fusion": {"strength": 0.01, "coefficients": {"linear": 0.8123, "entropy": 0.0456, TAG: 0.0}},
         "examples": examples(texts, served),
     }
     reliability = [

@@ -40,10 +40,9 @@ def fused(fusion: Mapping[str, Any] | None) -> list[Block]:
         Row((name, figure(coefficients[name], ".3f"), figure(math.exp(coefficients[name]), ".2f"))) for name in order
     ]
     text = (
-        "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
-        f"(C = {figure(fusion['strength'], '.2g')}), which may not hear a score as its opposite. A coefficient of 0: "
-        "the others say as much, or it says nothing. Odds times: "
-        "by what the odds of being right are multiplied for one unit more."
+        "Fusion is a logistic regression without negative coefficients on all scores' log-odds, each in units of its "
+        f"own spread (C = {figure(fusion['strength'], '.2g')}). A coefficient of 0: the others say as much, or it "
+        "says nothing. Odds times: by what the odds of being right are multiplied for one unit more."
     )
     table = Table(
         "What fusion listens to, strongest first",
