@@ -59,8 +59,12 @@ PLACES = tuple(Listening(layer, site) for site in get_args(Site) for layer in (8
 FIRST_TEST_ROUND = 7
 DRAWS, SEED = 1000, 3
 TIMED = 2000
-UNSUPERVISED = ("sequence_log_prob", "mean_log_prob", "yes_score", "yes_score_tokens", "yes_score_fused", "length_only")
-"""The fusion is to beat the best of these on the test answers: chosen there, which is to its advantage."""
+TO_BEAT = (
+    *("sequence_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain"),
+    *("yes_score", "yes_score_tokens", "yes_score_fused", "length_only"),
+)
+"""What needs no labels, and the answer's length alone. The fusion is to beat the best of these on the test answers:
+chosen there, which is to its advantage."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,10 @@ def main(cache: Path, most: int | None, without: list[str]) -> None:
     topics = len(set(judged.topic[test]))
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
     print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
-    reader, scorers = Reader(params, settings, judged), compared(params, settings).scorers
+    reader, everybody = Reader(params, settings, judged), compared(params, settings)
+    scorers = everybody.scorers
+    for name, why in everybody.skipped.items():
+        print(f"skipped: {name}: {why}", flush=True)
     everywhere = tuple(place.reading for place in PLACES)
     cost = fill(params.llm, settings, [(judged.take(kept), (*everywhere, *readings_of(scorers)))], progress)
     cost += sum(reader.conditions.fill(judged.take(kept), progress), Done(0, 0, 0))
@@ -259,14 +266,15 @@ def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
 
 
 def compare(judged: Judged, test: np.ndarray, scores: pd.DataFrame) -> None:
-    """The fusion against each signal that has to do without labels, on the same resamples of topics."""
+    """The fusion against each of `TO_BEAT`, on the same resamples of topics."""
     figures = {name: partial(metrics.auroc, judged.correct[test], scores[name].to_numpy()) for name in scores}
     found = bootstrap(figures, judged.topic[test], DRAWS, SEED)
-    best = max((name for name in UNSUPERVISED if name in figures), key=lambda name: found[name].value)
-    for name in sorted({*UNSUPERVISED, best, "min_log_prob"} & figures.keys()):
+    others = sorted({*TO_BEAT} & figures.keys())
+    best = max(others, key=lambda name: found[name].value)
+    for name in others:
         difference = paired(found["fusion"], found[name])
         low, high = difference.interval
-        mark = "  <- the best of those without labels" if name == best else ""
+        mark = "  <- the best of them" if name == best else ""
         says = f"{difference.value:+.3f} [{low:+.3f}, {high:+.3f}], better with chance {difference.chance:.3f}"
         print(f"fusion - {name}: {says}{mark}")
 

@@ -19,19 +19,23 @@ def time_scorers(
     """Time one answer at a time, nothing cached: every scorer of params.yaml, and the probe by layer and chunks."""
     import numpy as np
 
+    from abstain.scorers.catalogue import compared
     from abstain.serve.latency import TELLING, latencies
     from abstain.settings import load_settings
     from tasks.pipeline import read_labelled
     from tasks.workspace import open_workspace
 
+    settings = load_settings()
     with open_workspace() as workspace:
         params, labelled = read_labelled(workspace)
     places = np.unique(np.linspace(0, len(labelled.rows), answers, endpoint=False, dtype=int))
     rows = [labelled.rows[at] for at in places if at < len(labelled.rows)]
     with bar(console, "latency") as progress:
-        found = latencies(params, load_settings(), rows, progress)
+        found = latencies(params, settings, rows, progress)
     figures = ("mean", "p99" if len(rows) >= TELLING else "longest")
     table = Table("ms for one answer", *(Column(name, justify="right") for name in figures))
     for name, of in found.items():
         table.add_row(name, f"{of.mean:,.0f}", f"{of.p99:,.0f}")
     console.print(table)
+    for name, why in compared(params, settings).skipped.items():
+        console.print(f"skipped: {name}: {why}")

@@ -151,7 +151,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     base model's work is that: `small_project` has regressors, and the stages' own tests have all scorers.
     """
     project = new_project(tmp_path_factory.mktemp("trained"))
-    project.compare_with("sequence_log_prob", "min_log_prob", "entropy", "yes_score_fused")
+    project.compare_with("sequence_log_prob", "min_log_prob", "entropy", "yes_score_fused", "entailment")
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: []")
     project.edit_params("layers: [8, 16, 24, 30]", "layers: [8]")
     project.edit_params("contexts: [1]", "contexts: []")

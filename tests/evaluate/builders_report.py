@@ -195,7 +195,7 @@ def _measured(served: float, promised: float | None) -> str:
             "label_source": "sme",
             "digest": "0" * 64,
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-            "at_threshold": at[next(iter(marked))],
+            "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_worth": 90.0},
             "at_naive": at["naive"],
         },
         "newest": {"rows": 17, "drawn_unevenly": 0, "effective_rows": 17.0, "auroc": 0.7654},
@@ -230,8 +230,9 @@ def _measured(served: float, promised: float | None) -> str:
         "kinds": {name: _kind(name) for name in scores},
         "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},
         "skipped": {"entailment": "no model is set: scorers.entailment_model | is null", "extractive_qa": "no model"},
-        "neither": {"replies": 321, "answers": 1200},
+        "neither": {"neither": 321, "replies": 1200},
         "improbable": {"yes_score": 12, "yes_score_fused": 0},
+        "min_rows": 20,
         "at_own_threshold": {
             "probe": {**at["naive"], "note": ""},
             "fusion": {**at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
@@ -280,7 +281,11 @@ def _measured(served: float, promised: float | None) -> str:
             _listening(24, "mlp", None, 0.81),
             _listening(16, "mlp", 2, None),
         ],
-        "fusion": {"strength": 0.01, "coefficients": {"linear": 0.8123, "entropy": 0.0456, TAG: 0.0}},
+        "fusion": {
+            "strength": 0.01,
+            "coefficients": {"linear": 0.8123, "entropy": 0.0456, TAG: 0.0},
+            "missing": {"linear": 0.0, "entropy": 0.0, TAG: -0.4321},
+        },
         "examples": examples(texts, served),
     }
     reliability = [

@@ -31,6 +31,11 @@ from abstain.evaluate.report.words import beside, figure, percent, plain
 from tests.evaluate.builders_report import LINK, NAIVE, NASTY, PROMISED, ROWS, TAG, evaluated
 
 BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.display_rate": 0.5026}
+FEW = {
+    "metrics.holdout.at_threshold.precision": 1.0,
+    "metrics.holdout.at_threshold.shown": 1,
+    "metrics.holdout.at_threshold.shown_worth": 1.0,
+}
 NOTHING = {"metrics.holdout.at_threshold.precision": None, "metrics.holdout.at_threshold.display_rate": 0.0}
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -136,6 +141,25 @@ MARKDOWN, PAGE = pages()
             {"target": 0.85, "changed": NOTHING},
             "warned",
             "The promise of at least 85 % right cannot be checked: nothing is shown on the hold-out",
+        ),
+        (
+            {"target": 0.85, "changed": FEW},
+            "warned",
+            "The promise of at least 85 % right cannot be checked: the hold-out has 1 shown answer where 20 are needed",
+        ),
+        (
+            {"target": 0.85, "promised": False, "changed": FEW | {"metrics.holdout.at_threshold.shown": 31}},
+            "warned",
+            "No promise can be made: the hold-out has 31 shown answers, worth 1 drawn evenly, where 20 are needed",
+        ),
+        (
+            {
+                "metric": "error_rate",
+                "target": 0.1,
+                "changed": {"metrics.holdout.rows": 9, "metrics.holdout.effective_rows": 9.0},
+            },
+            "warned",
+            "The promise of at most 10 % shown and wrong cannot be checked: the hold-out has 9 answers where 20 are needed",
         ),
         (
             {"metric": "error_rate", "target": 0.11, "changed": BROKEN},
@@ -274,7 +298,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert next(row for row in every if row[0] == "probe")[2] == brier
     told = section(MARKDOWN, "Which signal tells right from wrong best")
     assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
-    assert "whose first word is neither yes nor no: 321 of 1,200 labelled answers;" in told
+    assert "whose first word is neither yes nor no: 321 of 1,200;" in told
     assert "for which neither Yes nor No was probable, which count as 0.5: yes_score 12." in told
     assert "whose first word" not in pages(changed={"evaluation.neither": None})[0], "it was not asked"
     assert "2 scorers skipped." in told

@@ -136,6 +136,7 @@ def test_what_each_scorer_takes_is_told(project: Project) -> None:
         rows
     )
     assert "longest" in done.stdout and "0" not in rows.values()
+    assert "skipped: entailment: no model: set scorers.entailment_model in params.yaml" in done.stdout
 
 
 def test_a_machine_that_never_trained_reads_the_origin(project: Project, tmp_path: Path) -> None:

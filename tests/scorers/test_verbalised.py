@@ -23,6 +23,10 @@ NOT_ANSWERED = (
     "1. Yes, it is right",
     "1 year",
     "0 days",
+    "between 0 and 1",
+    "0 or 1",
+    "0.0 and 1.0",
+    "Response 1",
 )
 SHARE = st.integers(0, 100).map(lambda n: f"{n / 100:.2f}")
 
@@ -93,6 +97,12 @@ def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
         ("In 1 year 80 %", 0.8),
         ("1\n\nQuestion:", 1.0),
         ("1, I think", 1.0),
+        ("1: 0.9", 0.9),
+        ("Response 1: 0.9", 0.9),
+        ("Step 1\n0.8", 0.8),
+        ("0 or 1? 0.5", 0.5),
+        ("0,850", 0.85),
+        ("0-1.5", 0.0),
     ],
 )
 def test_the_first_number_counts(reply: str, expected: float) -> None:
@@ -100,7 +110,8 @@ def test_the_first_number_counts(reply: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7", *NOT_ANSWERED]
+    "reply",
+    ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7", "1,000", *NOT_ANSWERED],
 )
 def test_what_is_no_single_number_is_none(reply: str) -> None:
     assert math.isnan(probability(reply))

@@ -122,7 +122,7 @@ def test_replies_that_mean_neither_are_counted_by_their_first_word() -> None:
     replies = [["Yes"], ["1", " Yes"], ["Maybe"], ["1", "!"], ["Maybe", "Yes"]]
     found = [steps(tokenizer, reply, [row] * len(reply)) for reply in replies]
     answers = Answers([interaction(name=f"i-{n}") for n in range(6)], {asked: [*found, None]})
-    assert neither(tokenizer, answers) == 3, "and what could not be asked is no reply"
+    assert neither(tokenizer, answers) == {"neither": 3, "replies": 5}, "and what could not be asked is no reply"
     assert neither(tokenizer, unread(interaction())) is None
 
 

@@ -66,17 +66,24 @@ class Judged:
         """The calibrated probability of the scorer `name`, float64 (rows,)."""
         return self.calibrated[name].to_numpy(float)
 
-    def shown_bounds(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
-        """95 % intervals, by groups, of the precision and of the error rate of what `name` shows from `threshold` on:
-        `precision_low`, `precision_high`, `error_rate_low`, `error_rate_high`."""
+    def shown(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
+        """What `name` shows from `threshold` on: how many answers, `shown`, how many equally weighted ones they are
+        worth, `shown_worth`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
+        `precision_high`, `error_rate_low`, `error_rate_high`.
+
+        An interval of no width is none: where all that is shown is right, so is every draw of it.
+        """
         shown = (self.raw(name) >= threshold).astype(float)
         figures = {
             "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
             "error_rate": partial(metrics.mean, shown * (1 - self.correct)),
         }
         found = bootstrap(figures, self.groups, resamples.draws, resamples.seed, self.weight)
-        bounds = [(metric, bounded(metric, of)) for metric, of in found.items()]
-        return {name: value for metric, of in bounds for name, value in of.items() if name != metric}
+        row = {"shown": int(shown.sum()), "shown_worth": metrics.effective_rows(self.weight[shown == 1])}
+        for metric, of in found.items():
+            low, high = of.interval if np.ptp(of.interval) > 0 else (np.nan, np.nan)
+            row |= {f"{metric}_low": low, f"{metric}_high": high}
+        return row
 
 
 def calibrate(

@@ -6,9 +6,10 @@ Three decisions:
   Confidences of answers that a probe was trained on would teach it to trust that probe alone.
 * Logistic regression on the scores' log-odds, with as much regularisation as cross-validation by group asks for: its
   coefficients say in the report which scores it listens to, and it is stored as JSON.
-* No score counts against an answer by being higher: coefficients are not negative (Breiman, *Stacked Regressions*,
-  1996). Every score means "higher is more likely right", so what would be heard as its opposite is noise of the
-  training answers, and the more scores are worth nothing, the more of that a free regression hears.
+* No score counts against an answer by being higher: its coefficient is not negative (Breiman, *Stacked Regressions*,
+  1996); that it is missing may count either way. Every score means "higher is more likely right", so what would be
+  heard as its opposite is noise of the training answers, and the more scores are worth nothing, the more of that a free
+  regression hears.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EDGE = 1e-4
 """Scores are kept this far from 0 and 1, whose log-odds are infinite."""
 TELLS = 1e-6
 """Log-odds that differ by less are equal."""
-STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0))
+STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
 FOLDS = 5
 
 
@@ -47,6 +48,11 @@ class Fusion:
     def coefficients(self) -> dict[str, float]:
         """How far it listens to each score, per standard deviation of that score's log-odds."""
         return dict(zip(self.names, self.coefficient, strict=True))
+
+    @property
+    def coefficients_if_missing(self) -> dict[str, float]:
+        """What is added to the log-odds of an answer that a score says nothing of."""
+        return dict(zip(self.names, self.missing, strict=True))
 
     def score(self, scores: pd.DataFrame) -> np.ndarray:
         """Confidences, float64 (rows,), of answers whose scores are the columns `names`, nan where one is missing."""
@@ -87,7 +93,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
             if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) < 2:
                 continue
             coefficients, intercept = _fit(inputs[learnt], labels.at(learnt), strength, len(names))
-            sign = 2 * labels.correct[held] - 1
+            sign = 2.0 * labels.correct[held] - 1
             total += float(labels.weight[held] @ np.logaddexp(0, -sign * (inputs[held] @ coefficients + intercept)))
         return total
 

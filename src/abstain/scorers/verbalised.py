@@ -19,11 +19,14 @@ from abstain.scorers.base import Signal
 TOKENS = 12
 CUT_OFF = re.compile(r"[\d.,]+ *\Z")
 """A number at which a reply was cut off may have gone on: "0." is not 0."""
-ASKED_FOR = re.compile(r"\(?\b0(?:\.0)?\s*(?:to|[-–])\s*1(?:\.0)?\b\)?", re.IGNORECASE)
+ASKED_FOR = re.compile(r"\(?\b0(?:\.0)?\s*(?:to|and|or|[-–])\s*1(?:\.0)?\b(?![.,]\d)\)?", re.IGNORECASE)
 """The range that the question names: a reply that repeats it has not answered yet."""
-COUNTED = re.compile(r"[.)]?[ \t]+[^\W\d]")
-"""What follows a whole number that counts things or lines: "1. Yes", "1 year"."""
-_NUMBER = r"(\d+(?:[.,]\d+)?|\.\d+)"
+COUNTED = re.compile(r"[.)]?[ \t]+[^\W\d]|:")
+"""What follows a whole number that counts things or lines: "1. Yes", "1 year", "1: 0.9"."""
+COUNTING = re.compile(r"\b(?:answer|item|line|number|option|part|question|response|step)\s+\Z", re.IGNORECASE)
+"""What stands before one: "Response 1", "Step 1"."""
+_NUMBER = r"(0,\d+|\d+(?:\.\d+|,(?!\d{3}(?!\d))\d+)?|\.\d+)"
+"""With a decimal point or comma; "1,000" has neither."""
 PROBABILITY = re.compile(
     rf"(?<![\w.,/−-]){_NUMBER}(?:\s*(%|per ?cent\b)|\s*(?:/|(?:out )?of)\s*{_NUMBER})?(?![\w%/]|[.,]\d)", re.IGNORECASE
 )
@@ -58,4 +61,5 @@ def probability(reply: str) -> float:
 
 def _counts(number: re.Match[str]) -> bool:
     whole = number[1].isdigit() and not number[2] and not number[3]
-    return whole and COUNTED.match(number.string, number.end()) is not None
+    before, text = number.string[: number.start()], number.string
+    return whole and bool(COUNTED.match(text, number.end()) or COUNTING.search(before))

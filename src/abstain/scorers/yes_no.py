@@ -61,14 +61,15 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     )
 
 
-def neither(tokenizer: Any, answers: Answers) -> int | None:
-    """To how many `answers` the reply to the Yes-score's question means neither yes nor no, by its first word; None
-    where it was not asked. Such a reply is scored all the same, by how likely the two were there."""
+def neither(tokenizer: Any, answers: Answers) -> dict[str, int] | None:
+    """How many of the `replies` to the Yes-score's question mean `neither` yes nor no, by their first word; None where
+    it was not asked. Such a reply is scored all the same, by how likely the two were there."""
     (asked,) = yes_no_signals(tokenizer)[0].readings
     if asked not in answers.results:
         return None
     replies = [_reply(tokenizer, steps) for steps in answers.results[asked] if steps is not None]
-    return sum(reply[first_word(reply)].strip() not in (*MEANS_YES, *MEANS_NO) for reply in replies)
+    meant = sum(reply[first_word(reply)].strip() not in (*MEANS_YES, *MEANS_NO) for reply in replies)
+    return {"neither": meant, "replies": len(replies)}
 
 
 def yes_score(yes: float, no: float) -> float:

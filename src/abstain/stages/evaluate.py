@@ -66,7 +66,7 @@ def stage(params: Params) -> None:
         "label_source": "/".join(sorted(holdout.rows["source"].unique())),
         "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-        "at_threshold": {**at[used], **holdout.shown_bounds(SERVED, marked[used], resamples)},
+        "at_threshold": {**at[used], **holdout.shown(SERVED, marked[used], resamples)},
         "at_naive": at.get("naive"),
     }
     auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
@@ -141,11 +141,10 @@ def _evaluation(
         "forward_tokens": {name: costs.get(name, 0.0) for name in names},
         "skipped": features["skipped_scorers"] | regressors["skipped"],
         "regressors": {**regressors, "perturbed": conditions},
-        "neither": None
-        if features["neither"] is None
-        else {"replies": features["neither"], "answers": features["rows"]},
+        "neither": features["neither"],
         "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
+        "min_rows": params.gate.min_slice,
         "calibration": {"method": params.calibration.method, "by_method": calibration},
         "at_own_threshold": {
             name: at_tuned_threshold(parts["validation"].said_by(name), holdout.said_by(name), params.threshold, rouge)
@@ -155,7 +154,11 @@ def _evaluation(
         "audits": {**_audits(params, holdout, scorers, threshold), "left_out": ablations["left_out"]},
         "rank_correlation": curves.spearman(holdout.scores, yes_scores),
         "ablations": ablations["listening"],
-        "fusion": {"strength": scorers.fusion.strength, "coefficients": scorers.fusion.coefficients},
+        "fusion": {
+            "strength": scorers.fusion.strength,
+            "coefficients": scorers.fusion.coefficients,
+            "missing": scorers.fusion.coefficients_if_missing,
+        },
         "examples": _examples(holdout, interactions, threshold["threshold"]),
     }
 

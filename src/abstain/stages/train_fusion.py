@@ -14,7 +14,8 @@ def stage(params: Params) -> None:
     scores = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id").join(common.read_signals("asked"))
     rows = frame.loc[scores.index]
     fusion = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
-    print(f"fused {len(fusion.names)} scores; regularisation C = {fusion.strength:.2g}")
+    heard = sum(coefficient > 0 for coefficient in fusion.coefficient)
+    print(f"fused {len(fusion.names)} scores, {heard} of them are heard; regularisation C = {fusion.strength:.2g}")
     common.write_json(paths.FUSION, fusion.to_dict())
 
 

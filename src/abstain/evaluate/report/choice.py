@@ -34,19 +34,31 @@ def chosen(evaluated: Evaluated) -> list[Block]:
 def fused(fusion: Mapping[str, Any] | None) -> list[Block]:
     if not fusion or not fusion["coefficients"]:
         return []
-    coefficients = fusion["coefficients"]
+    coefficients, missing = fusion["coefficients"], fusion["missing"]
     order = sorted(coefficients, key=lambda name: (-coefficients[name], name))
     rows = [
-        Row((name, figure(coefficients[name], ".3f"), figure(math.exp(coefficients[name]), ".2f"))) for name in order
+        Row(
+            (
+                name,
+                figure(coefficients[name], ".3f"),
+                figure(math.exp(coefficients[name]), ".2f"),
+                figure(missing[name], "+.3f") if missing[name] else "",
+            )
+        )
+        for name in order
     ]
     text = (
-        "Fusion is a logistic regression without negative coefficients on all scores' log-odds, each in units of its "
-        f"own spread (C = {figure(fusion['strength'], '.2g')}). A coefficient of 0: the others say as much, or it "
-        "says nothing. Odds times: by what the odds of being right are multiplied for one unit more."
+        "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
+        f"(C = {figure(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
+        "coefficient of 0: the others say as much, it says nothing, or it would have counted the other way round. Odds "
+        "times: by what the odds of being right are multiplied for one unit more. If missing: what is added to the "
+        "log-odds where a score says nothing."
     )
+    if not any(coefficients.values()):
+        text = f"Fusion hears nobody: no score tells right training answers from wrong ones. {text}"
     table = Table(
         "What fusion listens to, strongest first",
-        ("score", "coefficient", "odds times"),
+        ("score", "coefficient", "odds times", "if missing"),
         rows,
     )
     return [Subheading("What fusion listens to"), Paragraph([text]), table]

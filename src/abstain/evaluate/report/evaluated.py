@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.evaluate.report.words import defined
+from abstain.evaluate.report.words import count, defined
 from abstain.params import ProbeParams
 
 SERVED = "probe"
@@ -61,6 +61,18 @@ class Evaluated:
     @property
     def is_precision(self) -> bool:
         return self.metric == "precision"
+
+    @property
+    def too_few(self) -> str:
+        """Where what is promised is measured on too few answers of the hold-out to be checked, how many; else ""."""
+        of_shown = self.at["shown"], self.at["shown_worth"], "shown answer"
+        of_all = self.holdout["rows"], self.holdout["effective_rows"], "answer"
+        rows, worth, what = of_shown if self.is_precision else of_all
+        least = self.evaluation["min_rows"]
+        if worth >= least:
+            return ""
+        evenly = "" if rows < least else f", worth {worth:.0f} drawn evenly,"
+        return f"the hold-out has {count(rows, what)}{evenly} where {least} are needed"
 
 
 def reached(metric: str, row: Mapping[str, Any]) -> float | None:

@@ -60,6 +60,8 @@ def comparison(evaluated: Evaluated) -> Table:
 
 def _interval(evaluated: Evaluated) -> str:
     metric, at = evaluated.metric, evaluated.at
+    if evaluated.too_few:
+        return f": {evaluated.too_few}"
     if at.get(f"{metric}_low") is None or at.get(f"{metric}_high") is None:
         return ""
     return f", 95 % interval {percent(at[f'{metric}_low'])} to {percent(at[f'{metric}_high'])}"

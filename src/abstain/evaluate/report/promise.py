@@ -24,12 +24,13 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
         measured, limit = f"{beside(value, target)} of the shown answers are right", f"at least {share(target)}"
     else:
         measured, limit = f"{beside(value, target)} of all answers are shown and wrong", f"at most {share(target)}"
-    nothing = "nothing is shown on the hold-out"
+    unknown = evaluated.too_few if value is not None else "nothing is shown on the hold-out"
     if not threshold["promised"]:
-        found = nothing if value is None else f"on the hold-out {measured}, {limit} was asked for"
+        found = unknown or f"on the hold-out {measured}, {limit} was asked for"
         return "warned", f"No promise can be made: {found}"
-    if value is None:
-        return "warned", f"The promise of {limit} right cannot be checked: {nothing}"
+    if unknown or value is None:
+        what = "right" if evaluated.is_precision else "shown and wrong"
+        return "warned", f"The promise of {limit} {what} cannot be checked: {unknown}"
     if is_kept(evaluated.metric, target, value):
         return "passed", f"Promise kept on the hold-out: {measured}, {limit} was promised"
     return "failed", f"Promise not kept on the hold-out: {measured}, {limit} was promised"

@@ -169,8 +169,8 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
     if neither is None:
         return []
     return [
-        f"Replies to the Yes-score's question whose first word is neither yes nor no: {neither['replies']:,} of "
-        f"{count(neither['answers'], 'labelled answer')}; they are scored by how probable the two words were there."
+        f"Replies to the Yes-score's question whose first word is neither yes nor no: {neither['neither']:,} of "
+        f"{neither['replies']:,}; they are scored by how probable the two words were there."
     ]
 
 
