@@ -6,8 +6,8 @@ about in both are taken out of training. The embedded base model did not write t
 probes listen at the one of `PLACES` where a linear probe's out-of-fold AUROC on the training answers is best. `--cache`
 keeps what it read: the first run takes hours on two CPU cores.
 
-Printed: that AUROC by place, the leaderboard with 95 % intervals (bootstrap by topic), the fusion against the best
-single unsupervised signal, errors caught with at most 15 % masked, what each scorer costs a response, and how long it
+Printed: that AUROC by place, the leaderboard with 95 % intervals (bootstrap by topic), the fusion against each
+signal that needs no labels, errors caught with at most 15 % masked, what each scorer costs a response, and how long it
 all took once the features were cached.
 """
 
