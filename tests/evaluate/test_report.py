@@ -760,3 +760,10 @@ def test_a_markdown_table_has_one_line_a_row() -> None:
 def test_a_figure_beside_its_target_has_the_digits_it_takes(value: float, target: float, text: str) -> None:
     assert beside(value, target) == text
     assert beside(None, target) == "not defined"
+
+
+def test_a_fusion_that_hears_nobody_is_told() -> None:
+    fusion = {"strength": 1e-4, "coefficients": {"a": 0.0}, "missing": {"a": 0.0}}
+    deaf = pages(changed={"evaluation.fusion": fusion})[0]
+    assert "Fusion hears nobody: no score tells right training answers from wrong ones." in deaf
+    assert "hears nobody" not in MARKDOWN
