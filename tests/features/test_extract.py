@@ -337,3 +337,10 @@ def test_bytes_written_are_those_of_the_states_and_a_header(source: FeatureSourc
     assert payload < shard.stat().st_size < payload + 200 * len(ROWS) + 1000
     source.save(ROWS, shard.parent / "table")
     assert payload < (shard.parent / "table").stat().st_size < payload + 8 * (len(ROWS) + 1) + 1000
+
+
+@pytest.mark.parametrize("layer", [0, 99])
+def test_a_layer_that_is_not_there_is_refused_before_anything_is_computed(source: FeatureSource, layer: int) -> None:
+    wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
+    with pytest.raises(AbstainError, match=f"^layer {layer} asked for, but tiny-bank has layers 1 to"):
+        wrong.requests([interaction(1)])

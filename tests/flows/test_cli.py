@@ -17,9 +17,10 @@ def project(tmp_path: Path) -> Project:
     return new_project(tmp_path)
 
 
-@pytest.fixture
-def served(project: Project, prefect_server: str) -> Project:
-    return replace(project, server=prefect_server)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Project:
+    """One for all that need a server: they leave its parameters as they were."""
+    return replace(new_project(tmp_path_factory.mktemp("served")), server=prefect_server)
 
 
 def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -92,9 +93,11 @@ def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promo
     served.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
     fails(served.abstain("retrain"), "nobody/no-such-model", "params.yaml: llm.model")
     assert "Promote" not in served.git("log", "--oneline", "main", cwd=served.home / "origin.git")
+    served.edit_params("nobody/no-such-model", "smollm2-135m-instruct")
 
 
 @pytest.mark.slow
 def test_a_layer_that_is_not_there_says_which_are(served: Project) -> None:
     served.edit_params("layer: 16", "layer: 99")
-    fails(served.abstain("retrain"), "layer 99", "layers 1 to 30")
+    fails(served.abstain("retrain"), "layer 99", "layers 1 to 30", "llm.layer")
+    served.edit_params("layer: 99", "layer: 16")

@@ -23,7 +23,7 @@ from abstain.features.work import Done, ShardRunner, ShardWork, row_key
 from abstain.llm.asks import NLL, Ask, Generate, Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, Segment, load_layout
-from abstain.llm.loading import ModelRef, resolve
+from abstain.llm.loading import ModelRef, read_depth, require_layer, resolve
 from abstain.llm.window import Window
 from abstain.params import LLMParams
 from abstain.settings import Settings
@@ -98,7 +98,13 @@ class FeatureSource:
         return (*prompt, *whole[[segment.name for segment in whole].index("answer") :])
 
     def requests(self, interactions: Sequence[Interaction]) -> _Asked:
-        """What is asked about `interactions`, made when it is looked at."""
+        """What is asked about `interactions`, made when it is looked at.
+
+        Raises `AbstainError` where the base model has no such layer: here, and not when the first shard gets there.
+        """
+        if isinstance(self.ask, States):
+            ref = resolve(self.params.model, self.settings)
+            require_layer(self.ask.layer, ref, read_depth(ref))
         return _Asked(self, interactions)
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:

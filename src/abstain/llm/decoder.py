@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from abstain.errors import AbstainError
 from abstain.llm.asks import Site
 from abstain.llm.attention import Forest, KeysValues, packed_attention
-from abstain.llm.loading import LoadedModel, window_of
+from abstain.llm.loading import LoadedModel, require_layer, window_of
 from abstain.llm.prefix_tree import Node, build, walk
 
 log = logging.getLogger(__name__)
@@ -108,11 +108,7 @@ class Decoder:
 
     def site(self, tap: Tap) -> nn.Module:
         """The module whose output `tap` is. Raises `AbstainError` for a layer or site that is not there."""
-        if not 1 <= tap.layer <= self.n_layers:
-            raise AbstainError(
-                f"layer {tap.layer} asked for, but {self.loaded.ref.name} has layers 1 to {self.n_layers}: "
-                "set llm.layer in params.yaml"
-            )
+        require_layer(tap.layer, self.loaded.ref, self.n_layers)
         block = self._blocks[tap.layer - 1]
         if tap.site == "residual":
             return block

@@ -172,9 +172,19 @@ def read_window(ref: ModelRef) -> int | None:
     return window_of(_config(ref).get_text_config())
 
 
+@lru_cache(maxsize=4)
 def read_depth(ref: ModelRef) -> int:
     """How many decoder layers `ref` has, by its configuration."""
     return int(_config(ref).get_text_config().num_hidden_layers)
+
+
+def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
+    """Raise `AbstainError` where `ref`, which has layers 1 to `depth`, has no such layer."""
+    if not 1 <= layer <= depth:
+        raise AbstainError(
+            f"layer {layer} asked for, but {ref.name} has layers 1 to {depth}: "
+            "set llm.layer and sweep.layers in params.yaml"
+        )
 
 
 def window_of(config: Any) -> int | None:
