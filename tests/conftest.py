@@ -19,8 +19,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import torch
 import yaml
 
+from abstain.llm.loading import load, resolve
+from abstain.settings import Settings
 from tasks.shell import QUIET
 from tests.ports import free_port
 from tests.postgres import postgres
@@ -30,19 +33,20 @@ __all__ = ["postgres"]
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 """The safetensors copy of the embedded model is made once and shared by the tests."""
-COSTLY = ("trained", "small_template")
-"""Fixtures that take minutes. `make test` has several processes: what shares one of these stays in one of them."""
+COSTLY = ("trained", "small_template", "finished")
+"""Fixtures that take long. `make test` has several processes: what shares one of these stays in one of them."""
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Of each command that a test starts, so that those of several processes do not wait for each other."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest starts first; otherwise a file stays in one process, for the sake of its fixtures."""
+    """What takes longest starts first, fast tests last; otherwise a file stays in one process, for its fixtures' sake."""
 
     def rank(item: pytest.Item) -> int:
         wanted = getattr(item, "fixturenames", ())
-        return next((at for at, name in enumerate(COSTLY) if name in wanted), len(COSTLY))
+        last = len(COSTLY) + ("slow" not in item.keywords)
+        return next((at for at, name in enumerate(COSTLY) if name in wanted), last)
 
     for item in items:
         at = rank(item)
@@ -94,9 +98,15 @@ class Project:
         )
 
     def start(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
-        """`command`, left running, its output to be read line by line; for what is to be killed."""
+        """`command`, left running, to be spoken with line by line; for what is to be killed."""
         return subprocess.Popen(
-            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+            command,
+            cwd=self.root,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         )
 
     def git(self, *arguments: str, cwd: Path | None = None) -> str:
@@ -148,10 +158,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """The project after `abstain demo`, and what the demo printed.
 
     The whole sample and the whole zoo of probes. What they are compared with is less than as shipped, for most of the
-    base model's work is that: `small_project` has regressors, and the stages' own tests have all scorers.
+    base model's work is that: `small_project` has signals and regressors, the stages' own tests and the benchmark of
+    scorers have all.
     """
     project = new_project(tmp_path_factory.mktemp("trained"))
-    project.compare_with("sequence_log_prob", "min_log_prob", "entropy", "yes_score_fused", "entailment")
+    project.compare_with("entailment")
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: []")
     project.edit_params("layers: [8, 16, 24, 30]", "layers: [8]")
     project.edit_params("contexts: [1]", "contexts: []")
@@ -193,10 +204,25 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait(30)
 
 
+def write_first_layers(folder: Path, layers: int) -> None:
+    """The embedded model's first `layers` decoder blocks, with its own embedding, head and tokenizer.
+
+    Its arithmetic, of the same widths, for a fraction of the work: for what asks whether the machinery is exact, not
+    whether the model is any good.
+    """
+    settings = Settings(home=MODELS.parent)
+    whole = load(resolve("smollm2-135m-instruct", settings), torch.device("cpu"), torch.float32)
+    whole.model.model.layers = whole.model.model.layers[:layers]
+    whole.model.config.num_hidden_layers = layers
+    whole.model.save_pretrained(folder)
+    whole.tokenizer.save_pretrained(folder)
+
+
 @pytest.fixture(scope="session")
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a few hundred of the sample's answers as its data, which lie in a DVC remote as a team's would."""
+    """A project with a fifth of the sample's answers as its data, which lie in a DVC remote as a team's would."""
     folder = tmp_path_factory.mktemp("small")
+    write_first_layers(folder / "model", 4)
     project = new_project(folder)
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
@@ -204,7 +230,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "from abstain.feedback.sources.files import by_hand\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
-        "history.write_text(''.join(history.open().readlines()[::4]))\n"
+        "history.write_text(''.join(history.open().readlines()[::5]))\n"
         "sources = by_hand([str(folder / 'handbook'), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
@@ -218,13 +244,16 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         assert done.returncode == 0, done.stdout + done.stderr
     project.git("add", "--all")
     project.git("commit", "-qm", "Our own data")
-    # Lenient where a few hundred answers can promise nothing: these tests are about the machinery.
+    project.edit_params("  model: smollm2-135m-instruct ", f"  model: {folder / 'model'} ")
+    project.edit_params("  layer: 16 ", "  layer: 3 ")
+    # Lenient where so few answers can promise nothing: these tests are about the machinery.
     project.edit_params("  target: 0.8 ", "  target: 0.5 ")
+    project.edit_params("without_promise: fail", "without_promise: naive")
     project.edit_params("zoo: [linear, lstm, lstm_no_huber, attention, pca]", "zoo: [linear]")
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: [random_forest]")
     project.edit_params("targets: [verdict, cosine]", "targets: [verdict]")
     project.edit_params("trees: 2100", "trees: 100")
-    project.edit_params("  tokens: 15 ", "  tokens: 3 ")
+    project.edit_params("  tokens: 15 ", "  tokens: 2 ")
     project.edit_params("layers: [8, 16, 24, 30]", "layers: []")
     project.edit_params("contexts: [1]", "contexts: []")
     # A second way of asking is enough of them: most of the base model's work is these.

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,10 @@ STEPS = (
     "end",  # everything is done, and nobody has been told
 )
 
-# The task as it is, without a server to report to; the process ends itself, unasked, before the step that it is given.
-INGEST = """
-import logging, os, signal, sys
+# The task as it is, without a server to report to. For each line, a process of its own, forked because importing takes
+# longest; it ends itself, unasked, before the step that the line names.
+INGESTS = """
+import logging, os, signal, sys, traceback
 from pathlib import Path
 import tasks.ingest, tasks.shell, tasks.workspace
 from abstain.feedback.sources.config import load_sources, open_source
@@ -36,7 +38,7 @@ from abstain.settings import load_settings
 
 tasks.ingest.publish_ingest = lambda *a, **k: None
 tasks.ingest.get_run_logger = logging.getLogger
-last, moved = sys.argv[1], 0
+last, moved = "", 0
 
 def die_at(step):
     if step == last:
@@ -55,13 +57,25 @@ def moving(self, target):
         die_at(f"move {moved}")
     return replace(self, target)
 
-with tasks.workspace.open_workspace() as workspace:
-    tasks.shell.run = tasks.workspace.run = counted
-    Path.replace = moving
-    sources = [open_source(one, load_settings()) for one in load_sources(workspace.path / "sources.yaml")]
-    report = tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
-    die_at("end")
-    print(report.accepted, report.duplicate)
+def ingest():
+    with tasks.workspace.open_workspace() as workspace:
+        tasks.shell.run = tasks.workspace.run = counted
+        Path.replace = moving
+        sources = [open_source(one, load_settings()) for one in load_sources(workspace.path / "sources.yaml")]
+        tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
+        die_at("end")
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        last = line.strip()
+        try:
+            ingest()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print("ended:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 SOURCES = """
@@ -95,8 +109,30 @@ def write_row(project: Project, number: int) -> None:
         database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
 
 
-def ingest(project: Project, last: str = "") -> int:
-    return project.command([sys.executable, "-c", INGEST, last]).returncode
+class Ingests:
+    """Ingests of `project`, one after another, each with a step that it does not live to see, or none."""
+
+    def __init__(self, project: Project) -> None:
+        self.process = project.start([sys.executable, "-c", INGESTS], stderr=subprocess.STDOUT)
+
+    def __call__(self, last: str = "") -> int:
+        """The exit status of one ingest; minus the signal that ended it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{last}\n")
+        self.process.stdin.flush()
+        said = []
+        for line in self.process.stdout:
+            if line.startswith("ended: "):
+                return int(line.split()[1])
+            said.append(line)
+        raise AssertionError("".join(said))
+
+
+@pytest.fixture
+def ingest(project: Project) -> Iterator[Ingests]:
+    ingests = Ingests(project)
+    yield ingests
+    ingests.process.communicate(timeout=60)
 
 
 def from_app(folder: Path) -> tuple[list[str], list[str]]:
@@ -107,11 +143,11 @@ def from_app(folder: Path) -> tuple[list[str], list[str]]:
     )
 
 
-def test_every_row_is_there_once_wherever_an_ingest_was_killed(project: Project) -> None:
+def test_every_row_is_there_once_wherever_an_ingest_was_killed(project: Project, ingest: Ingests) -> None:
     for number, step in enumerate(STEPS):
         write_row(project, number)
-        assert ingest(project, step) == -signal.SIGKILL, f"'{step}' was never reached"
-        assert ingest(project) == 0, step
+        assert ingest(step) == -signal.SIGKILL, f"'{step}' was never reached"
+        assert ingest() == 0, step
         expected = sorted(f"x-{n}" for n in range(number + 1))
         assert from_app(project.workspace / "data") == (expected, expected), step
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"

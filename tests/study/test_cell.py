@@ -25,16 +25,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ran(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Laboratory, Cell, dict[str, Any]]:
-    """The study at 14 + 6 answers and K = 5, and what its cell gave."""
+    """The study at 8 + 4 answers and K = 2, and what its cell gave."""
     home: Path = tmp_path_factory.mktemp("home")
     real_settings.models.mkdir(parents=True, exist_ok=True)
     (home / "models").symlink_to(real_settings.models)
-    shipped = load_study(ROOT / "studies" / "nll_perturbation.yaml").resized({"grid": (14, 6)})
+    shipped = load_study(ROOT / "studies" / "nll_perturbation.yaml").resized({"grid": (8, 4)})
     forest = shipped.regressors.model_copy(update={"folds": 2, "trees": 20, "min_leaf": 2})
     thresholds = (0.05, 0.1, 0.2, *shipped.thresholds)  # so few tokens answer little right
     update = {"answer_tokens": 8, "draws": 100, "regressors": forest, "thresholds": thresholds}
     laboratory = Laboratory(shipped.model_copy(update=update), SQUAD, Settings(home=home, device="cpu"))
-    cell = laboratory.study.cells_of("2")[0]
+    cell = laboratory.study.cells_of("2")[0].model_copy(update={"tokens": 2})
     return laboratory, cell, laboratory.run(cell)
 
 
@@ -42,7 +42,7 @@ def test_a_cell_has_all_that_its_tables_show(ran: tuple[Laboratory, Cell, dict[s
     laboratory, cell, found = ran
     assert [row["threshold"] for row in found["by_threshold"]] == list(laboratory.study.thresholds_of(cell))
     assert found["tuned"] in laboratory.study.thresholds
-    assert {row["judged"] for row in found["by_threshold"]} == {6}
+    assert {row["judged"] for row in found["by_threshold"]} == {4}
     positive = [row["positive"] for row in found["by_threshold"]]
     assert positive == sorted(positive, reverse=True) and len(set(positive)) > 1
     (mse,) = {row["mse"] for row in found["by_threshold"]}
