@@ -75,7 +75,7 @@ def test_the_probe_benchmark_runs_small() -> None:
 @pytest.mark.skipif(not JUDGED.is_file(), reason="the published data is not beside the checkout")
 def test_the_scorers_benchmark_runs_small() -> None:
     costly = ("verbalised", "yes_score", "yes_score_tokens")
-    said = run("benchmarks.scorers", "--rows", "12", "--without", *costly)
-    assert "12 training answers, 12 test answers" in said and "out-of-fold AUROC by place: residual 8 0." in said
+    said = run("benchmarks.scorers", "--rows", "24", "--without", *costly)
+    assert "24 training answers, 24 test answers" in said and "out-of-fold AUROC by place: residual 8 0." in said
     assert said.count("<- the best of them") == 1
     assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", said, re.MULTILINE)) > 12

@@ -25,16 +25,18 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ran(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Laboratory, Cell, dict[str, Any]]:
-    """The study at 8 + 4 answers and K = 2, and what its cell gave."""
+    """A study of 8 + 4 answers, and what its cell at K = 2 gave; another is at 4, which perturbs for both."""
     home: Path = tmp_path_factory.mktemp("home")
     real_settings.models.mkdir(parents=True, exist_ok=True)
     (home / "models").symlink_to(real_settings.models)
     shipped = load_study(ROOT / "studies" / "nll_perturbation.yaml").resized({"grid": (8, 4)})
     forest = shipped.regressors.model_copy(update={"folds": 2, "trees": 20, "min_leaf": 2})
     thresholds = (0.05, 0.1, 0.2, *shipped.thresholds)  # so few tokens answer little right
-    update = {"answer_tokens": 8, "draws": 100, "regressors": forest, "thresholds": thresholds}
+    table = shipped.tables["2"]
+    few = table.model_copy(update={"grid": table.grid.model_copy(update={"tokens": (2, 4)})})
+    update = {"answer_tokens": 8, "draws": 100, "regressors": forest, "thresholds": thresholds, "tables": {"2": few}}
     laboratory = Laboratory(shipped.model_copy(update=update), SQUAD, Settings(home=home, device="cpu"))
-    cell = laboratory.study.cells_of("2")[0].model_copy(update={"tokens": 2})
+    cell = laboratory.study.cells_of("2")[0]
     return laboratory, cell, laboratory.run(cell)
 
 
