@@ -25,6 +25,7 @@ from abstain.feedback.review.sheet import (
     split_contexts,
     write_contexts,
 )
+from abstain.feedback.sources.lines import LIMIT
 
 from ..builders import interaction, review
 
@@ -52,6 +53,14 @@ def test_a_row_comes_back_from_the_file_and_is_as_drawn(
     assert back == sheet(row)
     assert digest(back.rows[2]) == back.rows[2][DIGEST]
     assert all(back.rows[2][name] == "" for name in OWN)
+
+
+def test_long_contexts_come_back_whatever_was_read_before(tmp_path: Path) -> None:
+    row = new_row(
+        interaction(contexts=[Context(chunk_id=f"x#{n}", text="long " * 4000) for n in range(10)]), "random", 1, 1
+    )
+    csv.field_size_limit(131_072)  # as in a process that has read nothing yet
+    assert read_sheet(written(tmp_path, sheet(row).to_bytes())) == sheet(row)
 
 
 def test_what_stands_in_a_row() -> None:
@@ -125,8 +134,10 @@ def test_rows_stay_as_drawn_however_they_are_moved_and_do_not_when_they_are_chan
         (b"a,b\n1,2\n", "the column 'interaction_id' is missing"),
         (",".join(name for name in COLUMNS if name != "digest").encode(), "the column 'digest' is missing"),
         (b"PK\x03\x04rest", "is a workbook: save it as CSV"),
-        ((",".join(COLUMNS) + '\n"' + "x" * 200_000).encode(), "no readable CSV"),
+        ((",".join(COLUMNS) + '\n"' + "x" * LIMIT + "x").encode(), "no readable CSV"),
+        (b'"' + b"x" * LIMIT + b"x", "no readable CSV"),
     ],
+    ids=["empty", "others", "no digest", "workbook", "endless cell", "endless name"],
 )
 def test_files_that_are_none(tmp_path: Path, content: bytes, says: str) -> None:
     with pytest.raises(AbstainError, match=says) as error:

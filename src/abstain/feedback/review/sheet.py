@@ -24,6 +24,7 @@ from pathlib import Path
 from abstain.contracts import Context, Interaction, Review
 from abstain.errors import AbstainError
 from abstain.feedback.review.cells import guard, readable
+from abstain.feedback.sources.lines import LIMIT
 
 DRAWN = ("interaction_id", "question", "answer", "contexts", "product", "line_of_business", "why")
 PROBABILITY = "inclusion_probability"
@@ -132,18 +133,19 @@ def read_sheet(path: Path) -> Sheet:
     if content.startswith(b"PK\x03\x04"):
         raise AbstainError(f"{path}: this is a workbook: save it as CSV (UTF-8, comma or semicolon) and name that file")
     text = _decode(content)
-    delimiter = max(DELIMITERS, key=lambda sign: len(set(_names(text, sign)) & set(COLUMNS)))
-    columns = _names(text, delimiter)
+    csv.field_size_limit(LIMIT)  # long contexts are more than the 128 KB that are allowed otherwise
+    try:
+        delimiter = max(DELIMITERS, key=lambda sign: len(set(_names(text, sign)) & set(COLUMNS)))
+        columns = _names(text, delimiter)
+        records = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise AbstainError(f"{path}: no readable CSV ({error}): save it as CSV in the spreadsheet again") from None
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise AbstainError(
             f"{path}: the column '{missing[0]}' is missing: keep the first row and all columns as `abstain review "
             "export` wrote them, or export again"
         )
-    try:
-        records = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except csv.Error as error:
-        raise AbstainError(f"{path}: no readable CSV ({error}): save it as CSV in the spreadsheet again") from None
     rows = {number: _cells(columns, record) for number, record in enumerate(records[1:], start=2) if any(record)}
     return Sheet(columns, rows, delimiter)
 
