@@ -68,8 +68,12 @@ class FeatureSource:
         return RowSource(self.params.model, self.settings)
 
     @cached_property
+    def _ref(self) -> ModelRef:
+        return resolve(self.params.model, self.settings)
+
+    @cached_property
     def _window(self) -> Window:
-        return _window(resolve(self.params.model, self.settings))
+        return _window(self._ref)
 
     @cached_property
     def _reader(self) -> FeatureCache:
@@ -103,8 +107,7 @@ class FeatureSource:
         Raises `AbstainError` where the base model has no such layer: here, and not when the first shard gets there.
         """
         if isinstance(self.ask, States):
-            ref = resolve(self.params.model, self.settings)
-            require_layer(self.ask.layer, ref, read_depth(ref))
+            require_layer(self.ask.layer, self._ref, read_depth(self._ref))
         return _Asked(self, interactions)
 
     def keys(self, interactions: Sequence[Interaction]) -> list[str | None]:
