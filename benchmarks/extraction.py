@@ -37,9 +37,9 @@ from abstain.llm.tokens import encode_pass
 from abstain.settings import load_settings
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak
-from benchmarks.rows import SQUAD, Row, layout, repeated, unrelated
+from benchmarks.rows import Row, add_options, layout, repeated, unrelated
 
-MODEL, LAYER = "smollm2-135m-instruct", 16
+LAYER = 16
 SEGMENTS = ("instruction", "context", "question", "answer")
 QUESTION = Segment(
     "check",
@@ -196,22 +196,22 @@ def _agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
     return f"cosine at least {cosine:.5f}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.extraction", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--squad", type=Path, default=SQUAD)
+    add_options(parser)
     parser.add_argument(
         "--polygraph", type=Path, help="python of an environment with benchmarks/polygraph/requirements.txt"
     )
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     settings = load_settings()
     device, tokens = choose_device(settings), settings.batch_tokens
     dtypes = choose_dtype(settings, device), torch.float32
-    half, single = (load(resolve(MODEL, settings), device, dtype) for dtype in dtypes)
+    half, single = (load(resolve(asked.model, settings), device, dtype) for dtype in dtypes)
     apart, shared = unrelated(asked.squad, asked.rows), repeated(asked.squad, asked.rows)
     depth, threads = half.model.config.num_hidden_layers, torch.get_num_threads()
-    print(f"{MODEL}, layer {LAYER} of {depth}, {asked.rows} rows, {threads} threads\n")
+    print(f"{asked.model}, layer {LAYER} of {depth}, {asked.rows} rows, {threads} threads\n")
     print("| what | against | it took, s | engine, s | times | |\n| --- | --- | --: | --: | --: | --- |", flush=True)
     for measured in (
         lambda: probe_only(half, apart, "states, unrelated prompts", asked.repeats, tokens),

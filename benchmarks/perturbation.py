@@ -35,11 +35,10 @@ from abstain.params import LLMParams, PerturbationParams
 from abstain.scorers.conditions import Conditions
 from abstain.settings import load_settings
 from benchmarks.measure import in_turns, seconds
-from benchmarks.rows import LAYOUT, SQUAD, Row, repeated, unrelated
+from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 from benchmarks.scaling import at as settings_in
 from benchmarks.scaling import interactions
 
-MODEL = "smollm2-135m-instruct"
 WHERE: tuple[Literal["entropy", "random"], ...] = ("entropy", "random")
 WHEN: tuple[Literal["single_shot", "iterative"], ...] = ("single_shot", "iterative")
 HOW = list(itertools.product(WHERE, WHEN))
@@ -141,9 +140,11 @@ def times(loaded: LoadedModel, rows: Sequence[Row], tokens: int, batch_tokens: i
         yield f"| {where} | {when} | {equal} of {total} | {other:.1f} | {own:.1f} | **{ratio:.1f}** |"
 
 
-def whole(folder: Path, loaded: LoadedModel, rows: Sequence[Row], what: str, tokens: int, batch_tokens: int) -> str:
+def whole(
+    folder: Path, model: str, loaded: LoadedModel, rows: Sequence[Row], what: str, tokens: int, batch_tokens: int
+) -> str:
     """Everything that the regressors of correctness read: contexts perturbed, NLLs under B_c, N_c and P_c."""
-    llm = LLMParams(model=MODEL, layout=LAYOUT, layer=1, site="residual", too_long="refuse")
+    llm = LLMParams(model=model, layout=LAYOUT, layer=1, site="residual", too_long="refuse")
     how = PerturbationParams(model=None, where="entropy", when="iterative", tokens=tokens, copies=1, seed=0)
     asked = Conditions(llm, how, settings_in(folder))
     answered, done = interactions(rows), []
@@ -163,21 +164,21 @@ def whole(folder: Path, loaded: LoadedModel, rows: Sequence[Row], what: str, tok
     return f"| {what} | {len(rows)} | {ran:,} | {theirs:,} | **{theirs / ran:.2f}** | {1000 * took / len(rows):.0f} |"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.perturbation")
     parser.add_argument("--contexts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=15, help="K")
     parser.add_argument("--timed", type=int, default=3, help="contexts that the procedure really perturbs")
-    parser.add_argument("--squad", type=Path, default=SQUAD)
-    asked = parser.parse_args()
+    add_options(parser)
+    asked = parser.parse_args(arguments)
     settings = load_settings()
     device, room = choose_device(settings), settings.batch_tokens
     dtypes = choose_dtype(settings, device), torch.float32
-    half, single = (load(resolve(MODEL, settings), device, dtype) for dtype in dtypes)
+    half, single = (load(resolve(asked.model, settings), device, dtype) for dtype in dtypes)
     apart = [Row(row.contexts[:1], row.question, row.answer) for row in unrelated(asked.squad, asked.contexts)]
     shared = repeated(asked.squad, asked.contexts)
     kinds = ("one question a context", apart), ("five questions a context", shared)
-    print(f"{MODEL}, K = {asked.tokens}, {asked.contexts} questions, {torch.get_num_threads()} threads\n")
+    print(f"{asked.model}, K = {asked.tokens}, {asked.contexts} questions, {torch.get_num_threads()} threads\n")
     print("| | where | when | tokens run | step by step | times fewer | ms a question |")
     print("| --- | --- | --- | --: | --: | --: | --: |", flush=True)
     for what, rows in kinds:
@@ -193,7 +194,7 @@ def main() -> None:
     print("| --- | --: | --: | --: | --: | --: |", flush=True)
     with tempfile.TemporaryDirectory() as name:
         for at, (what, rows) in enumerate(kinds):
-            print(whole(Path(name) / str(at), half, rows, what, asked.tokens, room), flush=True)
+            print(whole(Path(name) / str(at), asked.model, half, rows, what, asked.tokens, room), flush=True)
 
 
 if __name__ == "__main__":

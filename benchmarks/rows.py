@@ -6,6 +6,7 @@ checkout. Where there is none, the project's own sample stands in: its prompts a
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import tempfile
@@ -17,6 +18,7 @@ from abstain.llm.layout import Layout, Pass, load_layout
 
 SQUAD = Path(__file__).parents[1].parent / "shared/data/squad/squad2_dev_cs224n.jsonl.gz"
 LAYOUT = "rag-chatml-v1"
+MODEL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class Row:
 
     def pass_(self, layout: Layout, *, with_context: bool = True) -> Pass:
         return layout.render(self.question, self.contexts if with_context else (), self.answer)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """`--model` and `--squad`: what is read, and by which base model."""
+    parser.add_argument("--model", default=MODEL, help="an embedded model, a Hugging Face id or a folder")
+    parser.add_argument("--squad", type=Path, default=SQUAD)
 
 
 def layout() -> Layout:

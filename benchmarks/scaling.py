@@ -14,7 +14,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,9 +27,8 @@ from abstain.features.store import open_store
 from abstain.features.work import Done, ShardWork, row_key
 from abstain.params import LLMParams
 from abstain.settings import Settings, load_settings
-from benchmarks.rows import LAYOUT, SQUAD, Row, repeated, unrelated
+from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 
-PARAMS = LLMParams(model="smollm2-135m-instruct", layout=LAYOUT, layer=16, site="residual", too_long="refuse")
 ANSWER_TOKENS = 8
 
 
@@ -71,9 +70,9 @@ def at(folder: Path, **changes: object) -> Settings:
     return load_settings().model_copy(update={"features_url": str(folder), **changes})
 
 
-def warm(folder: Path, rows: list[Interaction]) -> str:
+def warm(llm: LLMParams, folder: Path, rows: list[Interaction]) -> str:
     """Benchmark 6: forward tokens of a retrain with 1 % new interactions, against the first."""
-    source = FeatureSource(PARAMS, at(folder))
+    source = FeatureSource(llm, at(folder))
     new = max(len(rows) // 101, 1)
     cold, again = source.fill(rows[:-new]), source.fill(rows)
     share = again.forward_tokens / cold.forward_tokens
@@ -83,7 +82,7 @@ def warm(folder: Path, rows: list[Interaction]) -> str:
     )
 
 
-def workers(folder: Path, rows: list[Interaction], counts: Iterable[int]) -> Iterator[str]:
+def workers(llm: LLMParams, folder: Path, rows: list[Interaction], counts: Iterable[int]) -> Iterator[str]:
     """Benchmark 7: the same shards by one worker and by several, one thread each."""
     from tasks.fan_out.on_dask import DaskRunner
 
@@ -91,7 +90,7 @@ def workers(folder: Path, rows: list[Interaction], counts: Iterable[int]) -> Ite
     first = 0.0
     for count in counts:
         settings = at(folder / f"workers-{count}", workers=count)
-        source, runner = FeatureSource(PARAMS, settings), DaskRunner(settings)
+        source, runner = FeatureSource(llm, settings), DaskRunner(settings)
         source.fill(rows[: 64 * count], runner=runner)  # every worker loads the model before the clock starts
         start = time.perf_counter()
         source.fill(rows[128:], runner=runner)
@@ -101,13 +100,13 @@ def workers(folder: Path, rows: list[Interaction], counts: Iterable[int]) -> Ite
         yield f"| {count} | {took:.1f} | {first / took:.2f} |"
 
 
-def sizes(folder: Path, rows: list[Row], counts: Iterable[int], width: int) -> Iterator[str]:
+def sizes(llm: LLMParams, folder: Path, rows: list[Row], counts: Iterable[int], width: int) -> Iterator[str]:
     """Benchmark 7: what an interaction costs but for the base model, in CPU time."""
     for count in counts:
         settings = at(folder / f"rows-{count}")
         rounds = range(count // len(rows) + 1)
         many = interactions(Row(row.contexts, f"{row.question} ({n})", row.answer) for n in rounds for row in rows)
-        source, table = FeatureSource(PARAMS, settings), folder / "table.safetensors"
+        source, table = FeatureSource(llm, settings), folder / "table.safetensors"
         start = time.process_time()
         source.fill(many[:count], runner=Drawn(settings, width))
         source.save(many[:count], table)
@@ -115,23 +114,24 @@ def sizes(folder: Path, rows: list[Row], counts: Iterable[int], width: int) -> I
         table.unlink()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
-    parser.add_argument("--squad", type=Path, default=SQUAD)
+    add_options(parser)
     parser.add_argument("--rows", type=int, default=505, help="interactions that the base model really reads")
     parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--width", type=int, default=576, help="of the states that are drawn")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
+    llm = LLMParams(model=asked.model, layout=LAYOUT, layer=16, site="residual", too_long="refuse")
     rows = repeated(asked.squad, asked.rows, questions=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(warm(folder / "warm", interactions(rows)), flush=True)
+        print(warm(llm, folder / "warm", interactions(rows)), flush=True)
         print("\n| workers, one thread each | s | times one |\n| --: | --: | --: |", flush=True)
-        for line in workers(folder, interactions(rows), asked.workers):
+        for line in workers(llm, folder, interactions(rows), asked.workers):
             print(line, flush=True)
         print("\n| interactions | CPU ms for each, the base model left out |\n| --: | --: |", flush=True)
-        for line in sizes(folder, unrelated(asked.squad, 64), asked.sizes, asked.width):
+        for line in sizes(llm, folder, unrelated(asked.squad, 64), asked.sizes, asked.width):
             print(line, flush=True)
 
 

@@ -51,6 +51,7 @@ from abstain.scorers.fusion import Fusion, fit_fusion
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
 from abstain.settings import Settings, load_settings
+from benchmarks.rows import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -201,8 +202,20 @@ def progress(done: int, total: int) -> None:
     print(f"{done}/{total}", file=sys.stderr)
 
 
-def main(cache: Path, most: int | None, without: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scorers", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cache", type=Path, help="folder that keeps what the base model read")
+    parser.add_argument("--model", default=MODEL, help="an embedded model, a Hugging Face id or a folder")
+    parser.add_argument("--rows", type=int, default=None, help="only so many training, and so many test answers")
+    parser.add_argument("--without", nargs="*", default=[], help="scorers to leave out")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(asked.model, asked.cache or Path(folder), asked.rows, asked.without)
+
+
+def measure(model: str, cache: Path, most: int | None, without: list[str]) -> None:
     params = load_params(ROOT / "params.yaml")
+    params = params.model_copy(update={"llm": params.llm.model_copy(update={"model": model})})
     listed = tuple(name for name in params.scorers.compare if name not in without)
     params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"compare": listed})})
     settings = load_settings().model_copy(update={"features_url": str(cache)})
@@ -280,10 +293,4 @@ def compare(judged: Judged, test: np.ndarray, scores: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, help="folder that keeps what the base model read")
-    parser.add_argument("--rows", type=int, default=None, help="only so many training, and so many test answers")
-    parser.add_argument("--without", nargs="*", default=[], help="scorers to leave out")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        main(arguments.cache or Path(folder), arguments.rows, arguments.without)
+    main()

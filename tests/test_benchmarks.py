@@ -1,4 +1,4 @@
-"""The benchmarks run, so that they never rot: small, and not for their figures."""
+"""The benchmarks run, so that they never rot: small here, with a tiny base model; `make soak` has the embedded one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,49 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.scorers import FILE as JUDGED
+from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
 from tests.conftest import MODELS, ROOT
+from tests.llm.builders import save_tiny_model
 
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = os.environ | {"ABSTAIN_HOME": str(MODELS.parent), "OMP_NUM_THREADS": "1", "ABSTAIN_DEVICE": "cpu"}
+NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
+COSTLY = ("verbalised", "yes_score", "yes_score_tokens")
+Main = Callable[[list[str]], None]
+
+
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights in as many layers as the embedded model has, with a window for SQuAD's paragraphs in bytes."""
+    torch.set_num_threads(1)
+    changes = {"num_hidden_layers": 30, "max_position_embeddings": 8192, "initializer_range": 0.1}
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-deep", **changes)
+
+
+@pytest.fixture
+def printed(
+    deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What a benchmark prints of the tiny model, in this process."""
+    for name, value in {"HOME": str(tmp_path), "DEVICE": "cpu", "DTYPE": "float32"}.items():
+        monkeypatch.setenv(f"ABSTAIN_{name}", value)
+
+    def of(main: Main, *arguments: str) -> str:
+        main([*arguments, "--model", str(deep_model)])
+        return capsys.readouterr().out
+
+    return of
 
 
 def run(*command: str) -> str:
+    """What a benchmark prints as it is started by hand."""
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
@@ -25,57 +56,107 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_the_gpu_benchmark_runs_small() -> None:
-    said = run("benchmarks.gpu_extract", "--small", "--rows", "2", "--runs", "2")
-    assert len(re.findall(r"^\| (?:states, layer|all asks)", said, re.MULTILINE)) == 6
-    assert len(re.findall(r"^\| [48] \| [7531] \| \d+\.\d \| \d+\.\d \|$", said, re.MULTILINE)) == 8
-
-
-def test_the_extraction_benchmark_compares_before_it_times() -> None:
-    said = run("benchmarks.extraction", "--rows", "4", "--repeats", "1")
+def compares_extraction(said: str) -> None:
     # Which of the two is said depends on the dtype that suits the processor.
     assert said.count("cosine at least 0.999") + said.count("equal within") == 4 and "equal within" in said
     assert "NLLs off from float32" in said
 
 
-def test_the_perturbation_benchmark_compares_before_it_times() -> None:
-    said = run("benchmarks.perturbation", "--contexts", "2", "--timed", "1", "--tokens", "2")
+def counts_perturbation(said: str) -> None:
     counted = re.findall(r"\| \w+ \| \w+ \| [\d,]+ \| [\d,]+ \| \*\*\d+\.\d\d\*\* \| \d+ \|$", said, re.MULTILINE)
     assert len(counted) == 8 and said.count("2 of 2") == 4
     assert len(re.findall(r"a context \| 2 \| [\d,]+ \| [\d,]+ \|", said)) == 2
 
 
-def test_the_memory_benchmark_runs_small() -> None:
-    said = run("benchmarks.memory", "--rows", "200", "--width", "64")
+def counts_scaling(said: str) -> None:
+    share = re.search(r"(\d+\.\d+)% of that", said)
+    assert share is not None and float(share[1]) < 10 and "| 100 |" in said
+
+
+def ranks_scorers(said: str, rows: int) -> None:
+    assert f"{rows} training answers, {rows} test answers" in said
+    assert "out-of-fold AUROC by place: residual 8 0." in said and said.count("<- the best of them") == 1
+    assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", said, re.MULTILINE)) > 12
+
+
+EXTRACTION = ("--rows", "4", "--repeats", "1")
+PERTURBATION = ("--contexts", "2", "--timed", "1", "--tokens", "2")
+SCALING = ("--rows", "40", "--sizes", "100", "--workers")
+
+
+def test_extraction_compares_before_it_times(printed: Callable[..., str]) -> None:
+    compares_extraction(printed(extraction.main, *EXTRACTION))
+
+
+def test_perturbation_compares_before_it_times(printed: Callable[..., str]) -> None:
+    counts_perturbation(printed(perturbation.main, *PERTURBATION))
+
+
+def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
+    counts_scaling(printed(scaling.main, *SCALING))
+
+
+@NEEDS_VERDICTS
+def test_scorers_are_ranked(printed: Callable[..., str]) -> None:
+    ranks_scorers(printed(scorers.main, "--rows", "24", "--without", *COSTLY, "yes_score_fused", "entropy"), 24)
+
+
+@pytest.mark.soak(twin="test_extraction_compares_before_it_times")
+def test_extraction_with_the_embedded_model() -> None:
+    compares_extraction(run("benchmarks.extraction", *EXTRACTION))
+
+
+@pytest.mark.soak(twin="test_perturbation_compares_before_it_times")
+def test_perturbation_with_the_embedded_model() -> None:
+    counts_perturbation(run("benchmarks.perturbation", *PERTURBATION))
+
+
+@pytest.mark.soak(twin="test_scaling_reads_only_new_rows")
+def test_scaling_with_the_embedded_model() -> None:
+    counts_scaling(run("benchmarks.scaling", *SCALING))
+
+
+@NEEDS_VERDICTS
+@pytest.mark.soak(twin="test_scorers_are_ranked")
+def test_scorers_with_the_embedded_model() -> None:
+    ranks_scorers(run("benchmarks.scorers", "--rows", "24", "--without", *COSTLY), 24)
+
+
+def test_gpu_extract_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_extract.main(["--small", "--rows", "2", "--runs", "2"])
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^\| (?:states, layer|all asks)", said, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\| [48] \| [7531] \| \d+\.\d \| \d+\.\d \|$", said, re.MULTILINE)) == 8
+
+
+def test_memory_is_measured_in_fresh_processes() -> None:
+    said = run("benchmarks.memory", "--rows", "20", "--width", "64")
     assert "assemble" in said and "train" in said
 
 
-def test_the_scaling_benchmark_runs_small() -> None:
-    said = run("benchmarks.scaling", "--rows", "40", "--sizes", "100", "--workers")
-    share = re.search(r"(\d+\.\d+)% of that", said)
-    assert share is not None and "| 100 |" in said
+def test_probe_times_an_exported_file() -> None:
+    said = run("benchmarks.probe", "--widths", "32", "--repeats", "1", "--architectures", "linear")
+    assert len(re.findall(r"^\| linear \| 32 \|", said, re.MULTILINE)) == 2
 
 
-def test_the_retrieval_benchmark_runs_small() -> None:
-    said = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
-    assert "| the sample | 530 | 1,088 |" in said and said.count("| pgvector |") == 4
-
-
-def test_the_ingest_benchmark_runs_small() -> None:
-    said = run("benchmarks.ingest", "--rows", "3000")
-    assert re.search(r"\| 3,000 \| ingest \| \d+\.\d \| \d\.\d\d \| 2,\d{3} accepted, \d+ duplicate, \d+ quar", said)
-    assert said.count("| 3,000 |") == 5
-
-
-def test_the_probe_benchmark_runs_small() -> None:
+@pytest.mark.soak(twin="test_probe_times_an_exported_file")
+def test_probe_times_every_architecture() -> None:
     said = run("benchmarks.probe", "--widths", "32", "--repeats", "1")
     assert all(name in said for name in ("linear", "lstm", "attention", "pca"))
 
 
-@pytest.mark.skipif(not JUDGED.is_file(), reason="the published data is not beside the checkout")
-def test_the_scorers_benchmark_runs_small() -> None:
-    costly = ("verbalised", "yes_score", "yes_score_tokens")
-    said = run("benchmarks.scorers", "--rows", "24", "--without", *costly)
-    assert "24 training answers, 24 test answers" in said and "out-of-fold AUROC by place: residual 8 0." in said
-    assert said.count("<- the best of them") == 1
-    assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", said, re.MULTILINE)) > 12
+def test_retrieval_compares_both_indexes() -> None:
+    said = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "2000", "--queries", "20")
+    assert said.count("| pgvector |") == 4
+
+
+@pytest.mark.soak(twin="test_retrieval_compares_both_indexes")
+def test_retrieval_finds_the_sample_s_chunks() -> None:
+    said = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
+    assert "| the sample | 530 | 1,088 |" in said and said.count("| pgvector |") == 4
+
+
+def test_ingest_is_measured_step_by_step() -> None:
+    said = run("benchmarks.ingest", "--rows", "3000")
+    assert re.search(r"\| 3,000 \| ingest \| \d+\.\d \| \d\.\d\d \| 2,\d{3} accepted, \d+ duplicate, \d+ quar", said)
+    assert said.count("| 3,000 |") == 5

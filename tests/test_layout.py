@@ -187,6 +187,35 @@ def test_every_parameter_has_a_reader() -> None:
             assert section in named or f"{section}.{key}" in named or read, f"{section}.{key}"
 
 
+def soaked(file: Path) -> tuple[set[str], set[str], set[str]]:
+    """The tests of a file that CI runs, those that only `make soak` runs, and the twins that these name."""
+    tree = ast.parse(file.read_text())
+    module = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    in_ci, in_soak, twins = set(), set(), set()
+    for test in tests:
+        marks = [
+            node for value in (*module, *test.decorator_list) for node in ast.walk(value) if isinstance(node, ast.Call)
+        ]
+        named = [
+            ast.literal_eval(mark.keywords[0].value) for mark in marks if ast.unparse(mark.func) == "pytest.mark.soak"
+        ]
+        (in_soak if named else in_ci).add(test.name)
+        twins |= set(named)
+    return in_ci, in_soak, twins
+
+
+def test_every_soak_test_has_a_short_twin_in_ci() -> None:
+    found = [soaked(file) for file in (ROOT / "tests").rglob("test_*.py")]
+    in_ci, in_soak, twins = (set().union(*parts) for parts in zip(*found, strict=True))
+    assert in_soak and twins
+    assert twins <= in_ci
+
+
 def test_the_image_copies_what_is_there() -> None:
     copies = re.findall(r"^COPY (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     ours = [copy for copy in copies if "--from=" not in copy]

@@ -7,21 +7,49 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import Project, read_lock
 
 pytestmark = pytest.mark.slow
 
 # Each waits for the one before, so none of them can be done when the run is killed at the one before it.
-STAGES = ["validate", "dataset", "features", "train_probe", "tune_threshold", "export_onnx", "evaluate", "report"]
+EVERY_STAGE = ["validate", "dataset", "features", "train_probe", "tune_threshold", "export_onnx", "evaluate", "report"]
 
 
-def retrain_until(project: Project, stage: str, signs: str) -> None:
-    """Start `abstain retrain` and kill it with SIGKILL when `stage` prints a line that matches `signs`."""
-    process = project.start([sys.executable, "-m", "flows.cli", "retrain"], stderr=subprocess.STDOUT)
+# The retrain without what comes after the DAG, on a DAG that ends with the probe: what is killed is the same.
+TRAIN = """
+from tasks.server import prepare_environment, server_for_run
+prepare_environment()
+with server_for_run():
+    from prefect import flow
+    from flows.retrain import run_dag
+from tasks.progress import observed_by
+from tasks.record import commit, push
+from tasks.workspace import open_workspace
+
+@flow
+def train():
+    with open_workspace() as workspace:
+        stages = run_dag(workspace)
+        commit(workspace, "Retrain", "dvc.lock")
+        push(workspace)
+    return stages
+
+with observed_by(lambda step, says: print(f"{step}: {says}", flush=True)):
+    for stage in train():
+        print(stage.stage, stage.status, flush=True)
+"""
+RETRAIN = [sys.executable, "-m", "flows.cli", "retrain"]
+
+
+def run_until(project: Project, command: list[str], stage: str, signs: str) -> None:
+    """Start `command` and kill it with SIGKILL when `stage` prints a line that matches `signs`."""
+    process = project.start(command, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
@@ -37,33 +65,77 @@ def shards_of(project: Project) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in (project.home / "features").rglob("*.safetensors")}
 
 
-def test_killed_at_every_stage_it_completes_and_the_lock_is_that_of_dvc_repro(
-    small_project: Project, tmp_path: Path
-) -> None:
-    shards: dict[Path, int] = {}
-    for stage in STAGES:
-        retrain_until(small_project, stage, r"progress [1-9]" if stage == "features" else "Running stage")
-        if stage == "features":
-            shards = shards_of(small_project)
-            plan = small_project.abstain("plan").stdout
-            counts = re.search(r"asked (\d+) things, (\d+) of which the cache does not have", " ".join(plan.split()))
-            assert counts and 0 < int(counts[2]) < int(counts[1]), plan
-    completed = small_project.abstain("retrain")
-    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
-    for stage in STAGES[:-1]:  # what had finished before a kill is not done again
-        assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
-    now = shards_of(small_project)
-    assert shards and all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
-    assert not list((small_project.home / "features").rglob(".*")), "something half-written was left"
-    origin = small_project.home / "origin.git"
-    assert "Retrain" in small_project.git("log", "--oneline", "main", cwd=origin)
+def half_the_features_are_planned(project: Project) -> None:
+    plan = project.abstain("plan").stdout
+    counts = re.search(r"asked (\d+) things, (\d+) of which the cache does not have", " ".join(plan.split()))
+    assert counts and 0 < int(counts[2]) < int(counts[1]), plan
 
-    laptop = Project(tmp_path / "laptop", tmp_path / "laptop-home")
-    small_project.git("clone", "-q", str(small_project.root), str(laptop.root))
-    (laptop.home).mkdir()
-    (laptop.home / "models").symlink_to(small_project.home / "models")
-    (tmp_path / "empty").mkdir(exist_ok=True)
-    assert laptop.command(["dvc", "pull", "--quiet", "data.dvc"]).returncode == 0
+
+def completes_after_kills(
+    project: Project, command: list[str], stages: list[str], amid_features: Callable[[Project], None] = lambda _: None
+) -> None:
+    """`command` completes after it was killed at each of `stages`, in their order; what was finished is kept."""
+    shards: dict[Path, int] = {}
+    for stage in stages:
+        run_until(project, command, stage, r"progress [1-9]" if stage == "features" else "Running stage")
+        if stage == "features":
+            shards = shards_of(project)
+            assert shards, "no shard was finished when it was killed"
+            amid_features(project)
+    completed = project.command(command)
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
+    for stage in stages[:-1]:  # what had finished before a kill is not done again
+        assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
+    now = shards_of(project)
+    assert all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
+    assert not list((project.home / "features").rglob(".*")), "something half-written was left"
+    assert "Retrain" in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
+
+
+def repro_elsewhere(project: Project, folder: Path, shared: tuple[str, ...]) -> dict:
+    """The lock that plain `dvc repro` makes in a clone of the origin, without a lock to start from.
+
+    `shared` is what of the project's home the clone's home has too.
+    """
+    laptop = Project(folder / "laptop", folder / "laptop-home")
+    project.git("clone", "-q", str(project.home / "origin.git"), str(laptop.root))
+    laptop.home.mkdir()
+    for name in shared:
+        (laptop.home / name).symlink_to(project.home / name)
+    (folder / "empty").mkdir(exist_ok=True)
+    (laptop.root / "dvc.lock").unlink()
+    remote = yaml.safe_load(laptop.command(["dvc", "config", "core.remote"]).stdout)
+    laptop.command(["dvc", "remote", "modify", "--local", remote, "url", remote_of(project)])
+    pulled = laptop.command(["dvc", "pull", "--quiet", "data.dvc"])
+    assert pulled.returncode == 0, pulled.stderr
     repro = laptop.command(["dvc", "repro"])
     assert repro.returncode == 0, repro.stdout[-2000:] + repro.stderr[-2000:]
-    assert read_lock(laptop.root) == read_lock(small_project.workspace)
+    return read_lock(laptop.root)
+
+
+def remote_of(project: Project) -> str:
+    """Where the workspace's runs push data to."""
+    listed = project.command(["dvc", "remote", "list"], cwd=project.workspace).stdout
+    return listed.split()[1]
+
+
+def test_dvc_repro_makes_the_lock_of_the_flow(trained: tuple[Project, str], tmp_path: Path) -> None:
+    project = trained[0]
+    flow = yaml.safe_load(project.git("show", "main:dvc.lock", cwd=project.home / "origin.git"))
+    assert repro_elsewhere(project, tmp_path, ("models", "features")) == flow
+
+
+def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
+    file = small_project.root / "dvc.yaml"
+    whole = yaml.safe_load(file.read_text())["stages"]
+    file.write_text(
+        yaml.safe_dump({"stages": {name: whole[name] for name in ("validate", "dataset", "features", "train_probe")}})
+    )
+    small_project.git("commit", "-qam", "A DAG that ends with the probe")
+    completes_after_kills(small_project, [sys.executable, "-c", TRAIN], ["features", "train_probe"])
+
+
+@pytest.mark.soak(twin="test_killed_at_two_stages_it_completes")
+def test_killed_at_every_stage_the_lock_is_that_of_dvc_repro(small_project: Project, tmp_path: Path) -> None:
+    completes_after_kills(small_project, RETRAIN, EVERY_STAGE, half_the_features_are_planned)
+    assert repro_elsewhere(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)

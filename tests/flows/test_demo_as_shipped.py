@@ -1,0 +1,37 @@
+"""`abstain demo` with the parameters and the sample that are shipped: what a user sees, and what the README says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT, Project, new_project, read_json
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak(twin="test_ends_with_a_promoted_version_and_its_figures")]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = new_project(tmp_path_factory.mktemp("shipped"))
+    done = project.abstain("demo")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return project
+
+
+def test_beats_base_rate_and_length_on_the_hold_out(shipped: Project) -> None:
+    approval = read_json(shipped.workspace / "approvals" / "v1.0.0.json")
+    scorers = approval["metrics"]["holdout"]["scorers"]
+    assert approval["approved"] and all(check["passed"] is not False for check in approval["checks"])
+    assert scorers["probe"]["auroc"] > scorers["length_only"]["auroc"]
+    assert scorers["probe"]["brier"] < scorers["base_rate"]["brier"]
+    assert approval["metrics"]["holdout"]["rows"] >= 100
+    assert {"fusion", "lstm", "sequence_log_prob", "yes_score", "gradient_boosting_verdict"} <= scorers.keys()
+
+
+def test_the_readme_shows_what_the_demo_measures(shipped: Project) -> None:
+    """The README's figures are those of a real run: another machine may differ in the last digits, not more."""
+    metrics = read_json(shipped.home / "releases" / "v1.0.0" / "metrics.json")["holdout"]
+    written = re.search(r"\| `probe`[^|]* \| \*?\*?(0\.\d{3})", (ROOT / "README.md").read_text())
+    assert written is not None, "the README's leaderboard has no row for the probe"
+    assert abs(float(written[1]) - metrics["scorers"]["probe"]["auroc"]) < 0.03
