@@ -168,9 +168,9 @@ def score(
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     from dataclasses import asdict
 
+    from abstain.config.settings import load_settings
     from abstain.serve.released import Released
     from abstain.serve.requests import from_flags, read_interactions
-    from abstain.settings import load_settings
     from tasks.promotion import production
 
     if (file is None) == (question is None or answer is None):
@@ -196,11 +196,11 @@ def generate(
     """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
     from dataclasses import asdict
 
+    from abstain.config.settings import load_settings
     from abstain.llm.asks import Generate
     from abstain.serve.answers import answer
     from abstain.serve.released import Released
     from abstain.serve.requests import question_from_flags, read_questions
-    from abstain.settings import load_settings
     from tasks.promotion import production
 
     if (file is None) == (question is None):
@@ -263,7 +263,7 @@ def main() -> None:
 
 def _prepare() -> None:
     """Caches beside the checkout, Prefect's log kept out of the terminal."""
-    from abstain.settings import load_settings
+    from abstain.config.settings import load_settings
     from tasks.server import prepare_environment
     from tasks.workspace import ensure_origin, project_root
 

@@ -111,9 +111,9 @@ class _KnowledgeBase:
 def _knowledge_base() -> Iterator[_KnowledgeBase]:
     """The current data's chunks, and a retriever that holds them."""
     from abstain import paths
+    from abstain.config.settings import load_settings
     from abstain.feedback.store import Store
     from abstain.knowledge.retriever import open_retriever
-    from abstain.settings import load_settings
     from tasks.workspace import open_workspace
 
     settings = load_settings()

@@ -13,8 +13,8 @@ from prefect.futures import PrefectFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from abstain import paths
+from abstain.config.settings import load_settings
 from abstain.feedback.quarantine import require_unblocked
-from abstain.settings import load_settings
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.pipeline import StageResult, read_graph, run_stage
 from tasks.promotion import Outcome, promote_candidate

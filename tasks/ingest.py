@@ -9,6 +9,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.feedback.forget import forget
 from abstain.feedback.ingest import BatchRefused, ingest
 from abstain.feedback.privacy import Privacy
@@ -17,8 +19,6 @@ from abstain.feedback.report import IngestReport
 from abstain.feedback.sources import Source
 from abstain.feedback.store import Store
 from abstain.knowledge.retriever import sync_index
-from abstain.params import load_params
-from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.publish import publish_ingest
 from tasks.record import commit, push

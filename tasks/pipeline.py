@@ -13,17 +13,17 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
+from abstain.config.params import Params, load_params
+from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
 from abstain.features.rows import RowSource
 from abstain.feedback.dataset import training_table
 from abstain.feedback.frames import read_frames
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
-from abstain.params import Params, load_params
 from abstain.scorers.asked import Labelled, conditions, everything
 from abstain.scorers.catalogue import compared
 from abstain.scorers.reading import requests_of
-from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.shell import run
 from tasks.workspace import Workspace

@@ -24,6 +24,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.decide.gate import Decision, Measured, Window, decide
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import row_weights
@@ -32,10 +34,8 @@ from abstain.features.table import StateTable, write_table
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe, stamp
-from abstain.params import load_params
 from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
 from abstain.serve.released import Released
-from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.record import commit, push
 from tasks.shell import git, run

@@ -6,8 +6,8 @@ there. A runner is imported only where it is asked for, because Dask is an optio
 
 from __future__ import annotations
 
+from abstain.config.settings import Settings
 from abstain.features.work import LocalRunner, ShardRunner
-from abstain.settings import Settings
 
 
 def runner_for(settings: Settings) -> ShardRunner:

@@ -8,13 +8,13 @@ from contextlib import closing
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from abstain.config.params import Params
+from abstain.config.settings import Settings, load_settings
 from abstain.features.rows import Progress
 from abstain.features.work import Done, ShardRunner
-from abstain.params import Params
 from abstain.scorers.asked import Labelled, conditions, everything
 from abstain.scorers.catalogue import compared
 from abstain.scorers.reading import fill
-from abstain.settings import Settings, load_settings
 from tasks.fan_out import runner_for
 from tasks.pipeline import read_labelled
 from tasks.progress import observe

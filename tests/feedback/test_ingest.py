@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from abstain.config.params import ValidationParams
 from abstain.contracts import Chunk, Feedback, Interaction, Review
 from abstain.errors import AbstainError
 from abstain.feedback.checks import Known, Rows
@@ -19,7 +20,6 @@ from abstain.feedback.sources.files import FileSource, by_hand
 from abstain.feedback.sources.released import Released
 from abstain.feedback.store import Store, read_rows
 from abstain.feedback.validation import ValidationResult
-from abstain.params import ValidationParams
 
 from .builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from abstain import paths
+from abstain.config.params import load_params
 from abstain.errors import AbstainError
 from abstain.features.table import write_table
 from abstain.feedback.ingest import ingest
 from abstain.feedback.sources.files import by_hand
-from abstain.params import load_params
 from abstain.stages import common, train_probe
 from tests.conftest import ROOT
 from tests.feedback.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines

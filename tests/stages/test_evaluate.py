@@ -8,6 +8,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
 from abstain.features.extract import FeatureSource
@@ -16,10 +18,8 @@ from abstain.feedback.store import Store
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.scorers.fusion import Fusion
 from abstain.scorers.variants import answers_shuffled
-from abstain.settings import load_settings
 from abstain.stages import common, evaluate
 
 from .conftest import run_stages

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.features.table import StateTable
 from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
-from abstain.params import Params
 from abstain.scorers.base import Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import forward_tokens, read_answers, readings_of
 from abstain.scorers.variants import VARIANTS
-from abstain.settings import load_settings
 from abstain.stages import common, features
 
 from .builders import ONE_CHUNK_TOO_MANY

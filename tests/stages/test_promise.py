@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.contracts import CONTRACT_VERSION
 from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
@@ -18,7 +19,6 @@ from abstain.llm.layout import load_layout
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.stages import common, evaluate, export_onnx, tune_threshold
 
 pytestmark = pytest.mark.slow

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.evaluate.metrics import auroc, row_weights
 from abstain.features.work import LocalRunner
 from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
 from abstain.models.regressors.onnx_regressor import load_regressor
-from abstain.params import Params
 from abstain.scorers.variants import VARIANTS
 from abstain.stages import common, nll_features, train_regressors
 from tests.feedback.builders import bytes_of

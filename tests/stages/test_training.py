@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import auroc, row_weights
 from abstain.feedback.splits import reviewed
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.scorers.fusion import Fusion, fit_fusion
 from abstain.scorers.labels import Labels
 from abstain.stages import common, train_fusion, train_probe, tune_threshold

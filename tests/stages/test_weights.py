@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from abstain import paths
-from abstain.params import Params
+from abstain.config.params import Params
 from abstain.stages import common, evaluate
 from tests.feedback.builders import bytes_of
 

@@ -32,13 +32,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from abstain.contracts import Chunk, Document, Interaction, Row, Text, Timestamp
+from abstain.contracts import Chunk, Document, Interaction, Row, Text
 from abstain.errors import AbstainError
 from abstain.feedback.index import Index, IndexedFile, read_lines
 from abstain.feedback.lines import TABLES, Line
 from abstain.feedback.profile import Profile
 from abstain.files import write_atomically
 from abstain.knowledge.documents import parse_document
+from abstain.timestamps import Timestamp
 
 R = TypeVar("R", bound=Row)
 

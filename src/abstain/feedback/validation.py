@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from abstain.config.params import ValidationParams
 from abstain.feedback.checks import TABLES, Check, Known, Rows, Severity, percent, suites
 from abstain.feedback.columns import Table, tables
 from abstain.feedback.index import AT_ONCE, CONTRACTS, Index, batched
 from abstain.feedback.lines import line_of
 from abstain.feedback.results import SAMPLE, CheckResult, ValidationResult
-from abstain.params import ValidationParams
 
 if TYPE_CHECKING:
     import pandas as pd

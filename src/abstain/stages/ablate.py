@@ -12,6 +12,8 @@ from typing import Any, cast
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Architecture, Params
+from abstain.config.settings import load_settings
 from abstain.evaluate.ablation import Take, left_out_rows, listening_row
 from abstain.evaluate.bootstrap import Resamples
 from abstain.features.extract import FeatureSource
@@ -19,9 +21,7 @@ from abstain.features.table import StateTable
 from abstain.feedback.store import Store
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Architecture, Params
 from abstain.scorers.asked import Listening, served, swept
-from abstain.settings import load_settings
 from abstain.stages import common
 
 

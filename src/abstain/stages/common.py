@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params, load_params
 from abstain.contracts import Review
 from abstain.errors import AbstainError
 from abstain.evaluate.rouge import rouge_l
 from abstain.features.table import AGAIN, StateTable
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.params import Params, load_params
 
 
 def run(stage: Callable[[Params], None]) -> None:

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params, QualityParams
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.feedback.dataset import training_table
@@ -11,7 +12,6 @@ from abstain.feedback.pages import validation_page
 from abstain.feedback.quality import text_digests, validate_training
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.params import Params, QualityParams
 from abstain.stages import common
 
 

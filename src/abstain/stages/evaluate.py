@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.contracts import Interaction
 from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
@@ -24,11 +26,9 @@ from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.scorers.fusion import Fusion
 from abstain.scorers.together import FUSION, LENGTH_ONLY, SERVED, Scorers
 from abstain.scorers.variants import VARIANTS
-from abstain.settings import load_settings
 from abstain.stages import common
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")

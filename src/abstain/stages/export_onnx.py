@@ -3,12 +3,12 @@
 import json
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.contracts import CONTRACT_VERSION
 from abstain.errors import AbstainError
 from abstain.llm.layout import load_layout
 from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.stages import common
 
 PROMISE = ("promised", "metric", "target", "confidence", "says")

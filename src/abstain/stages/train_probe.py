@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Architecture, Params
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import auroc, row_weights
 from abstain.feedback.splits import reviewed
@@ -13,7 +14,6 @@ from abstain.files import write_atomically
 from abstain.models.fitting import Fitted, fit_probe
 from abstain.models.rows import labelled_rows
 from abstain.models.zoo import save_probe
-from abstain.params import Architecture, Params
 from abstain.stages import common
 
 

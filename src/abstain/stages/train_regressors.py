@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import Resamples
@@ -21,7 +22,6 @@ from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.regressors.fitting import Fitted, fit_regressor
-from abstain.params import Params
 from abstain.stages import common
 
 VERDICT = "verdict"

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.decide.calibration import fit_calibrator
 from abstain.decide.promise import Promise, ReviewedAnswers, promise_threshold
 from abstain.decide.threshold import Threshold, tune_threshold
@@ -15,7 +16,6 @@ from abstain.evaluate.metrics import row_weights
 from abstain.feedback.splits import reviewed
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.stages import common
 
 
