@@ -127,7 +127,7 @@ def check(folder: Path) -> str:
     """Stage `validate`: everything that was accepted."""
     from abstain.config.params import load_params
     from abstain.feedback.store import Store
-    from abstain.feedback.validation import validate_store
+    from abstain.feedback.store_validation import validate_store
 
     store = Store(folder / "data")
     result = validate_store(store, load_params().validation, store.batches()[-1].arrived_at)

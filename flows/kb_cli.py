@@ -113,6 +113,7 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
     from abstain import paths
     from abstain.config.settings import load_settings
     from abstain.feedback.store import Store
+    from abstain.knowledge.documents import read_documents
     from abstain.knowledge.retriever import open_retriever
     from tasks.workspace import open_workspace
 
@@ -120,7 +121,7 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
     with open_workspace() as workspace:
         store = Store(workspace.path / paths.DATA)
         chunks = list(store.chunks())
-        products = {document.doc_id: document.product for document in store.documents()}
+        products = {document.doc_id: document.product for document in read_documents(store.document_files())}
     if not chunks:  # all tombstones is another matter: a shared index must forget them
         raise AbstainError(_EMPTY)
     with open_retriever(settings) as retriever:

@@ -18,6 +18,7 @@ from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
 from abstain.feedback.sources import Source
 from abstain.feedback.store import Store
+from abstain.knowledge.documents import read_documents
 from abstain.knowledge.retriever import sync_index
 from tasks.progress import observe
 from tasks.publish import publish_ingest
@@ -56,7 +57,9 @@ def ingest_sources(
     changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
     if load_settings().index is not None:  # a tightened right must not wait for somebody to search
         store = Store(data)
-        sync_index(store.chunks(), {one.doc_id: one.product for one in store.documents()}, load_settings())
+        sync_index(
+            store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
+        )
     observe("ingest", "ran" if changed else "cached")
     return report
 

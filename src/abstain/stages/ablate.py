@@ -23,11 +23,13 @@ from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
 from abstain.scorers.asked import Listening, served, swept
 from abstain.stages import common
+from abstain.stages.ideal_answers import read_rouge
+from abstain.stages.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
-    rouge = common.read_rouge(frame)
+    frame, states = read_labelled_states()
+    rouge = read_rouge(frame)
     here = served(params)
     places = [here, *swept(params)]
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)

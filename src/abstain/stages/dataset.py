@@ -8,7 +8,7 @@ from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.feedback.dataset import training_table
 from abstain.feedback.frames import read_frames
-from abstain.feedback.pages import validation_page
+from abstain.feedback.pages.validation import validation_page
 from abstain.feedback.quality import text_digests, validate_training
 from abstain.feedback.store import Store
 from abstain.files import write_atomically

@@ -15,10 +15,11 @@ from abstain.models.fitting import Fitted, fit_probe
 from abstain.models.rows import labelled_rows
 from abstain.models.zoo import save_probe
 from abstain.stages import common
+from abstain.stages.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     train = frame[frame["split"] == "train"]
     rows = labelled_rows(train, states.subset)
     fits: dict[Architecture, Fitted] = {}

@@ -17,10 +17,11 @@ from abstain.feedback.splits import reviewed
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
 from abstain.stages import common
+from abstain.stages.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     probe = load_probe(paths.PROBE)
     validation = reviewed(frame[frame["split"] == "validation"])
     tested = _answers(validation, predict_confidence(probe, states.subset(validation.index)).numpy())

@@ -6,7 +6,7 @@ from abstain.errors import AbstainError
 from abstain.feedback.drift import validate_drift
 from abstain.feedback.results import ValidationResult
 from abstain.feedback.store import Store
-from abstain.feedback.validation import validate_store
+from abstain.feedback.store_validation import validate_store
 from abstain.stages import common
 
 

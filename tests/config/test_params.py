@@ -10,7 +10,7 @@ from abstain.config.params import CorrectnessTarget, Params, load_params
 from abstain.errors import AbstainError
 from abstain.evaluate.correctness import METRICS
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
 
 
