@@ -94,7 +94,7 @@ def _needed() -> dict[str, set[str]]:
     from abstain.scorers.asked import conditions, everything, served
     from abstain.scorers.catalogue import compared
     from abstain.serve.released import Released
-    from tasks.pipeline import read_labelled
+    from tasks.demand import read_labelled
     from tasks.promotion import fetch_release
     from tasks.workspace import open_workspace
 

@@ -22,7 +22,7 @@ def time_scorers(
     from abstain.config.settings import load_settings
     from abstain.scorers.catalogue import compared
     from abstain.serve.latency import TELLING, latencies
-    from tasks.pipeline import read_labelled
+    from tasks.demand import read_labelled
     from tasks.workspace import open_workspace
 
     settings = load_settings()

@@ -1,7 +1,7 @@
 """Promotion and roll-back: the gate's evidence gathered, its decision carried out and put on record.
 
 What is promoted is the bundle `release/`: the ONNX file stamped with its version, the report, the metrics, the
-approval record and a smoke test. It is one DVC-tracked folder, immutable under its tag.
+approval record, requirements.lock and a smoke test. It is one DVC-tracked folder, immutable under its tag.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe, stamp
 from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
 from abstain.serve.released import Released
+from tasks.plan import REQUIREMENTS
 from tasks.progress import observe
 from tasks.record import commit, push
 from tasks.shell import git, run
@@ -92,6 +93,7 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool
         "candidate_sha256": candidate,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
+        "requirements_sha256": _sha256(workspace.path / REQUIREMENTS),
         "new_holdout": new_holdout,
         "metrics": metrics,
         "gate": limits,
@@ -245,7 +247,7 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
     onnx = root / paths.RELEASED_ONNX
     stamp(root / paths.ONNX, onnx, {"version": version})
     report = sorted((root / paths.REPORT).iterdir())
-    for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, *report):
+    for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
     _write_json(bundle / "approval.json", record)
     _write_smoke_test(root, bundle)

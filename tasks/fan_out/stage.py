@@ -15,8 +15,8 @@ from abstain.features.work import Done, ShardRunner
 from abstain.scorers.asked import Labelled, conditions, everything
 from abstain.scorers.catalogue import compared
 from abstain.scorers.reading import fill
+from tasks.demand import read_labelled
 from tasks.fan_out import runner_for
-from tasks.pipeline import read_labelled
 from tasks.progress import observe
 from tasks.workspace import Workspace
 
