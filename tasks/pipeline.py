@@ -45,8 +45,10 @@ def _was_busy(_task: Any, _run: Any, state: State) -> bool:
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=1, retry_condition_fn=_was_busy)
 def run_stage(workspace: Workspace, stage: str, force: bool = False) -> StageResult:
-    """`dvc repro --single-item STAGE`, its log streamed. A finished stage is a no-op, so a retry is safe; unless `force`d:
-    then it is run again."""
+    """`dvc repro --single-item STAGE`, its log streamed. A finished stage is a no-op, so a retry is safe.
+
+    `force` runs a finished one again.
+    """
     logger = get_run_logger()
     bar = None
     started = time.monotonic()
