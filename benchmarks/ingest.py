@@ -105,11 +105,11 @@ def measured(step: str, folder: Path) -> dict[str, object]:
 
 def take_in(folder: Path) -> str:
     """Ingest, with Great Expectations and redaction."""
+    from abstain.config.params import load_params
+    from abstain.config.settings import Settings
     from abstain.feedback.ingest import ingest
     from abstain.feedback.privacy import Privacy
     from abstain.feedback.sources.files import by_hand
-    from abstain.params import load_params
-    from abstain.settings import Settings
 
     params = load_params()
     privacy = Privacy.open(params.privacy, Settings(home=folder))
@@ -125,9 +125,9 @@ def take_in_again(folder: Path) -> str:
 
 def check(folder: Path) -> str:
     """Stage `validate`: everything that was accepted."""
+    from abstain.config.params import load_params
     from abstain.feedback.store import Store
-    from abstain.feedback.validation import validate_store
-    from abstain.params import load_params
+    from abstain.feedback.store_validation import validate_store
 
     store = Store(folder / "data")
     result = validate_store(store, load_params().validation, store.batches()[-1].arrived_at)
@@ -136,10 +136,10 @@ def check(folder: Path) -> str:
 
 def label(folder: Path) -> str:
     """Stage `dataset`: labels and splits."""
+    from abstain.config.params import load_params
     from abstain.feedback.dataset import training_table
     from abstain.feedback.frames import read_frames
     from abstain.feedback.store import Store
-    from abstain.params import load_params
 
     params, frames = load_params(), read_frames(Store(folder / "data"))
     table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from abstain.params import Architecture
+    from abstain.config.params import Architecture
 
 GIB = 2**30
 BYTES = 2  # of a bfloat16
@@ -169,10 +169,10 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     import numpy as np
     import torch
 
+    from abstain.config.params import load_params
     from abstain.features.table import StateTable
     from abstain.models.fitting import fit_probe
     from abstain.models.rows import Rows
-    from abstain.params import load_params
 
     _, correct = plan(asked)
     index = (torch.arange(asked.rows) % 5 > 0).nonzero().flatten()

@@ -23,6 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from abstain.config.params import LLMParams, PerturbationParams
+from abstain.config.settings import load_settings
 from abstain.features.work import row_key
 from abstain.llm.asks import Perturb, Request
 from abstain.llm.engine import Engine
@@ -31,9 +33,7 @@ from abstain.llm.loading import LoadedModel, choose_device, choose_dtype, load, 
 from abstain.llm.perturb.loop import Text, allowed_tokens, encode
 from abstain.llm.perturb.text import Pieces, to_steps
 from abstain.llm.tokens import encode_pass
-from abstain.params import LLMParams, PerturbationParams
 from abstain.scorers.conditions import Conditions
-from abstain.settings import load_settings
 from benchmarks.measure import in_turns, seconds
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 from benchmarks.scaling import at as settings_in

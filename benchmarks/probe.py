@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from abstain.config.params import Architecture, load_params
 from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
 from abstain.models.probes.base import Probe, confidence
 from abstain.models.rows import pad
 from abstain.models.zoo import ZOO, load_probe, save_probe
-from abstain.params import Architecture, load_params
 from benchmarks.measure import in_turns
 
 ANSWERS, TOKENS, BATCH = 128, 128, 32

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from abstain.config.settings import load_settings
 from abstain.contracts import Chunk, Document
 from abstain.knowledge.chunks import chunk_document
 from abstain.knowledge.embeddings import Embeddings, unit
@@ -34,7 +35,6 @@ from abstain.knowledge.faiss_index import FaissIndex
 from abstain.knowledge.index import Entry, VectorIndex
 from abstain.knowledge.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
 from abstain.knowledge.retriever import Retriever, open_index
-from abstain.settings import load_settings
 
 FEEDBACKQA = Path(__file__).parents[1].parent / "shared/data/feedbackqa"
 K = 10

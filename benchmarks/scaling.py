@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings, load_settings
 from abstain.contracts import Context, Interaction
 from abstain.features.cache import write_rows
 from abstain.features.extract import FeatureSource
 from abstain.features.store import open_store
 from abstain.features.work import Done, ShardWork, row_key
-from abstain.params import LLMParams
-from abstain.settings import Settings, load_settings
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 
 ANSWER_TOKENS = 8

@@ -27,6 +27,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from abstain.config.params import Params, load_params
+from abstain.config.settings import Settings, load_settings
 from abstain.contracts import ImportedInteraction, Interaction
 from abstain.evaluate import judged as evaluation
 from abstain.evaluate import metrics
@@ -42,7 +44,6 @@ from abstain.models.probes.base import Probe, predict_confidence
 from abstain.models.regressors.fitting import fit_regressor
 from abstain.models.regressors.onnx_regressor import Regressor
 from abstain.models.rows import Rows
-from abstain.params import Params, load_params
 from abstain.scorers.asked import Listening, served
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
@@ -50,7 +51,6 @@ from abstain.scorers.conditions import Conditions
 from abstain.scorers.fusion import Fusion, fit_fusion
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
-from abstain.settings import Settings, load_settings
 from benchmarks.rows import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,8 +20,8 @@ console = Console(markup=False, highlight=False)
 @app.command()
 def stats() -> None:
     """Say what is in the feature cache, space by space; reads no features."""
+    from abstain.config.settings import load_settings
     from abstain.features.maintenance import stats as read_stats
-    from abstain.settings import load_settings
 
     root = load_settings().features
     found = read_stats(root)
@@ -45,8 +45,8 @@ def stats() -> None:
 @app.command()
 def verify() -> None:
     """Read every shard and check it against its checksum; damaged ones go to quarantine. Exit status 1 if any did."""
+    from abstain.config.settings import load_settings
     from abstain.features.maintenance import verify as check
-    from abstain.settings import load_settings
 
     root = load_settings().features
     with bar(console, "verify") as progress:
@@ -68,8 +68,8 @@ def prune(
     """Delete features that neither the current data and parameters nor the promoted probe can use."""
     from datetime import timedelta
 
+    from abstain.config.settings import load_settings
     from abstain.features.maintenance import prune as remove
-    from abstain.settings import load_settings
 
     root = load_settings().features
     gone = remove(root, _needed(), timedelta(days=older_than_days), dry_run)
@@ -86,6 +86,7 @@ def prune(
 def _needed() -> dict[str, set[str]]:
     """Space -> keys: the current data, as params.yaml's retrain and the probe in production ask models."""
     from abstain import paths
+    from abstain.config.settings import load_settings
     from abstain.contracts import Interaction
     from abstain.features.extract import FeatureSource
     from abstain.feedback.store import Store
@@ -93,8 +94,7 @@ def _needed() -> dict[str, set[str]]:
     from abstain.scorers.asked import conditions, everything, served
     from abstain.scorers.catalogue import compared
     from abstain.serve.released import Released
-    from abstain.settings import load_settings
-    from tasks.pipeline import read_labelled
+    from tasks.demand import read_labelled
     from tasks.promotion import fetch_release
     from tasks.workspace import open_workspace
 

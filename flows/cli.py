@@ -98,6 +98,7 @@ def retrain(
     new_holdout: Annotated[
         str | None, typer.Option(help="why the hold-out, or the base model, was changed on purpose")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="run cached stages too")] = False,
 ) -> None:
     """Run what is stale; promote the result if the gate approves."""
     from tasks.server import server_for_run
@@ -106,7 +107,7 @@ def retrain(
         from flows.retrain import retrain as flow
 
     with _progress():
-        result = flow(promote=promote, new_holdout=new_holdout)
+        result = flow(promote=promote, new_holdout=new_holdout, force=force)
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
     if result.outcome:
@@ -116,7 +117,7 @@ def retrain(
 @app.command()
 def plan() -> None:
     """Say what a retrain would do, and do nothing: stages stale or cached, forward passes missing."""
-    from tasks.pipeline import make_plan
+    from tasks.plan import make_plan
     from tasks.workspace import open_workspace
 
     with open_workspace() as workspace:
@@ -125,10 +126,18 @@ def plan() -> None:
     for stage, reasons in result.stale.items():
         table.add_row(stage, "run" if reasons else "be cached", ", ".join(reasons) or "nothing it depends on changed")
     console.print(table)
-    console.print(
-        f"{result.answers} labelled answers: the base model is asked {result.readings} things, "
-        f"{result.missing} of which the cache does not have"
-    )
+    if result.demand is None:
+        console.print("no stage that asks the base model would run")
+    else:
+        console.print(
+            f"{result.demand.answers} labelled answers: the base model is asked {result.demand.requests} things, "
+            f"{result.demand.missing} of which the cache does not have"
+        )
+    if result.earlier:
+        console.print(
+            f"cached, but first computed with another requirements.lock: {', '.join(result.earlier)}; "
+            "`abstain retrain --force` computes them again"
+        )
 
 
 @app.command()
@@ -168,9 +177,9 @@ def score(
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     from dataclasses import asdict
 
+    from abstain.config.settings import load_settings
     from abstain.serve.released import Released
     from abstain.serve.requests import from_flags, read_interactions
-    from abstain.settings import load_settings
     from tasks.promotion import production
 
     if (file is None) == (question is None or answer is None):
@@ -196,11 +205,11 @@ def generate(
     """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
     from dataclasses import asdict
 
+    from abstain.config.settings import load_settings
     from abstain.llm.asks import Generate
     from abstain.serve.answers import answer
     from abstain.serve.released import Released
     from abstain.serve.requests import question_from_flags, read_questions
-    from abstain.settings import load_settings
     from tasks.promotion import production
 
     if (file is None) == (question is None):
@@ -263,12 +272,12 @@ def main() -> None:
 
 def _prepare() -> None:
     """Caches beside the checkout, Prefect's log kept out of the terminal."""
-    from abstain.settings import load_settings
+    if set(sys.argv[1:]) & {"--help"} or len(sys.argv) == 1:
+        return
+    from abstain.config.settings import load_settings
     from tasks.server import prepare_environment
     from tasks.workspace import ensure_origin, project_root
 
-    if set(sys.argv[1:]) & {"--help"} or len(sys.argv) == 1:
-        return
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     if sys.argv[1] in {"demo", "ingest", "retrain", "promote", "rollback", "plan", "latency"}:

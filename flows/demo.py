@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from abstain.config.settings import load_settings
 from abstain.contracts import ImportedInteraction
 from abstain.errors import AbstainError
 from abstain.feedback.report import IngestReport
 from abstain.sample.write import write_sample
 from abstain.serve.released import Released, Verdict
-from abstain.settings import load_settings
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.promotion import production

@@ -111,16 +111,17 @@ class _KnowledgeBase:
 def _knowledge_base() -> Iterator[_KnowledgeBase]:
     """The current data's chunks, and a retriever that holds them."""
     from abstain import paths
+    from abstain.config.settings import load_settings
     from abstain.feedback.store import Store
+    from abstain.knowledge.documents import read_documents
     from abstain.knowledge.retriever import open_retriever
-    from abstain.settings import load_settings
     from tasks.workspace import open_workspace
 
     settings = load_settings()
     with open_workspace() as workspace:
         store = Store(workspace.path / paths.DATA)
         chunks = list(store.chunks())
-        products = {document.doc_id: document.product for document in store.documents()}
+        products = {document.doc_id: document.product for document in read_documents(store.document_files())}
     if not chunks:  # all tombstones is another matter: a shared index must forget them
         raise AbstainError(_EMPTY)
     with open_retriever(settings) as retriever:

@@ -19,10 +19,10 @@ def time_scorers(
     """Time one answer at a time, nothing cached: every scorer of params.yaml, and the probe by layer and chunks."""
     import numpy as np
 
+    from abstain.config.settings import load_settings
     from abstain.scorers.catalogue import compared
     from abstain.serve.latency import TELLING, latencies
-    from abstain.settings import load_settings
-    from tasks.pipeline import read_labelled
+    from tasks.demand import read_labelled
     from tasks.workspace import open_workspace
 
     settings = load_settings()

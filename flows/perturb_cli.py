@@ -25,11 +25,11 @@ def perturb_text(
 
     from pydantic import ValidationError
 
+    from abstain.config.params import PerturbationParams, load_params
+    from abstain.config.settings import load_settings
     from abstain.contracts import Context, Interaction
     from abstain.features.perturbed import Perturber
     from abstain.llm.perturb.text import shown
-    from abstain.params import PerturbationParams, load_params
-    from abstain.settings import load_settings
 
     if not text.strip():
         raise AbstainError("TEXT is empty: give the text that is to be perturbed")

@@ -13,10 +13,11 @@ from prefect.futures import PrefectFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from abstain import paths
+from abstain.config.settings import load_settings
 from abstain.feedback.quarantine import require_unblocked
-from abstain.settings import load_settings
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
-from tasks.pipeline import StageResult, read_graph, run_stage
+from tasks.pipeline import StageResult, run_stage
+from tasks.plan import read_graph
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.record import commit, push
@@ -32,16 +33,16 @@ class Retrained:
 
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]
-def retrain(promote: bool = True, new_holdout: str | None = None) -> Retrained:
+def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = False) -> Retrained:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
     `promote=False` stops before the gate. `new_holdout` is the reason, put on record, why the hold-out may differ
-    from the one the champion was promoted on.
+    from the one the champion was promoted on. `force` runs cached stages too.
     """
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
         try:
-            stages = run_dag(workspace)
+            stages = run_dag(workspace, force)
         finally:
             publish_validation(workspace)
         publish_artifacts(workspace)
@@ -51,7 +52,7 @@ def retrain(promote: bool = True, new_holdout: str | None = None) -> Retrained:
         return Retrained(stages, promote_candidate(workspace, new_holdout) if promote else None)
 
 
-def run_dag(workspace: Workspace) -> list[StageResult]:
+def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
     """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised.
 
     Where other processes compute features, they do so before the stage that finds them in the cache then.
@@ -64,7 +65,7 @@ def run_dag(workspace: Workspace) -> list[StageResult]:
             step = step_before(stage)
             futures[step] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
             upstream = [*upstream, futures[step]]
-        futures[stage] = run_stage.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
+        futures[stage] = run_stage.submit(workspace, stage, force, wait_for=upstream)  # type: ignore[call-overload]
     wait(list(futures.values()))
     for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running
         future.state.result()

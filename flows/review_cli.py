@@ -53,13 +53,13 @@ def export(
 ) -> None:
     """Draw answers of the last 30 days, or of --since to --until, and write them into a file for experts."""
     from abstain import paths
+    from abstain.config.params import load_params
     from abstain.feedback.review.export import make_sheet
     from abstain.feedback.review.sample import draw
     from abstain.feedback.review.sheet import DELIMITERS
     from abstain.feedback.review.window import read_window
     from abstain.feedback.store import Store
     from abstain.files import write_atomically
-    from abstain.params import load_params
     from tasks.workspace import open_workspace
 
     if output.exists():

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from prefect import flow, get_run_logger
 
+from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
-from abstain.settings import load_settings
 from abstain.study.cell import Laboratory
 from abstain.study.declared import Cell, load_study
 from abstain.study.markdown import to_markdown

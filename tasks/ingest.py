@@ -9,6 +9,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.feedback.forget import forget
 from abstain.feedback.ingest import BatchRefused, ingest
 from abstain.feedback.privacy import Privacy
@@ -16,9 +18,8 @@ from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
 from abstain.feedback.sources import Source
 from abstain.feedback.store import Store
+from abstain.knowledge.documents import read_documents
 from abstain.knowledge.retriever import sync_index
-from abstain.params import load_params
-from abstain.settings import load_settings
 from tasks.progress import observe
 from tasks.publish import publish_ingest
 from tasks.record import commit, push
@@ -56,7 +57,9 @@ def ingest_sources(
     changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
     if load_settings().index is not None:  # a tightened right must not wait for somebody to search
         store = Store(data)
-        sync_index(store.chunks(), {one.doc_id: one.product for one in store.documents()}, load_settings())
+        sync_index(
+            store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
+        )
     observe("ingest", "ran" if changed else "cached")
     return report
 

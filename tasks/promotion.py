@@ -1,7 +1,8 @@
 """Promotion and roll-back: the gate's evidence gathered, its decision carried out and put on record.
 
 What is promoted is the bundle `release/`: the ONNX file stamped with its version, the report, the metrics, the
-approval record and a smoke test. It is one DVC-tracked folder, immutable under its tag.
+approval record, requirements.lock and a smoke test. It is one DVC-tracked folder, immutable under its tag. torch and
+ONNX Runtime are imported by what scores answers: most runs judge nothing.
 """
 
 from __future__ import annotations
@@ -18,24 +19,21 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.decide.gate import Decision, Measured, Window, decide
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import row_weights
 from abstain.evaluate.report import Strong, markdown_table
-from abstain.features.table import StateTable, write_table
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.models.onnx_probe import OnnxProbe, stamp
-from abstain.params import load_params
 from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
-from abstain.serve.released import Released
-from abstain.settings import load_settings
+from tasks.plan import REQUIREMENTS
 from tasks.progress import observe
 from tasks.record import commit, push
 from tasks.shell import git, run
@@ -92,6 +90,7 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool
         "candidate_sha256": candidate,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
+        "requirements_sha256": _sha256(workspace.path / REQUIREMENTS),
         "new_holdout": new_holdout,
         "metrics": metrics,
         "gate": limits,
@@ -159,6 +158,9 @@ def fetch_release(repository: Path, event: Event) -> Path:
 
 def smoke_test(bundle: Path, event: Event) -> None:
     """Score the answers that the bundle brings along; raises `AbstainError` unless they score as when promoted."""
+    from abstain.features.table import StateTable
+    from abstain.models.onnx_probe import OnnxProbe
+
     probe = OnnxProbe(bundle / paths.RELEASED_ONNX.name)
     expected = np.array(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
     difference = float(np.abs(probe.confidence(StateTable(bundle / SMOKE_STATES)) - expected).max())
@@ -167,6 +169,8 @@ def smoke_test(bundle: Path, event: Event) -> None:
 
 
 def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None) -> Decision:
+    from abstain.models.onnx_probe import OnnxProbe
+
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
     names = ["probe", "length_only", "base_rate"]
@@ -216,6 +220,8 @@ def _rejected_before(
 
 def _champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
     """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
+    from abstain.serve.released import Released
+
     bundle = fetch_release(workspace.path, event)
     scorer = Released.open(bundle / paths.RELEASED_ONNX.name, load_settings())
     asked = Store(workspace.path / paths.DATA).interactions(ids)
@@ -238,6 +244,8 @@ def _window(scores: pd.DataFrame, names: list[str]) -> Window:
 
 def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], candidate: str, holdout: str) -> None:
     """Build the bundle, commit it with the moved pointer, tag, push."""
+    from abstain.models.onnx_probe import stamp
+
     root, version = workspace.path, record["version"]
     bundle = root / paths.RELEASE
     shutil.rmtree(bundle, ignore_errors=True)
@@ -245,7 +253,7 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
     onnx = root / paths.RELEASED_ONNX
     stamp(root / paths.ONNX, onnx, {"version": version})
     report = sorted((root / paths.REPORT).iterdir())
-    for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, *report):
+    for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
     _write_json(bundle / "approval.json", record)
     _write_smoke_test(root, bundle)
@@ -268,6 +276,11 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
 
 
 def _write_smoke_test(root: Path, bundle: Path) -> None:
+    import torch
+
+    from abstain.features.table import StateTable, write_table
+    from abstain.models.onnx_probe import OnnxProbe
+
     table = StateTable(root / paths.FEATURES)
     rows = table.take(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
     lengths = [len(row) for row in rows]

@@ -19,7 +19,8 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
 from abstain.evaluate.report import leaderboard_table
-from abstain.feedback.pages import ingest_page, validation_page
+from abstain.feedback.pages.ingest import ingest_page
+from abstain.feedback.pages.validation import validation_page
 from abstain.feedback.quarantine import QuarantinedRow
 from abstain.feedback.report import IngestReport
 from abstain.feedback.store import read_rows

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.contracts import Review
 from abstain.feedback.privacy import Privacy
 from abstain.feedback.review.drift import COMPARED, drift
@@ -15,9 +17,7 @@ from abstain.feedback.rows import InputRow
 from abstain.feedback.splits import uniform
 from abstain.feedback.store import Store
 from abstain.knowledge.encoder import SentenceEncoder
-from abstain.params import load_params
 from abstain.registry.registry import load_registry
-from abstain.settings import load_settings
 from tasks.workspace import Workspace
 
 Progress = Callable[[int, int], None]

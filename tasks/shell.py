@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
-from abstain.settings import load_settings
 
 QUIET = {
     "DO_NOT_TRACK": "1",

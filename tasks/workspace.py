@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from abstain import paths
+from abstain.config.settings import Settings, load_settings
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
-from abstain.settings import Settings, load_settings
 from tasks.shell import git, run, succeeds
 
 BRANCH = "main"

@@ -22,8 +22,8 @@ import pytest
 import torch
 import yaml
 
+from abstain.config.settings import Settings
 from abstain.llm.loading import load, resolve
-from abstain.settings import Settings
 from tasks.shell import QUIET
 from tests.ports import free_port
 from tests.postgres import postgres
@@ -264,7 +264,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = new_project(folder)
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
-        "from abstain.feedback.ingest import ingest; from abstain.params import load_params\n"
+        "from abstain.feedback.ingest import ingest; from abstain.config.params import load_params\n"
         "from abstain.feedback.sources.files import by_hand\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Context, Interaction
 from abstain.features.extract import FeatureSource
-from abstain.params import LLMParams
-from abstain.settings import Settings
 
 
 def rows(count: int) -> list[Interaction]:

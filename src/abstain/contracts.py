@@ -12,32 +12,15 @@ Three decisions:
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from abstain.timestamps import Timestamp
 
 CONTRACT_VERSION = 1
 
-
-def _utc(value: datetime) -> datetime:
-    if value.tzinfo is None:
-        raise ValueError("timestamp without a time zone: write it in UTC, as in 2026-01-31T12:00:00Z")
-    return value.astimezone(UTC)
-
-
-def _iso(value: Any) -> Any:
-    """ISO 8601 alone: pydantic would also read digits as seconds since 1970, which is silently another time."""
-    if isinstance(value, datetime):
-        return value
-    try:
-        return datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise ValueError("not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z") from None
-
-
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Timestamp = Annotated[datetime, BeforeValidator(_iso), AfterValidator(_utc)]
 
 
 class Row(BaseModel):

@@ -6,8 +6,12 @@ there. A runner is imported only where it is asked for, because Dask is an optio
 
 from __future__ import annotations
 
-from abstain.features.work import LocalRunner, ShardRunner
-from abstain.settings import Settings
+from typing import TYPE_CHECKING
+
+from abstain.config.settings import Settings
+
+if TYPE_CHECKING:
+    from abstain.features.work import ShardRunner
 
 
 def runner_for(settings: Settings) -> ShardRunner:
@@ -21,4 +25,6 @@ def runner_for(settings: Settings) -> ShardRunner:
             from tasks.fan_out.on_prefect import PrefectRunner
 
             return PrefectRunner(settings)
+    from abstain.features.work import LocalRunner
+
     return LocalRunner(settings)

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from abstain.config.settings import Settings, load_settings
 from abstain.errors import AbstainError
 from abstain.features.store import open_store
 from abstain.features.work import ShardWork, compute
-from abstain.settings import Settings, load_settings
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch
 
 

@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from abstain.config.settings import Settings, load_settings
 from abstain.errors import AbstainError
 from abstain.features.work import Done, ShardWork, compute
-from abstain.settings import Settings, load_settings
 
 try:
     import dask

@@ -28,10 +28,10 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import MissingContextError, ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.features.store import open_store
 from abstain.features.work import Done, ShardWork
-from abstain.settings import Settings
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch, sweep
 
 DEPLOYMENT = "extract/gpu"

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from abstain.features.rows import Progress
-from abstain.features.work import Done, ShardRunner
-from abstain.params import Params
-from abstain.scorers.asked import Labelled, conditions, everything
-from abstain.scorers.catalogue import compared
-from abstain.scorers.reading import fill
-from abstain.settings import Settings, load_settings
+from abstain.config.params import Params
+from abstain.config.settings import Settings, load_settings
 from tasks.fan_out import runner_for
-from tasks.pipeline import read_labelled
 from tasks.progress import observe
 from tasks.workspace import Workspace
 
-Fill = Callable[[Params, Settings, Labelled, Progress, ShardRunner], Done]
+if TYPE_CHECKING:
+    from abstain.features.rows import Progress
+    from abstain.features.work import Done, ShardRunner
+    from abstain.scorers.asked import Labelled
 
 
 def _features(params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner) -> Done:
+    from abstain.scorers.asked import everything
+    from abstain.scorers.catalogue import compared
+    from abstain.scorers.reading import fill
+
     asked = everything(params, compared(params, settings).scorers, labelled)
     return fill(params.llm, settings, asked, progress, runner)
 
@@ -31,12 +33,17 @@ def _features(params: Params, settings: Settings, labelled: Labelled, progress: 
 def _nll_features(
     params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner
 ) -> Done:
+    from abstain.scorers.asked import conditions
+
     read, rows = conditions(params, settings, labelled)
     perturbing, reading = read.fill(rows, progress, runner)
     return perturbing + reading
 
 
-FANNED_OUT: Mapping[str, Fill] = {"features": _features, "nll_features": _nll_features}
+FANNED_OUT: Mapping[str, Callable[[Params, Settings, Labelled, Progress, ShardRunner], Done]] = {
+    "features": _features,
+    "nll_features": _nll_features,
+}
 """The stages whose work `ABSTAIN_RUNNER` may give to other processes before they start."""
 
 
@@ -52,6 +59,8 @@ def fan_out(workspace: Workspace, stage: str) -> None:
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
         observe(step, "cached")
         return
+    from tasks.demand import read_labelled  # torch: not where the stage is cached
+
     settings = load_settings()
     params, labelled = read_labelled(workspace)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from abstain.settings import load_settings
+from abstain.config.settings import load_settings
 from tasks.shell import environment
 
 STOP_SECONDS = 20

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from abstain.config.params import GateParams
 from abstain.decide.gate import Check, Decision, Measured, Window, decide
-from abstain.params import GateParams
 
 PARAMS = GateParams(
     bootstrap=100,

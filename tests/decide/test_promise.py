@@ -21,10 +21,10 @@ from mapie.risk_control import BinaryClassificationController, control_fwer
 from mapie.risk_control import precision as mapie_precision
 from scipy.stats import binom
 
+from abstain.config.params import ThresholdParams
 from abstain.decide.promise import NoPromise, Promise, ReviewedAnswers, promise_threshold, reviews_needed
 from abstain.decide.threshold import tune_threshold
 from abstain.errors import AbstainError
-from abstain.params import ThresholdParams
 
 
 def asked(target: float = 0.85, metric: str = "precision", confidence: float = 0.9, seed: int = 0) -> ThresholdParams:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.config.params import ThresholdParams
 from abstain.decide.threshold import operating_point, tune_threshold
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import row_weights
-from abstain.params import ThresholdParams
 
 # Steps of a tenth: ties are common. Every answer with the same confidence is shown or masked together.
 answers = st.lists(st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.booleans()), min_size=1, max_size=40)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import load_params
 from abstain.evaluate import audits, curves
 from abstain.evaluate.bootstrap import Resamples
 from abstain.evaluate.examples import examples
@@ -20,7 +21,6 @@ from abstain.evaluate.metrics import brier, ece, effective_rows, mean
 from abstain.evaluate.plots import plot_tables
 from abstain.evaluate.report import Evaluated
 from abstain.evaluate.slices import Scored, slice_table, strata
-from abstain.params import load_params
 from tests.conftest import ROOT
 from tests.evaluate.builders import grouped
 

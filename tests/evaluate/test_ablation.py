@@ -9,6 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from abstain.config.params import load_params
 from abstain.decide.threshold import tune_threshold
 from abstain.evaluate import metrics
 from abstain.evaluate.ablation import Take, auroc_with_interval, left_out_rows, listening_row
@@ -16,7 +17,6 @@ from abstain.evaluate.bootstrap import Resamples
 from abstain.models.fitting import fit_probe
 from abstain.models.probes.base import predict_confidence
 from abstain.models.rows import labelled_rows
-from abstain.params import load_params
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")

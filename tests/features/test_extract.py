@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
 from abstain.features import rows, work
@@ -19,8 +21,6 @@ from abstain.llm.asks import NLL, Generate, Request, States
 from abstain.llm.decode import Generated
 from abstain.llm.engine import Engine
 from abstain.llm.layout import load_layout
-from abstain.params import LLMParams
-from abstain.settings import Settings
 from tests.llm.builders import WIDTH, save_tiny_model
 
 

@@ -16,6 +16,8 @@ import pytest
 import torch
 from transformers import BertModel
 
+from abstain.config.params import PerturbationParams
+from abstain.config.settings import Settings
 from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
 from abstain.features.perturbed import Perturber
@@ -26,8 +28,6 @@ from abstain.llm.layout import Segment
 from abstain.llm.loading import kind_of, load, resolve
 from abstain.llm.perturb.engines import PerturbationEngine
 from abstain.llm.perturb.text import shown
-from abstain.params import PerturbationParams
-from abstain.settings import Settings
 from tasks.fan_out import runner_for
 from tests.llm.builders import WINDOW, save_tiny_model
 from tests.llm.perturb.builders import KINDS, LONG, TEXTS, engine_of, model_of, save, steps_of
@@ -228,7 +228,7 @@ def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_pat
     (work,) = who._rows.shards(who._requests(rows_of(3), who.asks[0]))
     code = (
         "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
-        "from abstain.features.work import ShardWork, compute; from abstain.settings import Settings\n"
+        "from abstain.features.work import ShardWork, compute; from abstain.config.settings import Settings\n"
         "compute(ShardWork.from_json(sys.stdin.read()), "
         "Settings(home=Path(sys.argv[1]), device='cpu', dtype='float32'))\n"
     )

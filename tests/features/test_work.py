@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Context, Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.features.work import ASKS, Done, LocalRunner, ShardWork, compute
 from abstain.llm.asks import NLL, Choices, Perturb, Request, States
 from abstain.llm.layout import Segment
-from abstain.params import LLMParams
-from abstain.settings import Settings
 from tests.llm.builders import save_tiny_model
 
 TEXTS = st.text(max_size=20)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from abstain.config.params import ValidationParams
 from abstain.contracts import Feedback, Interaction, Review
 from abstain.feedback.checks import Known, Rows
 from abstain.feedback.validation import ValidationResult
-from abstain.params import ValidationParams
 
 ASKED = datetime(2026, 9, 1, 12, tzinfo=UTC)
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from abstain.config.params import LabelParams, SplitParams
 from abstain.contracts import Feedback, Interaction, Review
-from abstain.params import LabelParams, SplitParams
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = LabelParams(

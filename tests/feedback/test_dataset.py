@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from abstain.config.params import LabelParams, SplitParams
 from abstain.contracts import ImportedInteraction
 from abstain.errors import AbstainError
 from abstain.feedback.dataset import COLUMNS, training_table
 from abstain.feedback.splits import assign_splits, holdout_digest, uniform
-from abstain.params import LabelParams, SplitParams
 from abstain.sample.handbook import build_handbook
 from abstain.sample.write import answered_questions, write_sample
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.config.params import load_params
 from abstain.feedback.drift import stability_index, validate_drift, windows
 from abstain.feedback.profile import MEASURES, Profile
-from abstain.params import load_params
 from tests.conftest import ROOT
 
 QUALITY = load_params(ROOT / "params.yaml").quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})

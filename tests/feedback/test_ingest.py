@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from abstain.config.params import ValidationParams
 from abstain.contracts import Chunk, Feedback, Interaction, Review
 from abstain.errors import AbstainError
 from abstain.feedback.checks import Known, Rows
@@ -19,7 +20,7 @@ from abstain.feedback.sources.files import FileSource, by_hand
 from abstain.feedback.sources.released import Released
 from abstain.feedback.store import Store, read_rows
 from abstain.feedback.validation import ValidationResult
-from abstain.params import ValidationParams
+from abstain.knowledge.documents import read_documents
 
 from .builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
 
@@ -168,7 +169,7 @@ def test_documents_come_with_their_chunks(tmp_path: Path) -> None:
     assert report.contracts["documents"] == report.read == 1
     assert report.ignored == ("note.txt",)
     data = tmp_path / "data"
-    assert [document.doc_id for document in Store(data).documents()] == ["fees"]
+    assert [document.doc_id for document in read_documents(Store(data).document_files())] == ["fees"]
     assert all(chunk.doc_id == "fees" for chunk in live_chunks(data))
     assert "There is no fee." in live_chunks(data)[0].text
     assert (tmp_path / "data/documents/fees.md").read_text(encoding="utf-8") == markdown()
@@ -364,10 +365,10 @@ def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
     moving.rename(folders[1] / "fees.md")
     for _ in range(2):
         mirror()
-        assert "fees" in {document.doc_id for document in Store(data).documents()}
+        assert "fees" in {document.doc_id for document in read_documents(Store(data).document_files())}
     (folders[1] / "fees.md").unlink()
     mirror()
-    assert "fees" not in {document.doc_id for document in Store(data).documents()}
+    assert "fees" not in {document.doc_id for document in read_documents(Store(data).document_files())}
     assert {chunk.removed_at for chunk in Store(data).chunks() if chunk.doc_id == "fees"} == {NOW}
 
 
@@ -510,4 +511,4 @@ def test_arbitrary_documents_never_crash(text: str) -> None:
         (folder / "a.md").write_bytes(b"#" + text.encode() if not text.strip() else text.encode())
         report = take(folder / "data", folder / "a.md", write_lines(folder / "a.jsonl", row()))
         assert report.read == 2
-        assert len(list(Store(folder / "data").documents())) == report.contracts["documents"]
+        assert len(list(read_documents(Store(folder / "data").document_files()))) == report.contracts["documents"]

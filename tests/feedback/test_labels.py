@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abstain.config.params import LabelParams
 from abstain.contracts import Feedback, Review
 from abstain.feedback.labels import disagreed, label_rows, last_verdicts, resolve, votes_of
-from abstain.params import LabelParams
 
 from .builders import feedback, review
 from .frames import LABELS, reviews, thumbs

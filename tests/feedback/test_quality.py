@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.config.params import load_params
 from abstain.feedback.quality import text_digest, text_digests, validate_training
 from abstain.feedback.results import ValidationResult
-from abstain.params import load_params
 from tests.conftest import ROOT
 
 from .builders import interaction

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
+from abstain.config.params import LabelParams
 from abstain.feedback.reliability import Agreement, Reliability, Share, compare, estimate
-from abstain.params import LabelParams
 
 from .frames import LABELS, votes
 

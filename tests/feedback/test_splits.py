@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.config.params import SplitParams
 from abstain.errors import AbstainError
 from abstain.feedback.splits import (
     Split,
@@ -20,7 +21,6 @@ from abstain.feedback.splits import (
     reviewed_holdout,
     uniform,
 )
-from abstain.params import SplitParams
 from abstain.sample.handbook import build_handbook
 from abstain.sample.questions import build_questions
 from abstain.sample.write import INCOMING_FROM

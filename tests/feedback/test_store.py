@@ -10,7 +10,7 @@ from abstain.feedback.index import Index, read_lines
 from abstain.feedback.lines import Stored, line_of
 from abstain.feedback.store import Staging, Store, file_name_problem
 from abstain.files import write_atomically
-from abstain.knowledge.documents import parse_document
+from abstain.knowledge.documents import parse_document, read_documents
 
 from .builders import bytes_of, feedback, interaction, markdown, review
 
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> No
     assert tuple(store.rows(Interaction)) == FIRST[:2]
     assert tuple(store.rows(Feedback)) == (FIRST[2], SECOND[1])
     assert tuple(store.rows(Review)) == SECOND[:1]
-    assert [document.doc_id for document in store.documents()] == ["fees"]
+    assert [document.doc_id for document in read_documents(store.document_files())] == ["fees"]
     assert store.interactions(["a"]) == [FIRST[1]]
 
 
@@ -110,7 +110,13 @@ def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
 
 def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = Store(tmp_path / "nowhere")
-    assert not [*store.rows(Interaction), *store.documents(), *store.chunks(), *store.batches(), *store.held()]
+    assert not [
+        *store.rows(Interaction),
+        *read_documents(store.document_files()),
+        *store.chunks(),
+        *store.batches(),
+        *store.held(),
+    ]
     assert (len(store.index()), store.state("inbox")) == (0, {})
     assert read_frames(store).interactions.empty
     assert not (tmp_path / "nowhere").exists()
@@ -165,7 +171,7 @@ def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 def test_a_renamed_document_is_named(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
-        list(Store(tmp_path / "data").documents())
+        list(read_documents(Store(tmp_path / "data").document_files()))
 
 
 def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
     add(tmp_path / "data", FIRST, {"documents/fees.html": page})
-    (document,) = Store(tmp_path / "data").documents()
+    (document,) = read_documents(Store(tmp_path / "data").document_files())
     assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
 
 

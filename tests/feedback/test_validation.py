@@ -19,7 +19,8 @@ from abstain.feedback.quarantine import QuarantinedRow
 from abstain.feedback.results import LISTED, SAMPLE, ValidationResult
 from abstain.feedback.sources.files import by_hand
 from abstain.feedback.store import Store, as_lines, read_rows
-from abstain.feedback.validation import run_suites, validate, validate_store
+from abstain.feedback.store_validation import validate_store
+from abstain.feedback.validation import run_suites, validate
 
 from .builders import (
     ASKED,

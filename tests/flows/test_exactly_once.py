@@ -34,7 +34,7 @@ import logging, os, signal, sys, traceback
 from pathlib import Path
 import tasks.ingest, tasks.shell, tasks.workspace
 from abstain.feedback.sources.config import load_sources, open_source
-from abstain.settings import load_settings
+from abstain.config.settings import load_settings
 
 tasks.ingest.publish_ingest = lambda *a, **k: None
 tasks.ingest.get_run_logger = logging.getLogger

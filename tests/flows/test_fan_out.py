@@ -54,7 +54,7 @@ STEP = "fan_out"
 
 def stub(name):
     @task(name=name)
-    def said(workspace, stage):
+    def said(workspace, stage, force=False):
         print("at", name, stage, flush=True)
         if workspace == name:
             raise AbstainError("no worker")

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from abstain.config.settings import Settings
 from abstain.contracts import Chunk
 from abstain.knowledge import retriever as module
 from abstain.knowledge.embeddings import Embeddings
 from abstain.knowledge.faiss_index import FaissIndex
 from abstain.knowledge.retriever import Retriever, Synced, open_index, sync_index
-from abstain.settings import Settings
 from tests.knowledge.builders import BagOfWords, chunk
 from tests.postgres import database
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from abstain.config.settings import Settings
 from abstain.llm.loading import LoadedModel, load, resolve
-from abstain.settings import Settings
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 

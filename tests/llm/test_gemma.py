@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from abstain.config.settings import Settings
 from abstain.llm.asks import NLL, Generate, Request
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Segment, load_layout
 from abstain.llm.loading import LoadedModel, load, load_tokenizer, read_depth, read_window, resolve
 from abstain.llm.tokens import encode_pass, first_tokens
-from abstain.settings import Settings
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.llm import loading
 from abstain.llm.asks import Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.loading import Embedded, choose_device, choose_dtype, load, load_tokenizer, pin, resolve
-from abstain.settings import Settings
 
 from .builders import save_tiny_model, tiny_model, tiny_pass
 

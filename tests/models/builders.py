@@ -12,10 +12,10 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
+from abstain.config.params import Architecture, ProbeParams
 from abstain.models.probes.base import Probe
 from abstain.models.rows import Rows
 from abstain.models.zoo import ZOO
-from abstain.params import Architecture, ProbeParams
 
 D = 16
 PARAMS = ProbeParams(

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abstain.config.params import Architecture
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import auroc
 from abstain.models import rows as rows_module
@@ -20,7 +21,6 @@ from abstain.models.probes.base import predict, predict_confidence
 from abstain.models.probes.descent import probe_loss
 from abstain.models.rows import Rows
 from abstain.models.zoo import ZOO
-from abstain.params import Architecture
 
 from .builders import PARAMS, D, Watched, groups_of, planted, weights
 

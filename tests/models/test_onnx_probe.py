@@ -11,12 +11,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from abstain.config.params import Architecture
 from abstain.errors import AbstainError
 from abstain.models.onnx_probe import OnnxProbe, parity, stamp
 from abstain.models.probes.base import Probe, confidence
 from abstain.models.rows import pad
 from abstain.models.zoo import ZOO
-from abstain.params import Architecture
 
 from .builders import D, probe_of, ragged, write_mean_probe
 

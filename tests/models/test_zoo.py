@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from abstain.config.params import Architecture
 from abstain.errors import AbstainError
 from abstain.models.probes.base import predict
 from abstain.models.zoo import ZOO, load_probe, save_probe
-from abstain.params import Architecture
 
 from .builders import PARAMS, D, probe_of, ragged
 

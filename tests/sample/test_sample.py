@@ -15,6 +15,8 @@ import torch
 import yaml
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import Settings
 from abstain.contracts import ImportedInteraction, Interaction
 from abstain.errors import AbstainError
 from abstain.feedback.ingest import IngestReport, ingest
@@ -23,14 +25,12 @@ from abstain.feedback.sources.files import by_hand
 from abstain.feedback.store import Store, read_rows
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load, resolve
-from abstain.params import load_params
 from abstain.sample import generate
 from abstain.sample.__main__ import main
 from abstain.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
 from abstain.sample.handbook import SEED, build_handbook
 from abstain.sample.questions import build_questions, source_digest
 from abstain.sample.write import EXPORTED, INCOMING_FROM, Answered, answered_questions, write_sample
-from abstain.settings import Settings
 from tests.conftest import MODELS, ROOT, Project
 from tests.feedback.builders import bytes_of
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from abstain.params import LLMParams
-from abstain.settings import Settings
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from tests.llm.conftest import embedded, real_settings
 
 __all__ = ["embedded", "real_settings"]

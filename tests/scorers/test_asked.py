@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+from abstain.config.params import load_params
+from abstain.config.settings import Settings
 from abstain.features.readings import Reading
 from abstain.llm.asks import NLL, States
-from abstain.params import load_params
 from abstain.scorers.asked import Labelled, Listening, conditions, everything, served, swept
 from abstain.scorers.base import Signal
 from abstain.scorers.conditions import baseline, normal
-from abstain.settings import Settings
 from tests.conftest import ROOT
 from tests.scorers.builders import interaction
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.features.readings import Reading
 from abstain.llm.asks import NLL, Choices, Generate, States
-from abstain.params import LLMParams
 from abstain.scorers.base import Answers, Scorer, Signal
 from abstain.scorers.length import LengthOnly
 from abstain.scorers.likelihood import BASELINE, NORMAL, SIGNALS
 from abstain.scorers.reading import fill, read_answers, readings_of
 from abstain.scorers.verbalised import verbalised_signal
 from abstain.scorers.yes_no import yes_no_signals
-from abstain.settings import Settings
 from tests.llm.builders import byte_tokenizer, save_tiny_model
 
 from .builders import TEXTS, interaction, labels

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from abstain.config.params import Params, load_params
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.llm import layout
-from abstain.params import Params, load_params
 from abstain.scorers.catalogue import compared
 from abstain.scorers.length import LengthOnly
-from abstain.settings import Settings
 from tests.conftest import ROOT
 from tests.llm.builders import save_tiny_model
 

@@ -12,16 +12,16 @@ import pandas as pd
 import pytest
 import torch
 
+from abstain.config.params import LLMParams, PerturbationParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.features.nll import ENTROPIES, SEGMENTS, STATISTICS
 from abstain.features.work import row_key
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import LoadedModel, load_tokenizer, resolve
 from abstain.llm.tokens import encode_pass
-from abstain.params import LLMParams, PerturbationParams
 from abstain.scorers.conditions import Conditions
 from abstain.scorers.reading import requests_of
-from abstain.settings import Settings
 from tests.llm.builders import WINDOW, save_tiny_model, tiny_model
 from tests.llm.perturb.builders import model_of, save
 

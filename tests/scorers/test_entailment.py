@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.scorers import other_model
 from abstain.scorers.base import ScorerUnavailable
 from abstain.scorers.entailment import Entailment, entailment_scorer, probability, supported_label
-from abstain.settings import Settings
 
 from .builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread, word_tokenizer
 

@@ -13,6 +13,7 @@ from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
+from abstain.config.settings import Settings
 from abstain.scorers import other_model
 from abstain.scorers.base import ScorerUnavailable
 from abstain.scorers.extractive import (
@@ -25,7 +26,6 @@ from abstain.scorers.extractive import (
     extractive_scorer,
     token_f1,
 )
-from abstain.settings import Settings
 
 from .builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import LoadedModel
 from abstain.llm.tokens import encode_pass
-from abstain.params import LLMParams
 from abstain.scorers.base import Answers
 from abstain.scorers.likelihood import BASELINE, NORMAL, SIGNALS
 from abstain.scorers.reading import read_answers
-from abstain.settings import Settings
 
 from .builders import TEXTS, interaction
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.features.readings import Reading
 from abstain.llm.asks import Choices, Generate, States
 from abstain.llm.layout import load_layout
-from abstain.params import LLMParams
 from abstain.scorers.likelihood import BASELINE, NORMAL
 from abstain.scorers.reading import COUNTED, fill, forward_tokens, read_answers, requests_of
 from abstain.scorers.variants import context_removed
-from abstain.settings import Settings
 from tests.llm.builders import LAYERS, save_tiny_model
 
 from .builders import interaction

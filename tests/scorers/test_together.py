@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from abstain.config.params import Architecture, load_params
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.probes.base import Probe, predict_confidence
 from abstain.models.zoo import ZOO
-from abstain.params import Architecture, load_params
 from abstain.scorers.fusion import Fusion
 from abstain.scorers.together import Scorers
 from tests.conftest import ROOT

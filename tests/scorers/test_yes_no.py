@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.llm.asks import Choices, Generate
 from abstain.llm.loading import LoadedModel, load, resolve
-from abstain.params import LLMParams
 from abstain.scorers.base import Answers, Signal
 from abstain.scorers.reading import read_answers, readings_of
 from abstain.scorers.yes_no import SEEN, STEPS, first_word, neither, yes_no_signals, yes_score
-from abstain.settings import Settings
 from tests.llm.builders import byte_tokenizer, tiny_model
 
 from .builders import TEXTS, interaction, unread

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from abstain.config.settings import Settings
 from abstain.contracts import Context, Question
 from abstain.errors import AbstainError
 from abstain.llm.asks import Generate
@@ -14,7 +15,6 @@ from abstain.serve import answers
 from abstain.serve.answers import EMPTY, answer
 from abstain.serve.released import Released
 from abstain.serve.requests import from_flags, question_from_flags, read_questions
-from abstain.settings import Settings
 
 from .test_released import model, release, settings  # noqa: F401  (fixtures)
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from abstain.config.settings import Settings
 from abstain.features.work import LocalRunner
 from abstain.serve.backlog import Backlog, score_backlog
 from abstain.serve.released import Released
-from abstain.settings import Settings
 
 from .test_released import model, release, requests, settings  # noqa: F401  (fixtures)
 

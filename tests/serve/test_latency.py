@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from abstain.config.params import Params, load_params
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.llm.engine import Engine
-from abstain.params import Params, load_params
 from abstain.scorers.entailment import Entailment
 from abstain.serve.latency import Latency, latencies
-from abstain.settings import Settings
 from tests.conftest import ROOT
 from tests.llm.builders import WINDOW, save_tiny_model
 from tests.scorers.builders import TEXTS, interaction, save_encoder

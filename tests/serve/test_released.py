@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.llm.asks import Request, States
@@ -15,7 +16,6 @@ from abstain.llm.loading import load, resolve
 from abstain.serve.probe_latency import latency_p99_ms
 from abstain.serve.released import Released
 from abstain.serve.requests import from_flags
-from abstain.settings import Settings
 from tests.llm.builders import WIDTH, save_tiny_model
 from tests.models.builders import write_mean_probe
 

@@ -15,10 +15,10 @@ import yaml
 from transformers import AutoTokenizer
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.feedback.ingest import ingest
 from abstain.feedback.sources.files import by_hand
 from abstain.feedback.splits import uniform
-from abstain.params import Params
 from tests.conftest import ROOT
 from tests.feedback.builders import NOW, later, row, thumb, verdict, write_lines
 from tests.llm.builders import WINDOW, save_tiny_model

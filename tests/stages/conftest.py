@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from abstain import paths
-from abstain.params import Params
+from abstain.config.params import Params
 from tests.conftest import ROOT
 
 from .builders import bank_params, ingest_bank, save_speaking_model

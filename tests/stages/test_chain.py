@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.features.work import LocalRunner
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
-from abstain.params import Params
 from abstain.scorers.asked import Labelled
-from abstain.settings import load_settings
 from abstain.stages import common, features, report
 from tasks.fan_out.stage import FANNED_OUT
 from tests.feedback.builders import bytes_of

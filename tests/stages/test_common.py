@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from abstain import paths
+from abstain.config.params import load_params
 from abstain.errors import AbstainError
 from abstain.features.table import write_table
 from abstain.feedback.ingest import ingest
 from abstain.feedback.sources.files import by_hand
-from abstain.params import load_params
 from abstain.stages import common, train_probe
+from abstain.stages.ideal_answers import read_ideal_answers, read_rouge
+from abstain.stages.states import read_base_model, read_labelled_states
 from tests.conftest import ROOT
 from tests.feedback.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
 
@@ -53,7 +55,7 @@ def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFr
 
 def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: Path) -> None:
     frame, states = write_inputs([3, 0, 1, 0, 4, 2])
-    got, lazy = common.read_labelled_states()
+    got, lazy = read_labelled_states()
     assert list(got.index) == [0, 1, 2, 3]
     assert list(got["interaction_id"]) == ["i-0", "i-2", "i-4", "i-5"]
     assert list(got.columns) == list(frame.columns) and (got.dtypes == common.read_dataset_frame().dtypes).all()
@@ -64,14 +66,14 @@ def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: 
 
 def test_where_every_row_has_states_the_frame_is_the_data_set(workspace: Path) -> None:
     write_inputs([3, 1, 1, 2])
-    got, lazy = common.read_labelled_states()
+    got, lazy = read_labelled_states()
     pd.testing.assert_frame_equal(got, common.read_dataset_frame())
     assert len(lazy) == 4
 
 
 def test_the_base_model_is_what_the_features_say(workspace: Path) -> None:
     write_inputs([0, 1])
-    assert common.read_base_model() == "bank@abc"
+    assert read_base_model() == "bank@abc"
 
 
 def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
@@ -79,7 +81,7 @@ def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
     with pytest.raises(
         AbstainError, match=r"features.safetensors has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"
     ):
-        common.read_labelled_states()
+        read_labelled_states()
 
 
 def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> None:
@@ -137,10 +139,10 @@ def test_an_answer_is_compared_with_the_latest_ideal_one(workspace: Path) -> Non
         row("none", review=verdict()),
     )
     assert ingest(by_hand([str(rows)]), paths.DATA, PARAMS, NOW, validate=accept_all).accepted == 5
-    assert common.read_ideal_answers() == {"early": "It is 5 euros.", "half": "It is 5 euros."}
+    assert read_ideal_answers() == {"early": "It is 5 euros.", "half": "It is 5 euros."}
     # "Perhaps 5": one word of two is among four.
     expected = [1.0, 2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4), np.nan]
-    found = common.read_rouge(pd.DataFrame({"interaction_id": ["early", "half", "none"]}))
+    found = read_rouge(pd.DataFrame({"interaction_id": ["early", "half", "none"]}))
     np.testing.assert_allclose(found, expected)
 
 

@@ -8,6 +8,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
 from abstain.features.extract import FeatureSource
@@ -16,11 +18,10 @@ from abstain.feedback.store import Store
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.scorers.fusion import Fusion
 from abstain.scorers.variants import answers_shuffled
-from abstain.settings import load_settings
 from abstain.stages import common, evaluate
+from abstain.stages.states import read_labelled_states
 
 from .conftest import run_stages
 
@@ -33,7 +34,7 @@ EVERYBODY = ["probe", "fusion", *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 def holdout_rows() -> tuple[pd.DataFrame, list]:
     """The reviewed answers of the hold-out that could be read, by interaction, with their states."""
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     rows = reviewed(frame[frame["split"] == "holdout"])
     return rows.set_index("interaction_id"), list(states.subset(rows.index))
 
@@ -58,7 +59,7 @@ def test_everybody_stands_there_once_with_his_own_confidences(bank: Params) -> N
     pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
     fusion = Fusion.from_dict(common.read_json(paths.FUSION))
     np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**zoo)), rtol=1e-6)
-    train = common.read_labelled_states()[0].query("split == 'train'")
+    train = read_labelled_states()[0].query("split == 'train'")
     assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
 
 

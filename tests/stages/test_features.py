@@ -10,20 +10,21 @@ import pytest
 import torch
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.features.table import StateTable
 from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
-from abstain.params import Params
 from abstain.scorers.base import Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import forward_tokens, read_answers, readings_of
 from abstain.scorers.variants import VARIANTS
-from abstain.settings import load_settings
 from abstain.stages import common, features
+from abstain.stages.states import read_base_model
 
 from .builders import ONE_CHUNK_TOO_MANY
 from .conftest import Finished
@@ -107,7 +108,7 @@ def test_states_are_those_of_the_served_place(bank: Params) -> None:
     table, rows = StateTable(paths.FEATURES), labelled()
     refused = common.read_json(paths.FEATURES_SUMMARY)["refused"]
     assert [one.interaction_id for one, length in zip(rows, table.lengths, strict=True) if not length] == list(refused)
-    assert table.model == common.read_base_model() and table.model.startswith("tiny-bank@")
+    assert table.model == read_base_model() and table.model.startswith("tiny-bank@")
     source = FeatureSource(bank.llm, load_settings())
     for at, states in source.read(rows[:8]):
         assert len(states) == len(rows[at].answer.encode()) + 1, "a byte is a token here, and EOS is one"

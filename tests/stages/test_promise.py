@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.contracts import CONTRACT_VERSION
 from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
@@ -18,8 +19,8 @@ from abstain.llm.layout import load_layout
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.stages import common, evaluate, export_onnx, tune_threshold
+from abstain.stages.states import read_base_model, read_labelled_states
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ def with_threshold(params: Params, **changes: object) -> Params:
 
 def validation_rows() -> tuple[pd.DataFrame, np.ndarray]:
     """The reviewed answers of the validation split and the served probe's confidences of them."""
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     rows = reviewed(frame[frame["split"] == "validation"])
     return rows, predict_confidence(load_probe(paths.PROBE), states.subset(rows.index)).numpy().astype(float)
 
@@ -176,7 +177,7 @@ def test_the_file_that_serves_says_what_it_listens_to_and_promises(bank: Params)
         "contract": str(CONTRACT_VERSION),
         "architecture": "linear",
         "model": bank.llm.model,
-        "model_revision": common.read_base_model().rpartition("@")[2],
+        "model_revision": read_base_model().rpartition("@")[2],
         "layout": "rag-plain-v1",
         "layout_digest": load_layout("rag-plain-v1").digest,
         "layer": "2",
@@ -185,7 +186,7 @@ def test_the_file_that_serves_says_what_it_listens_to_and_promises(bank: Params)
     }
     assert common.read_json(paths.PARITY)["max_abs_difference"] < 1e-5
     rows, confidence = validation_rows()
-    states = common.read_labelled_states()[1].subset(rows.index)
+    states = read_labelled_states()[1].subset(rows.index)
     np.testing.assert_allclose(served.confidence(states), confidence, atol=1e-5)
 
 

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.evaluate.metrics import auroc, row_weights
 from abstain.features.work import LocalRunner
 from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
 from abstain.models.regressors.onnx_regressor import load_regressor
-from abstain.params import Params
 from abstain.scorers.variants import VARIANTS
 from abstain.stages import common, nll_features, train_regressors
 from tests.feedback.builders import bytes_of
@@ -122,7 +122,7 @@ def test_the_hold_out_is_judged_at_the_t_that_was_tuned_out_of_fold(bank: Params
 def test_a_target_that_nobody_wrote_is_skipped_and_named(
     bank: Params, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common, "read_ideal_answers", dict)
+    monkeypatch.setattr(train_regressors, "read_ideal_answers", dict)
     train_regressors.stage(bank)
     skipped = common.read_json(paths.REGRESSOR_SUMMARY)["skipped"]
     assert set(skipped) == {"random_forest_cosine", "linear_cosine"}

@@ -9,15 +9,16 @@ import pandas as pd
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import auroc, row_weights
 from abstain.feedback.splits import reviewed
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.scorers.fusion import Fusion, fit_fusion
 from abstain.scorers.labels import Labels
 from abstain.stages import common, train_fusion, train_probe, tune_threshold
+from abstain.stages.states import read_labelled_states
 from tests.feedback.builders import bytes_of
 
 from .conftest import Finished
@@ -72,7 +73,7 @@ def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
 
 
 def test_confidences_are_out_of_fold_and_of_training_answers_alone(bank: Params) -> None:
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     train = frame[frame["split"] == "train"]
     found = out_of_fold()
     assert list(found) == ["linear", "lstm"] and list(found.index) == train["interaction_id"].tolist()

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from abstain import paths
+from abstain.config.params import Params, load_params
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.feedback.ingest import ingest
 from abstain.feedback.sources.files import by_hand
 from abstain.feedback.store import Store
-from abstain.params import Params, load_params
 from abstain.stages import dataset, validate
 from tests.conftest import ROOT, read_json
 from tests.feedback.builders import NOW, row, thumb, verdict, write_lines

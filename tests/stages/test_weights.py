@@ -8,8 +8,10 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from abstain import paths
-from abstain.params import Params
+from abstain.config.params import Params
 from abstain.stages import common, evaluate
+from abstain.stages.ideal_answers import read_ideal_answers, read_rouge
+from abstain.stages.states import read_labelled_states
 from tests.feedback.builders import bytes_of
 
 pytestmark = pytest.mark.slow
@@ -36,7 +38,7 @@ def ece_by_hand(correct: np.ndarray, probability: np.ndarray, weight: np.ndarray
 
 
 def test_the_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -> None:
-    scores, frame = pd.read_parquet(paths.SCORES), common.read_labelled_states()[0]
+    scores, frame = pd.read_parquet(paths.SCORES), read_labelled_states()[0]
     judged = frame[(frame["source"] == "sme") & frame["split"].isin(["holdout", "newest"])]
     assert sorted(scores["interaction_id"]) == sorted(judged["interaction_id"]) and len(judged) > 50
     both = scores.merge(judged, on="interaction_id", suffixes=("", "_of_data"))
@@ -95,7 +97,7 @@ def test_displayed_answers_are_compared_with_ideal_ones_by_weight(bank: Params) 
     """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
     row = common.read_json(paths.METRICS)["holdout"]["at_threshold"]
     rows, _, weight = scores_of("holdout")
-    ideal, examples = common.read_ideal_answers(), common.read_rouge(rows)
+    ideal, examples = read_ideal_answers(), read_rouge(rows)
     known = rows["interaction_id"].isin(list(ideal)).to_numpy()
     assert (np.isnan(examples) == ~known).all() and set(np.round(examples[known], 3)) == {1.0, 0.333}
     shown = (rows["probe"] >= row["threshold"]).to_numpy()

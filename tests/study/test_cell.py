@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from abstain.settings import Settings
+from abstain.config.settings import Settings
 from abstain.study.cell import Laboratory
 from abstain.study.declared import Cell, load_study
 from tests.conftest import ROOT

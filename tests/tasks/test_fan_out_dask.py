@@ -15,10 +15,10 @@ import psutil
 import pytest
 import torch
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.features.work import LocalRunner, ShardWork
-from abstain.settings import Settings
 from tasks.fan_out import runner_for
 from tests.fan_out import rows, shards, source_in
 from tests.llm.builders import save_tiny_model

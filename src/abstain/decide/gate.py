@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 
+from abstain.config.params import GateParams
 from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import Estimate, Figure, bootstrap, paired
-from abstain.params import GateParams
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from abstain.config.params import ThresholdParams
 from abstain.decide.calibration import checked_rows, thin
 from abstain.decide.threshold import Threshold, operating_point
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import Weight
-from abstain.params import ThresholdParams
 
 Metric = Literal["precision", "error_rate"]
 

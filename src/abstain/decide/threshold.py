@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from abstain.config.params import ThresholdParams
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import Weight, effective_rows
-from abstain.params import ThresholdParams
 
 ROUNDING = 1e-12
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from abstain.config.params import Architecture, ProbeParams, ThresholdParams
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import Estimate, Resamples, bootstrap, bounded, paired
 from abstain.evaluate.masking import Confidences, at_tuned_threshold
@@ -22,7 +23,6 @@ from abstain.feedback.splits import reviewed
 from abstain.models.fitting import fit_probe
 from abstain.models.probes.base import predict_confidence
 from abstain.models.rows import labelled_rows
-from abstain.params import Architecture, ProbeParams, ThresholdParams
 
 Take = Callable[[pd.Index], Sequence[Tensor]]
 """The states of some rows of the data set, in their order."""

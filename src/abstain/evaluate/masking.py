@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import ThresholdParams
 from abstain.decide.threshold import tune_threshold
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
-from abstain.params import ThresholdParams
 
 GRID = tuple(step / 10 for step in range(10))
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction, Question
 from abstain.features.cache import FeatureCache, Space
 from abstain.features.readings import Reading
@@ -25,8 +27,6 @@ from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, Segment, load_layout
 from abstain.llm.loading import ModelRef, read_depth, require_layer, resolve
 from abstain.llm.window import Window
-from abstain.params import LLMParams
-from abstain.settings import Settings
 
 
 @dataclass(frozen=True)

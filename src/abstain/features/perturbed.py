@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from abstain.config.params import PerturbationParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.features.rows import Progress, RowSource, Together
 from abstain.features.work import Done, ShardRunner, row_key
@@ -23,8 +25,6 @@ from abstain.llm.loading import load_tokenizer, resolve
 from abstain.llm.perturb.engines import AROUND
 from abstain.llm.perturb.text import Piece, Pieces, Step, diff, perturbed, to_steps
 from abstain.llm.window import Window
-from abstain.params import PerturbationParams
-from abstain.settings import Settings
 
 JOIN = Segment("join", "\n\n", literal=True)
 

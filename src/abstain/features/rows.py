@@ -19,13 +19,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.features.cache import FeatureCache, Space
 from abstain.features.work import SHARD_ROWS, Done, LocalRunner, ShardRunner, ShardWork, engine_for, row_key
 from abstain.llm.asks import Ask, Request
 from abstain.llm.engine import Engine
 from abstain.llm.loading import choose_device, choose_dtype, resolve
-from abstain.settings import Settings
 
 ATTEMPTS = 3
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.features.cache import Space, pass_key, write_rows
 from abstain.features.store import open_store
@@ -31,7 +32,6 @@ from abstain.llm.engine import NUMERICS, Engine
 from abstain.llm.layout import Segment
 from abstain.llm.loading import choose_device, kind_of, load, resolve
 from abstain.llm.perturb.engines import PerturbationEngine
-from abstain.settings import Settings
 
 SHARD_ROWS = 64
 ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate, Perturb)}

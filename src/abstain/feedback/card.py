@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import LabelParams
 from abstain.feedback.reliability import DOWN, UP, Agreement, Reliability, Share
 from abstain.feedback.reviewers import LISTED, reviewer_agreement
-from abstain.params import LabelParams
 
 JUDGED = ("train", "validation", "holdout", "newest")
 QUANTILES = (0.05, 0.5, 0.95)

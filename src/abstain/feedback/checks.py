@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from abstain.config.params import ValidationParams
 from abstain.contracts import Chunk, Document
 from abstain.feedback.index import Index
 from abstain.feedback.lines import Line
-from abstain.params import ValidationParams
 
 Severity = Literal["error", "warning"]
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import LabelParams, SplitParams
 from abstain.errors import AbstainError
 from abstain.feedback.card import data_card
 from abstain.feedback.labels import disagreed, label_rows, last_verdicts, resolve, votes_of
 from abstain.feedback.reliability import compare, estimate
 from abstain.feedback.splits import assign_splits, check_splits
-from abstain.params import LabelParams, SplitParams
 
 INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
 FEEDBACK = ("given_at", "thumb", "user")

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from abstain.config.params import QualityParams
 from abstain.feedback.checks import between
 from abstain.feedback.profile import MEASURES, Profile
 from abstain.feedback.validation import ValidationResult, run_suites
-from abstain.params import QualityParams
 
 RARE = 0.01
 """Classes with less than this share on both sides are counted as one: a handful of rows is no drift."""

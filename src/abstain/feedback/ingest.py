@@ -20,6 +20,7 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 
+from abstain.config.params import QualityParams, ValidationParams
 from abstain.errors import AbstainError
 from abstain.feedback.checks import Known, Rows
 from abstain.feedback.drift import validate_drift
@@ -31,7 +32,6 @@ from abstain.feedback.rows import InputRow
 from abstain.feedback.sources import Reading, Source
 from abstain.feedback.store import Batch, Staging, Store, as_lines
 from abstain.feedback.validation import ValidationResult, validate
-from abstain.params import QualityParams, ValidationParams
 
 Validate = Callable[[Rows, Known, ValidationParams, datetime], ValidationResult]
 

@@ -24,6 +24,7 @@ from abstain.feedback.rows import InputRow
 from abstain.feedback.settle import Decision, Parsed, Reasons, Settled, settle, settle_documents, version_of
 from abstain.feedback.store import DocumentVersion, Staging, Store, as_lines, suffix_of
 from abstain.feedback.validation import ValidationResult
+from abstain.knowledge.documents import read_documents
 from abstain.knowledge.revise import revise
 
 Check = Callable[[Rows, Known], ValidationResult]
@@ -44,7 +45,7 @@ class Intake:
         self._held = Index()
         for table, path in store.held().items():
             self._held.add_file(table, path)
-        self._documents = {document.doc_id: document for document in store.documents()}
+        self._documents = {document.doc_id: document for document in read_documents(store.document_files())}
         self._versions = list(store.versions())
         self._chunks: dict[str, tuple[Chunk, ...]] = {}
         for chunk in store.chunks():

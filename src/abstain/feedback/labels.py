@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from abstain.params import LabelParams
+from abstain.config.params import LabelParams
 
 VERDICTS = ("complete", "correct", "truthful")
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import QualityParams
 from abstain.contracts import Interaction
 from abstain.feedback.checks import Check, Severity, between, one_of, percent
 from abstain.feedback.validation import ValidationResult, run_suites
-from abstain.params import QualityParams
 
 SIDES = {"train": "train", "validation": "validation", "holdout": "the hold-out", "newest": "the hold-out"}
 """What a group may not straddle: the newest window has the hold-out's groups, and excluded rows are on no side."""

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import betaincinv, expit, logit
 
-from abstain.params import LabelParams
+from abstain.config.params import LabelParams
 
 DOWN, UP = 0, 1
 DIGITS = 3

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
 
-from abstain.params import LabelParams
+from abstain.config.params import LabelParams
 
 LISTED = 20
 """Entries of a list in a summary that people read."""

@@ -20,8 +20,8 @@ from typing import Literal, TypeVar
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import SplitParams
 from abstain.errors import AbstainError
-from abstain.params import SplitParams
 
 Row = TypeVar("Row")
 Split = Literal["train", "validation", "holdout", "newest", "excluded"]

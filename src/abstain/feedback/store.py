@@ -32,13 +32,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from abstain.contracts import Chunk, Document, Interaction, Row, Text, Timestamp
+from abstain.contracts import Chunk, Interaction, Row, Text
 from abstain.errors import AbstainError
 from abstain.feedback.index import Index, IndexedFile, read_lines
 from abstain.feedback.lines import TABLES, Line
 from abstain.feedback.profile import Profile
 from abstain.files import write_atomically
-from abstain.knowledge.documents import parse_document
+from abstain.timestamps import Timestamp
 
 R = TypeVar("R", bound=Row)
 
@@ -115,17 +115,8 @@ class Store:
         found = {row.interaction_id: row for row in self.rows(Interaction) if row.interaction_id in among}
         return [found[key] for key in wanted]
 
-    def documents(self) -> Iterator[Document]:
-        """The current documents, by id."""
-        for path in self.document_files():
-            document = parse_document(path.read_bytes(), str(path))
-            if document.doc_id != path.stem:
-                raise AbstainError(
-                    f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}{path.suffix}"
-                )
-            yield document
-
     def document_files(self) -> list[Path]:
+        """The files of the current documents, to be read by `knowledge.documents.read_documents`."""
         folder = self.folder / "documents"
         return sorted(path for suffix in DOCUMENT_SUFFIXES for path in folder.glob(f"*{suffix}"))
 

@@ -18,19 +18,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from abstain.feedback.checks import TABLES, Check, Known, Rows, Severity, percent, suites
+from abstain.config.params import ValidationParams
+from abstain.feedback.checks import Check, Known, Rows, Severity, percent, suites
 from abstain.feedback.columns import Table, tables
-from abstain.feedback.index import AT_ONCE, CONTRACTS, Index, batched
-from abstain.feedback.lines import line_of
 from abstain.feedback.results import SAMPLE, CheckResult, ValidationResult
-from abstain.params import ValidationParams
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from abstain.feedback.store import Store
 
-__all__ = ["CheckResult", "ValidationResult", "run_suites", "validate", "validate_store"]
+__all__ = ["CheckResult", "ValidationResult", "run_suites", "validate"]
 
 Failing = list[tuple[str, Any]]
 """Keys of the rows that fail a check, and what they held."""
@@ -49,33 +46,6 @@ def validate(
     )
     expected = suites(params, with_documents=checked, unknown_contexts=unknown_contexts)
     return run_suites(tables(rows, known, now), expected, notes=notes)
-
-
-def validate_store(store: Store, params: ValidationParams, now: datetime) -> ValidationResult:
-    """Check everything in `store`, `AT_ONCE` rows in memory at a time, each against all that came before it.
-
-    Raises `AbstainError` naming file and line of a row that breaks its contract.
-    """
-    chunks = tuple(store.chunks())
-    known = Known(
-        Index(),
-        {version.doc_id for version in store.versions()},
-        {chunk.chunk_id for chunk in chunks if chunk.removed_at is None},
-    )
-    handbook = Rows(documents=tuple(store.documents()), chunks=chunks)
-    found = ValidationResult.merge([ValidationResult(dict.fromkeys(TABLES, 0)), validate(handbook, known, params, now)])
-    del chunks, handbook
-    for table, contract in CONTRACTS.items():
-        for part in store.parts(contract):
-            lines = (line_of(row) for row in store.part_rows(part, contract))
-            number = known.index.open_file(table, part)
-            for block in batched(lines, AT_ONCE):
-                rows: dict[str, Any] = {table: block}
-                result = validate(Rows(**rows), known, params, now, unknown_contexts="warning")
-                found = ValidationResult.merge([found, result])
-                for line in block:  # where it lies does not matter here: nothing is read again
-                    known.index.add(line, number, 0, len(line.text))
-    return found
 
 
 def run_suites(

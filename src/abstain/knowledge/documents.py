@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import PurePath
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import yaml
@@ -52,6 +52,17 @@ def parse_document(content: bytes | str, source_name: str, kind: Kind | None = N
         return _document(fields, body, kind)
     except _Unreadable as problem:
         raise AbstainError(f"{source_name}: {problem}") from None
+
+
+def read_documents(files: Iterable[Path]) -> Iterator[Document]:
+    """The documents in `files`, each named by its document's id. Raises `AbstainError` for one that is not."""
+    for path in files:
+        document = parse_document(path.read_bytes(), str(path))
+        if document.doc_id != path.stem:
+            raise AbstainError(
+                f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}{path.suffix}"
+            )
+        yield document
 
 
 class _Unreadable(Exception):

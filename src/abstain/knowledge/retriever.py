@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from abstain.config.settings import Settings
 from abstain.contracts import Chunk
 from abstain.errors import AbstainError
 from abstain.knowledge.embeddings import Embeddings
 from abstain.knowledge.encoder import Encoder, SentenceEncoder
 from abstain.knowledge.index import Entry, Hit, VectorIndex, near_the_best
-from abstain.settings import Settings
 
 AT_ONCE = 4096
 """Chunks that are sent to an index together."""

@@ -22,9 +22,9 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
-from abstain.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from sklearn.model_selection import StratifiedGroupKFold
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
+from abstain.config.params import Architecture, ProbeParams
 from abstain.errors import AbstainError
 from abstain.models.probes.base import Probe, confidence, predict
 from abstain.models.probes.descent import probe_loss
 from abstain.models.rows import Rows
 from abstain.models.zoo import ZOO
-from abstain.params import Architecture, ProbeParams
 
 
 @dataclass(frozen=True)

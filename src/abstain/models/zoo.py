@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from abstain.config.params import Architecture, ProbeParams
 from abstain.errors import AbstainError
 from abstain.files import write_atomically
 from abstain.models.probes.attention import AttentionProbe
@@ -21,7 +22,6 @@ from abstain.models.probes.base import Probe
 from abstain.models.probes.linear import LinearProbe
 from abstain.models.probes.lstm import LSTMProbe
 from abstain.models.probes.pca import PCAProbe
-from abstain.params import Architecture, ProbeParams
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from abstain.config.params import ValidationParams
 from abstain.errors import AbstainError
 from abstain.feedback.ingest import ingest
 from abstain.feedback.sources.files import by_hand
-from abstain.params import ValidationParams
 from abstain.sample.write import EXPORTED, write_sample
 
 VALIDATION = ValidationParams(

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 
 from abstain import paths
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.contracts import Chunk
 from abstain.files import write_atomically
 from abstain.knowledge.embeddings import Embeddings
@@ -28,10 +30,8 @@ from abstain.llm.engine import Engine
 from abstain.llm.layout import Pass, load_layout
 from abstain.llm.loading import LoadedModel, load, resolve
 from abstain.llm.tokens import encode_pass
-from abstain.params import load_params
 from abstain.sample.handbook import SEED, Page, build_handbook
 from abstain.sample.questions import Question, build_questions, source_digest
-from abstain.settings import load_settings
 
 K = 3
 MAX_GAP = 0.05  # cosine similarity that a chunk may lie below the best one

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from abstain.config.params import Params
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.features.readings import Reading
 from abstain.llm.asks import Site, States
-from abstain.params import Params
 from abstain.scorers.base import Scorer
 from abstain.scorers.conditions import Conditions, baseline, normal
 from abstain.scorers.reading import Asked, readings_of
 from abstain.scorers.variants import VARIANTS
-from abstain.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ def swept(params: Params) -> list[Listening]:
     return [place for place in dict.fromkeys(places) if place != here]
 
 
+def wants_regressors(params: Params) -> bool:
+    """Whether any regressors are fitted: each kind to each target."""
+    return bool(params.regressors.kinds and params.regressors.targets)
+
+
 @dataclass(frozen=True)
 class Labelled:
     """The answers of a retrain: all that have a label, and the reviewed ones of the hold-out, for the audits."""
@@ -64,7 +69,7 @@ class Labelled:
 def everything(params: Params, scorers: Iterable[Scorer], labelled: Labelled) -> list[Asked]:
     """What the stage `features` asks the base model: all that can be asked before contexts are perturbed."""
     own = (served(params).reading, *readings_of(scorers))
-    if params.regressors.any:
+    if wants_regressors(params):
         own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
     asked, *audits = labelled.variants.values()
     return [(asked, (*own, *(place.reading for place in swept(params)))), *((rows, own) for rows in audits)]
@@ -73,5 +78,5 @@ def everything(params: Params, scorers: Iterable[Scorer], labelled: Labelled) ->
 def conditions(params: Params, settings: Settings, labelled: Labelled) -> tuple[Conditions, list[Interaction]]:
     """The conditions that the stage `nll_features` reads answers under, and these answers, one variant after another:
     none where no regressors are wanted."""
-    rows = [*itertools.chain(*labelled.variants.values())] if params.regressors.any else []
+    rows = [*itertools.chain(*labelled.variants.values())] if wants_regressors(params) else []
     return Conditions(params.llm, params.perturbation, settings), rows

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from abstain.config.params import Params
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.llm.asks import Ask, Choices, Generate
 from abstain.llm.loading import load_tokenizer, resolve
-from abstain.params import Params
 from abstain.scorers import likelihood
 from abstain.scorers.base import Scorer, ScorerUnavailable
 from abstain.scorers.entailment import entailment_scorer
@@ -17,7 +18,6 @@ from abstain.scorers.extractive import extractive_scorer
 from abstain.scorers.length import LengthOnly
 from abstain.scorers.verbalised import verbalised_signal
 from abstain.scorers.yes_no import yes_no_signals
-from abstain.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from functools import cached_property
 
 import pandas as pd
 
+from abstain.config.params import LLMParams, PerturbationParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.features.extract import FeatureSource, Prepared, Refused
 from abstain.features.nll import SEGMENTS, Found, summarise
@@ -21,10 +23,8 @@ from abstain.features.rows import Progress, RowSource
 from abstain.features.work import Done, ShardRunner
 from abstain.llm.asks import NLL
 from abstain.llm.layout import load_layout
-from abstain.params import LLMParams, PerturbationParams
 from abstain.scorers.base import Answers
 from abstain.scorers.reading import COUNTED, Asked, fill, forward_tokens, read_answers, requests_of
-from abstain.settings import Settings
 
 
 def normal(layout: str) -> dict[str, Reading]:

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from abstain.config.settings import Settings
 from abstain.features.readings import Reading
 from abstain.llm.layout import Pass, Segment
 from abstain.scorers.base import Answers, ScorerUnavailable
 from abstain.scorers.labels import Labels
 from abstain.scorers.other_model import OtherModel, find_model
-from abstain.settings import Settings
 
 SETTING = "scorers.entailment_model"
 NUMERICS = "entailment-1"

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.features.cache import FeatureCache, Space, pass_key
 from abstain.llm.layout import Pass
 from abstain.llm.loading import ModelRef, choose_device, readable, resolve, window_of
 from abstain.scorers.base import ScorerUnavailable
-from abstain.settings import Settings
 
 Head = Literal["ForSequenceClassification", "ForQuestionAnswering"]
 OUTPUTS: Mapping[Head, tuple[str, ...]] = {

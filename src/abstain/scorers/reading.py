@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.features.extract import FeatureSource, Prepared
 from abstain.features.readings import Reading
@@ -15,9 +17,7 @@ from abstain.llm.asks import Generate, States, relevant
 from abstain.llm.loading import load_tokenizer, read_depth, resolve
 from abstain.llm.prefix_tree import common_prefix
 from abstain.llm.tokens import encode_pass
-from abstain.params import LLMParams
 from abstain.scorers.base import Answers, Result, Scorer
-from abstain.settings import Settings
 
 Asked = tuple[Sequence[Interaction], Sequence[Reading]]
 """Answers, and what is wanted of each of them."""

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from abstain.config.params import Params
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Prepared
 from abstain.features.readings import Reading
 from abstain.features.rows import Progress, RowSource
-from abstain.params import Params
-from abstain.scorers.asked import Listening, served, swept
+from abstain.scorers.asked import Listening, served, swept, wants_regressors
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.conditions import Conditions
 from abstain.scorers.reading import Asked, readings_of, requests_of
 from abstain.scorers.together import FUSION, LENGTH_ONLY
-from abstain.settings import Settings
 
 Run = Callable[[Interaction], object]
 TELLING = 100
@@ -104,7 +104,7 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
     runs = {_name(place): asking(_of((place.reading,))) for place in (served(params), *swept(params))}
     runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
     everybody = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
-    if params.regressors.any:
+    if wants_regressors(params):
         conditions = Conditions(params.llm, params.perturbation, settings)
         copies = zip(*conditions.perturber.perturb(rows), strict=True)
         changed = {row.interaction_id: [[one] for one in of] for row, of in zip(rows, copies, strict=True)}

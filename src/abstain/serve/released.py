@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.decide.calibration import Calibrator, calibrator_from_dict
 from abstain.errors import AbstainError
@@ -18,8 +20,6 @@ from abstain.features.extract import FeatureSource, Refused
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import pin, resolve
 from abstain.models.onnx_probe import OnnxProbe
-from abstain.params import LLMParams
-from abstain.settings import Settings
 
 
 @dataclass(frozen=True)

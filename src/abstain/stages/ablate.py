@@ -12,6 +12,8 @@ from typing import Any, cast
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Architecture, Params
+from abstain.config.settings import load_settings
 from abstain.evaluate.ablation import Take, left_out_rows, listening_row
 from abstain.evaluate.bootstrap import Resamples
 from abstain.features.extract import FeatureSource
@@ -19,15 +21,15 @@ from abstain.features.table import StateTable
 from abstain.feedback.store import Store
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Architecture, Params
 from abstain.scorers.asked import Listening, served, swept
-from abstain.settings import load_settings
 from abstain.stages import common
+from abstain.stages.ideal_answers import read_rouge
+from abstain.stages.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
-    rouge = common.read_rouge(frame)
+    frame, states = read_labelled_states()
+    rouge = read_rouge(frame)
     here = served(params)
     places = [here, *swept(params)]
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)

@@ -10,17 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from abstain import paths
-from abstain.contracts import Review
+from abstain.config.params import Params, load_params
 from abstain.errors import AbstainError
-from abstain.evaluate.rouge import rouge_l
-from abstain.features.table import AGAIN, StateTable
-from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.params import Params, load_params
 
 
 def run(stage: Callable[[Params], None]) -> None:
@@ -52,23 +47,6 @@ def read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def read_labelled_states() -> tuple[pd.DataFrame, StateTable]:
-    """The rows of the data set that have states, numbered from 0, and these states in the same order.
-
-    A row has none where its prompt did not fit the base model's window. States are read when they are asked for.
-    """
-    frame, table = read_dataset_frame(), StateTable(paths.FEATURES)
-    if len(frame) != len(table):
-        raise AbstainError(f"{paths.FEATURES} has {len(table)} rows, {paths.DATASET} has {len(frame)}: {AGAIN}")
-    kept = np.flatnonzero(table.lengths)
-    return frame.iloc[kept].reset_index(drop=True), table.subset(kept)
-
-
-def read_base_model() -> str:
-    """`name@revision` of the base model that the features were read from."""
-    return StateTable(paths.FEATURES).model
-
-
 def read_dataset_frame() -> pd.DataFrame:
     """The dataset stage's output, one row a labelled interaction."""
     return pd.read_parquet(paths.DATASET)
@@ -84,20 +62,6 @@ def read_signals(variant: str) -> pd.DataFrame:
     of_variant = [table[table["variant"] == variant].drop(columns="variant") for table in tables]
     signals, regressors = (table.set_index("interaction_id") for table in of_variant)
     return signals.join(regressors)
-
-
-def read_rouge(frame: pd.DataFrame) -> np.ndarray:
-    """ROUGE-L of each row's answer against the experts' latest ideal answer; nan where none wrote one."""
-    store = Store(paths.DATA)
-    ideal = read_ideal_answers()
-    answers = [row.answer for row in store.interactions(frame["interaction_id"])]
-    return rouge_l(answers, [ideal.get(name) for name in frame["interaction_id"]])
-
-
-def read_ideal_answers() -> dict[str, str]:
-    """Interaction id -> what an expert would have answered; of several the latest."""
-    reviews = sorted(Store(paths.DATA).rows(Review), key=lambda review: review.reviewed_at)
-    return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
 
 
 @contextmanager

@@ -3,15 +3,15 @@
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params, QualityParams
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.feedback.dataset import training_table
 from abstain.feedback.frames import read_frames
-from abstain.feedback.pages import validation_page
+from abstain.feedback.pages.validation import validation_page
 from abstain.feedback.quality import text_digests, validate_training
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.params import Params, QualityParams
 from abstain.stages import common
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.contracts import Interaction
 from abstain.decide.calibration import calibrator_from_dict
 from abstain.errors import AbstainError
@@ -24,12 +26,12 @@ from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.onnx_probe import OnnxProbe
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.scorers.fusion import Fusion
 from abstain.scorers.together import FUSION, LENGTH_ONLY, SERVED, Scorers
 from abstain.scorers.variants import VARIANTS
-from abstain.settings import load_settings
 from abstain.stages import common
+from abstain.stages.ideal_answers import read_ideal_answers, read_rouge
+from abstain.stages.states import read_base_model, read_labelled_states
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 UNCALIBRATED = ("lstm", "lstm_no_huber")
@@ -38,7 +40,7 @@ KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inc
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     scorers = _read_scorers(params, frame)
     parts = _judged(params, frame, states, scorers)
     holdout, newest = parts["holdout"], parts["newest"]
@@ -46,7 +48,7 @@ def stage(params: Params) -> None:
         raise AbstainError("no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it")
     threshold = common.read_json(paths.THRESHOLD)
     marked = _marked(threshold)
-    rouge = common.read_rouge(holdout.rows)
+    rouge = read_rouge(holdout.rows)
     own, resamples = holdout.raw(SERVED), Resamples(params.gate.bootstrap, params.gate.seed)
     board = leaderboard(
         holdout.correct,
@@ -134,7 +136,7 @@ def _evaluation(
         Resamples(params.gate.bootstrap, params.gate.seed),
     )
     served = {"architecture": scorers.architecture, "layer": params.llm.layer, "site": params.llm.site}
-    served |= {"model": common.read_base_model(), "layout": params.llm.layout}
+    served |= {"model": read_base_model(), "layout": params.llm.layout}
     return {
         "served": {**common.read_json(paths.CHOICE), **served},
         "kinds": scorers.kinds(names),
@@ -213,7 +215,7 @@ def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mappin
 
 
 def _examples(holdout: Judged, interactions: list[Interaction], threshold: float) -> Any:
-    ideal = common.read_ideal_answers()
+    ideal = read_ideal_answers()
     rows = holdout.rows.assign(
         question=[one.question for one in interactions],
         answer=[one.answer for one in interactions],

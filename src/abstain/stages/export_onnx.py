@@ -3,13 +3,14 @@
 import json
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.contracts import CONTRACT_VERSION
 from abstain.errors import AbstainError
 from abstain.llm.layout import load_layout
 from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.stages import common
+from abstain.stages.states import read_base_model
 
 PROMISE = ("promised", "metric", "target", "confidence", "says")
 
@@ -21,7 +22,7 @@ def stage(params: Params) -> None:
         "version": "unreleased",  # promotion stamps the version; the graph stays as it is
         "contract": str(CONTRACT_VERSION),
         "model": params.llm.model,
-        "model_revision": common.read_base_model().rpartition("@")[2],
+        "model_revision": read_base_model().rpartition("@")[2],
         "layout": params.llm.layout,
         "layout_digest": load_layout(params.llm.layout).digest,
         "layer": str(params.llm.layer),

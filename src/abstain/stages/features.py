@@ -10,20 +10,20 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Refused
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.llm.loading import load_tokenizer, resolve
-from abstain.params import Params
 from abstain.scorers.asked import Labelled, everything, served
 from abstain.scorers.base import Answers, Scorer
 from abstain.scorers.catalogue import compared
 from abstain.scorers.labels import Labels
 from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
 from abstain.scorers.yes_no import neither
-from abstain.settings import load_settings
 from abstain.stages import common
 
 

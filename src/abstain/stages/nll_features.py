@@ -6,14 +6,14 @@ The answers changed for the audits are in it too, under the names of their varia
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.contracts import Interaction
 from abstain.feedback.splits import reviewed_holdout
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
-from abstain.params import Params
 from abstain.scorers.asked import Labelled, conditions
 from abstain.scorers.conditions import Conditions
-from abstain.settings import load_settings
 from abstain.stages import common
 
 

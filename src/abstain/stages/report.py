@@ -3,9 +3,9 @@
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.evaluate.plots import CURVES, PLOTS, draw, plot_tables
 from abstain.evaluate.report import Evaluated, compose, render_html, render_markdown
-from abstain.params import Params
 from abstain.stages import common
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from abstain import paths
-from abstain.params import Params
+from abstain.config.params import Params
 from abstain.scorers.fusion import fit_fusion
 from abstain.scorers.labels import Labels
 from abstain.stages import common

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Architecture, Params
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import auroc, row_weights
 from abstain.feedback.splits import reviewed
@@ -13,12 +14,12 @@ from abstain.files import write_atomically
 from abstain.models.fitting import Fitted, fit_probe
 from abstain.models.rows import labelled_rows
 from abstain.models.zoo import save_probe
-from abstain.params import Architecture, Params
 from abstain.stages import common
+from abstain.stages.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     train = frame[frame["split"] == "train"]
     rows = labelled_rows(train, states.subset)
     fits: dict[Architecture, Fitted] = {}

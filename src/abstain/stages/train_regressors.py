@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.evaluate.bootstrap import Resamples
@@ -21,8 +22,8 @@ from abstain.feedback.splits import reviewed
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.models.regressors.fitting import Fitted, fit_regressor
-from abstain.params import Params
 from abstain.stages import common
+from abstain.stages.ideal_answers import read_ideal_answers
 
 VERDICT = "verdict"
 """The target that is the label itself: 1 for a right answer, 0 for a wrong one."""
@@ -78,7 +79,7 @@ def _targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
     """Target -> the correctness of every row of `frame`, in [0, 1], nan where it is unknown."""
     names = [name for name in params.regressors.targets if name != VERDICT]
     rows: list[Interaction] = Store(paths.DATA).interactions(frame["interaction_id"])
-    ideal = common.read_ideal_answers()
+    ideal = read_ideal_answers()
     references = [[ideal[row.interaction_id]] if row.interaction_id in ideal else [] for row in rows]
     found = correctness(names, [row.answer for row in rows], references)
     known = {VERDICT: frame["correct"].to_numpy(float)} | {name: found[name].to_numpy() for name in names}

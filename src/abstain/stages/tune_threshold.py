@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.decide.calibration import fit_calibrator
 from abstain.decide.promise import Promise, ReviewedAnswers, promise_threshold
 from abstain.decide.threshold import Threshold, tune_threshold
@@ -15,12 +16,12 @@ from abstain.evaluate.metrics import row_weights
 from abstain.feedback.splits import reviewed
 from abstain.models.probes.base import predict_confidence
 from abstain.models.zoo import load_probe
-from abstain.params import Params
 from abstain.stages import common
+from abstain.stages.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = common.read_labelled_states()
+    frame, states = read_labelled_states()
     probe = load_probe(paths.PROBE)
     validation = reviewed(frame[frame["split"] == "validation"])
     tested = _answers(validation, predict_confidence(probe, states.subset(validation.index)).numpy())

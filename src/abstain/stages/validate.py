@@ -1,12 +1,12 @@
 """DVC stage `validate`: everything that was accepted, against the Great Expectations suites, as of its newest batch."""
 
 from abstain import paths
+from abstain.config.params import Params
 from abstain.errors import AbstainError
 from abstain.feedback.drift import validate_drift
 from abstain.feedback.results import ValidationResult
 from abstain.feedback.store import Store
-from abstain.feedback.validation import validate_store
-from abstain.params import Params
+from abstain.feedback.store_validation import validate_store
 from abstain.stages import common
 
 

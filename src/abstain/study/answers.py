@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction, Question
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Prepared
@@ -13,8 +15,6 @@ from abstain.features.work import Done, ShardRunner
 from abstain.llm.asks import Generate, Request
 from abstain.llm.layout import load_layout
 from abstain.llm.loading import load_tokenizer, resolve
-from abstain.params import LLMParams
-from abstain.settings import Settings
 
 ASKED_AT = datetime(2018, 6, 11, tzinfo=UTC)
 """A study has no time; the contract of an interaction wants one."""

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import Estimate, Resamples, bootstrap, paired
 from abstain.features.rows import Progress
 from abstain.features.work import Done, ShardRunner
 from abstain.llm.loading import load_tokenizer, resolve
-from abstain.params import LLMParams
 from abstain.scorers.base import Answers, Signal
 from abstain.scorers.labels import Labels
 from abstain.scorers.length import LengthOnly
 from abstain.scorers.likelihood import SIGNALS
 from abstain.scorers.reading import fill, read_answers, readings_of
 from abstain.scorers.yes_no import yes_no_signals
-from abstain.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.config.params import LLMParams, PerturbationParams
+from abstain.config.settings import Settings
 from abstain.contracts import Interaction
 from abstain.evaluate.bootstrap import Resamples
 from abstain.evaluate.correctness import correctness
@@ -18,9 +20,7 @@ from abstain.features.rows import Progress
 from abstain.features.work import ShardRunner
 from abstain.llm.loading import resolve
 from abstain.models.regressors.fitting import fit_regressor
-from abstain.params import LLMParams, PerturbationParams
 from abstain.scorers.conditions import Conditions
-from abstain.settings import Settings
 from abstain.study.answers import NO_ANSWER, answered
 from abstain.study.baselines import Baselines
 from abstain.study.declared import Cell, Study

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from abstain.feedback.pages import ingest_page, validation_page
+from abstain.feedback.pages.ingest import ingest_page
+from abstain.feedback.pages.validation import validation_page
 from abstain.feedback.results import ValidationResult
 from tests.browser import headless
 

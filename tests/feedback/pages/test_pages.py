@@ -10,8 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.feedback.pages import ingest_page, validation_page
 from abstain.feedback.pages.charts import LANGUAGES_SHOWN, balance_of, drift_of
+from abstain.feedback.pages.ingest import ingest_page
+from abstain.feedback.pages.validation import validation_page
 from abstain.feedback.profile import MEASURES
 from abstain.feedback.quarantine import QuarantinedRow
 from abstain.feedback.report import IngestReport

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from abstain.params import PrivacyParams, load_params
+from abstain.config.params import PrivacyParams, load_params
 from tests.conftest import ROOT
 
 SHIPPED = load_params(ROOT / "params.yaml").privacy

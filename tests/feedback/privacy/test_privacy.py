@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abstain.config.settings import Settings
 from abstain.contracts import Context
 from abstain.errors import AbstainError
 from abstain.feedback.privacy import Privacy
 from abstain.feedback.rows import InputRow, parse_line, read_document
 from abstain.sample.write import write_sample
-from abstain.settings import Settings
 from tests.feedback import builders as rows
 from tests.feedback.privacy import builders
 from tests.feedback.privacy.builders import params

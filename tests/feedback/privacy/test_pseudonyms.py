@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.feedback.privacy.pseudonyms import Pseudonyms, user_key
-from abstain.settings import Settings
 
 KEY = "k" * 32
 NAMES = Pseudonyms(KEY.encode())
@@ -20,7 +20,7 @@ SHOW_KEYS = """
 import sys, time
 from pathlib import Path
 from abstain.feedback.privacy.pseudonyms import user_key
-from abstain.settings import Settings
+from abstain.config.settings import Settings
 homes, go = Path(sys.argv[1]), Path(sys.argv[2])
 print("ready", flush=True)
 while not go.exists():

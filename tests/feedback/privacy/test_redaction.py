@@ -243,7 +243,7 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 from pathlib import Path
 from abstain.feedback.privacy.redaction import Redactor
-from abstain.params import load_params
+from abstain.config.params import load_params
 redactor = Redactor(load_params(Path(sys.argv[1])).privacy)
 before = "presidio_analyzer" in sys.modules
 redactor.redact("Nothing to see in 2026, for 1,200 euros.")

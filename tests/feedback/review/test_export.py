@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from abstain.config.params import load_params
 from abstain.contracts import Review
 from abstain.feedback.ingest import ingest
 from abstain.feedback.labels import last_verdicts, resolve
@@ -19,7 +20,6 @@ from abstain.feedback.review.verdicts import read_verdicts
 from abstain.feedback.review.window import IMPORTED, read_window
 from abstain.feedback.sources.files import by_hand
 from abstain.feedback.store import Store, as_lines
-from abstain.params import load_params
 from tests.conftest import ROOT
 
 from ..builders import PARAMS, accept_all, later, row, thumb, verdict

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
 from abstain.feedback.sources.config import FilesConfig, SqlConfig, TableConfig, load_sources, open_source
 from abstain.feedback.sources.files import FileSource
 from abstain.feedback.sources.sql import SqlSource
-from abstain.settings import Settings
 from tests.conftest import ROOT
 
 from ..builders import row, write_lines

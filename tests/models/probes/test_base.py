@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from abstain.config.params import Architecture
 from abstain.errors import AbstainError
 from abstain.models import rows as rows_module
 from abstain.models.probes.base import confidence, predict, predict_confidence
 from abstain.models.rows import pad
 from abstain.models.zoo import ZOO
-from abstain.params import Architecture
 from tests.models.builders import D, probe_of, ragged, weights
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)

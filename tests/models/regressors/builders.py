@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from abstain.params import RegressorFit
+from abstain.config.params import RegressorFit
 
 PARAMS = RegressorFit(folds=4, seed=7, trees=40, max_features=0.5, min_leaf=3)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abstain.config.params import RegressorKind
 from abstain.errors import AbstainError
 from abstain.models.regressors.columns import matrix
 from abstain.models.regressors.fitting import Fitted, assign_folds, fit_regressor
 from abstain.models.regressors.kinds import KINDS, Examples
-from abstain.params import RegressorKind
 
 from .builders import PARAMS, planted
 

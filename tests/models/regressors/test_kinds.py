@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from abstain.config.params import RegressorKind
 from abstain.models.regressors.columns import matrix
 from abstain.models.regressors.kinds import KINDS, PENALTIES, Examples
-from abstain.params import RegressorKind
 
 from .builders import PARAMS, planted
 

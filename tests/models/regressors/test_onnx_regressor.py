@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from onnx import helper
 
+from abstain.config.params import RegressorKind
 from abstain.errors import AbstainError
 from abstain.models.regressors.columns import matrix
 from abstain.models.regressors.fitting import Fitted, fit_regressor
 from abstain.models.regressors.kinds import KINDS, Examples
 from abstain.models.regressors.onnx_regressor import BATCH, HEADER, convert, load_regressor, parity
-from abstain.params import RegressorKind
 from tests.models.builders import write_mean_probe
 
 from .builders import PARAMS, planted

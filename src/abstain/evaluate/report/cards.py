@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from abstain.config.params import ProbeParams
 from abstain.evaluate.report.document import Block, Paragraph, Points, Row, Section, Strong, Table
 from abstain.evaluate.report.evaluated import SERVED, Evaluated
 from abstain.evaluate.report.words import count, figure, listed, percent, share
-from abstain.params import ProbeParams
 
 
 def model_card(evaluated: Evaluated) -> Section:

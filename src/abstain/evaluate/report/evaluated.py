@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from abstain.config.params import ProbeParams
 from abstain.evaluate.report.words import count, defined
-from abstain.params import ProbeParams
 
 SERVED = "probe"
 

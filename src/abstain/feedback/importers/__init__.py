@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from abstain.declarations import Section
+from abstain.config.declarations import Section
 
 
 @dataclass(frozen=True)

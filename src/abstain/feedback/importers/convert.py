@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from abstain.declarations import Section
+from abstain.config.declarations import Section
 from abstain.errors import AbstainError
 from abstain.feedback.importers import DocumentFile, Importer, Item, Skipped, feedbackqa, qa_from_hf, squad
 

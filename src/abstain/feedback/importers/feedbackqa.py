@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from abstain.contracts import Timestamp
-from abstain.declarations import Section
+from abstain.config.declarations import Section
 from abstain.errors import AbstainError
 from abstain.feedback.importers import Importer, Item, Skipped
 from abstain.feedback.importers.pages import doc_id, page
 from abstain.feedback.importers.upstream import Record, records
+from abstain.timestamps import Timestamp
 
 _FLAGS = {
     "Excellent": {"complete": True, "correct": True, "truthful": True},

@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from abstain.contracts import Timestamp
-from abstain.declarations import Section
+from abstain.config.declarations import Section
 from abstain.feedback.importers import Importer, Item, Skipped
 from abstain.feedback.importers.pages import doc_id, page
 from abstain.feedback.importers.upstream import Record, records
+from abstain.timestamps import Timestamp
 
 ABSTENTION = "[Unanswerable given the paragraph below]"
 """What stands for the answer where the model gave none."""

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from abstain.contracts import Timestamp
-from abstain.declarations import Section
+from abstain.config.declarations import Section
 from abstain.feedback.importers import Importer, Item, Skipped
 from abstain.feedback.importers.pages import doc_id, page
 from abstain.feedback.importers.upstream import Record, parse, read_bytes
+from abstain.timestamps import Timestamp
 
 
 class Options(Section):

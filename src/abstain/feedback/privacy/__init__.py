@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from abstain.config.params import PrivacyParams
+from abstain.config.settings import Settings
 from abstain.contracts import Context, Interaction, Row
 from abstain.feedback.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.feedback.privacy.raw import Rules, redact_raw
 from abstain.feedback.privacy.redaction import Redactor
 from abstain.feedback.rows import InputRow
-from abstain.params import PrivacyParams
-from abstain.settings import Settings
 
 __all__ = ["Privacy"]
 

@@ -20,8 +20,8 @@ import tempfile
 import unicodedata
 from pathlib import Path
 
+from abstain.config.settings import Settings
 from abstain.errors import AbstainError
-from abstain.settings import Settings
 
 _PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
 _KEY = re.compile(r"[0-9a-f]{64}")

@@ -15,11 +15,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from abstain.config.params import PrivacyParams
 from abstain.feedback.privacy.entities import NAMES, PATTERNS, RARE, pieces_of, require_known
 from abstain.feedback.privacy.pieces import may_hold_any, windows
 from abstain.feedback.privacy.plain import plain
 from abstain.feedback.privacy.recognizers import Find, Hit, name_finder, pattern_finder, require_names, require_regions
-from abstain.params import PrivacyParams
 
 _ANY_NAME = "names"
 _PLACEHOLDER = re.compile(f"<(?:{'|'.join((*PATTERNS, *NAMES))})>")

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from abstain.config.declarations import Section, load, nearest
+from abstain.config.settings import Settings
 from abstain.contracts import Feedback, Interaction, Review, Row
-from abstain.declarations import Section, load, nearest
 from abstain.feedback.sources import Source
 from abstain.feedback.sources.files import SUFFIXES, FileSource
-from abstain.settings import Settings
 
 CONTRACTS: dict[str, type[Row]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
 """The tables that a database may give, in the order in which they are read."""

@@ -11,9 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from abstain.config.params import ProbeParams
 from abstain.models.probes.base import softmax
 from abstain.models.probes.descent import DescentProbe, DimensionDropout
-from abstain.params import ProbeParams
 
 
 class AttentionProbe(DescentProbe):

@@ -21,9 +21,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from abstain.config.params import ProbeParams
 from abstain.errors import AbstainError
 from abstain.models.rows import Rows, batches, pad
-from abstain.params import ProbeParams
 
 EVALUATION_BATCH = 128
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, huber_loss
 
+from abstain.config.params import ProbeParams
 from abstain.models.probes.base import Probe, Step
 from abstain.models.rows import Rows, pad
-from abstain.params import ProbeParams
 
 POOL = 8
 """Batches whose rows are drawn together and sorted by length: more, and a batch is less of a sample."""

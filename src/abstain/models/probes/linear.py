@@ -22,9 +22,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from abstain.config.params import ProbeParams
 from abstain.models.probes.base import Probe, Step, last, mean
 from abstain.models.rows import MEMORY_VALUES, Rows, batches, pad
-from abstain.params import ProbeParams
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
 """How far, by the penalty alone, logits may vary. The inverse strength C is this by the number of features: what suits

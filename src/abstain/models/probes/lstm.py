@@ -10,9 +10,9 @@ from typing import Self
 
 from torch import Tensor, nn
 
+from abstain.config.params import ProbeParams
 from abstain.models.probes.base import last
 from abstain.models.probes.descent import DescentProbe, DimensionDropout
-from abstain.params import ProbeParams
 
 
 class LSTMProbe(DescentProbe):

@@ -16,10 +16,10 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
+from abstain.config.params import ProbeParams
 from abstain.models.probes.descent import DescentProbe
 from abstain.models.probes.lstm import LSTMReader
 from abstain.models.rows import Rows, batches
-from abstain.params import ProbeParams
 
 SAMPLED = 2**14
 """Tokens whose covariance is taken, about."""

@@ -15,11 +15,11 @@ import pandas as pd
 from sklearn.model_selection import GroupKFold
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from abstain.config.params import RegressorFit, RegressorKind
 from abstain.errors import AbstainError
 from abstain.models.regressors.columns import matrix, prepare, varies
 from abstain.models.regressors.kinds import KINDS, Examples
 from abstain.models.regressors.onnx_regressor import Regressor, convert, parity
-from abstain.params import RegressorFit, RegressorKind
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
-from abstain.params import RegressorFit, RegressorKind
+from abstain.config.params import RegressorFit, RegressorKind
 
 ROUNDS = 300
 """Most trees that are boosted; how many is chosen on the folds."""

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from abstain.contracts import Timestamp
-from abstain.declarations import Section, load
+from abstain.config.declarations import Section, load
+from abstain.timestamps import Timestamp
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
@@ -164,11 +164,6 @@ class RegressorParams(RegressorFit):
             if twice := next((one for one in values if values.count(one) > 1), None):
                 raise ValueError(f"{name}: {twice} is there twice: name it once")
         return self
-
-    @property
-    def any(self) -> bool:
-        """Whether any are wanted."""
-        return bool(self.kinds and self.targets)
 
 
 class SweepParams(Section):

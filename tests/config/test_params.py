@@ -6,11 +6,11 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from abstain.config.params import CorrectnessTarget, Params, load_params
 from abstain.errors import AbstainError
 from abstain.evaluate.correctness import METRICS
-from abstain.params import CorrectnessTarget, Params, load_params
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from abstain.config.settings import Settings, load_settings
 from abstain.errors import AbstainError
-from abstain.settings import Settings, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,49 @@
+"""What a retrain asks of models: the requests of all labelled answers, and those that the feature cache lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from abstain import paths
+from abstain.config.params import Params, load_params
+from abstain.config.settings import load_settings
+from abstain.features.rows import RowSource
+from abstain.feedback.dataset import training_table
+from abstain.feedback.frames import read_frames
+from abstain.feedback.splits import reviewed_holdout
+from abstain.feedback.store import Store
+from abstain.scorers.asked import Labelled, conditions, everything
+from abstain.scorers.catalogue import compared
+from abstain.scorers.reading import requests_of
+from tasks.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Requests about `answers` labelled answers, the audits and the perturbed contexts included; `missing`: those whose
+    result the cache does not have."""
+
+    answers: int
+    requests: int
+    missing: int
+
+
+def count_demand(workspace: Workspace) -> Demand:
+    """Ask the feature cache what it lacks; no model is loaded."""
+    settings = load_settings()
+    params, labelled = read_labelled(workspace)
+    requests = requests_of(params.llm, settings, everything(params, compared(params, settings).scorers, labelled))
+    missing = RowSource(params.llm.model, settings).missing(requests)
+    read, rows = conditions(params, settings, labelled)
+    more, more_missing = read.missing(rows)
+    return Demand(len(labelled.rows), len(requests) + more, missing + more_missing)
+
+
+def read_labelled(workspace: Workspace) -> tuple[Params, Labelled]:
+    """The workspace's parameters, and the interactions that have a label under them."""
+    params = load_params(workspace.path / paths.PARAMS)
+    store = Store(workspace.path / paths.DATA)
+    frames = read_frames(store)
+    table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
+    rows = store.interactions(table["interaction_id"])
+    return params, Labelled(rows, reviewed_holdout(table, rows))
