@@ -444,7 +444,9 @@ def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply
 def test_a_held_row_of_before_that_is_refused_now_counts_with_its_copies(tmp_path: Path) -> None:
     data = tmp_path / "data"
     take(data, write_lines(tmp_path / "early.jsonl", alone(thumb(user="u"))))
-    report = take(data, write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), row()), validate=refusing("feedback/"))
+    report = take(
+        data, write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), row()), validate=refusing("feedback/")
+    )
     assert (report.accepted, report.duplicate, report.quarantined, report.joined) == (1, 0, 1, {"quarantined": 1})
     assert len(refused_in(data, report)) == 1
 
