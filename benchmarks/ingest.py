@@ -147,8 +147,10 @@ def chunk_ids(data: Path) -> list[str]:
 
 
 def drawn_rows(count: int, chunks: Sequence[str], seed: int = 1) -> Iterator[str]:
-    """`count` lines of the import format, with contexts called like `chunks`; about one in a hundred is broken, one in a
-    hundred a repetition."""
+    """`count` lines of the import format, with contexts called like `chunks`.
+
+    About one in a hundred is broken, one in a hundred a repetition.
+    """
     rng, words = random.Random(seed), WORDS.split()
 
     def text(count: int) -> str:

@@ -177,6 +177,7 @@ def score(
     no_context: NoContext = False,
 ) -> None:
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
+    _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
     from dataclasses import asdict
 
     from abstain.serve.released import Released
@@ -184,8 +185,6 @@ def score(
     from abstain.settings import load_settings
     from tasks.promotion import production
 
-    texts = (question, answer)
-    _require_one_input(file, texts, context, no_context, "--question and --answer")
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
     scorer = Released.open(bundle / "probe.onnx", load_settings())
@@ -207,20 +206,21 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="of the sample")] = 0,
 ) -> None:
     """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
+    _require_one_input(file, (question,), context, no_context, "--question")
+    from abstain.llm.asks import Generate
+
+    try:
+        ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     from dataclasses import asdict
 
-    from abstain.llm.asks import Generate
     from abstain.serve.answers import answer, room_for
     from abstain.serve.released import Released
     from abstain.serve.requests import question_from_flags, read_questions
     from abstain.settings import load_settings
     from tasks.promotion import production
 
-    _require_one_input(file, (question,), context, no_context, "--question")
-    try:
-        ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
     scorer = Released.open(bundle / "probe.onnx", load_settings())
@@ -264,8 +264,10 @@ def rollback(
 
 
 def main() -> None:
-    """Entry point: set the environment, run, and turn an error into one line: exit status 2 for a command that was typed
-    wrong, 1 for any other `AbstainError`."""
+    """Entry point: set the environment, run, and turn an error into one line.
+
+    The exit status is 2 for a command that was typed wrong, 1 for any other `AbstainError`.
+    """
     try:
         _prepare()
         status = app(prog_name="abstain", standalone_mode=False)
