@@ -1,68 +1,156 @@
 """What taking in feedback costs: `python -m benchmarks.ingest --rows 100000`.
 
-Three decisions:
+Four decisions:
 
+* What is measured is what a user runs: `abstain ingest rows.jsonl` in a new project that has the sample's data, its
+  handbook among it, then `dvc repro validate dataset` in its workspace. Both end with commit and push, data included;
+  the start of Python and of a Prefect server counts. That the workspace is made, and the sample written, does not.
 * Rows are drawn from a seed, in the import format: a question, an answer, three chunks of context, a thumb, a comment
   on every fifth, a review of every twentieth, 1,600 bytes together. A hundredth is broken, and another comes twice.
-* Each step is a process of its own, as in a run, and its peak is the kernel's (`ru_maxrss`); imports count.
-* The parameters are those of params.yaml, personal data is looked for, and users are given pseudonyms.
+* Each command is a process, and its peak is the kernel's: that of the largest of the processes that it started.
+* The project is this checkout's last commit, so what is not committed is not measured. Its parameters are those of
+  params.yaml: personal data is looked for, and users are given pseudonyms.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-# The library is imported in the processes that are measured: one that is started inherits the peak of its parent.
+# Nothing of the library is imported here: a process that is started inherits the peak of its parent.
 
+ROOT = Path(__file__).resolve().parents[1]
 WORDS = (
     "account annual balance branch card charge currency customer date deadline fee foreign gold insurance interest "
     "limit loan minimum month mortgage number overdraft payment premium rate savings silver statement transfer"
 )
 FIRST = datetime(2026, 6, 1, tzinfo=UTC)
-DOCUMENTS = 500
 USERS = 20_000
+ABSTAIN = (sys.executable, "-m", "flows.cli")
+REPRO = """set -e
+dvc repro --quiet validate dataset
+git add dvc.lock
+git commit -q -m "Validate and label"
+dvc push --quiet
+git push -q origin HEAD:main
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a command said and took: seconds by the clock and of processors, and the peak of memory in GiB, both with
+    the processes that it started and waited for."""
+
+    said: str
+    seconds: float
+    cpu: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class Project:
+    """A clone of this checkout, with a home of its own, in one folder."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "checkout"
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "home" / "workspace"
+
+    @classmethod
+    def make(cls, folder: Path) -> Project:
+        project = cls(folder)
+        project.run(["git", "clone", "-q", str(ROOT), str(project.root)], ROOT)
+        project.run([*ABSTAIN, "quarantine", "list"], project.root)  # which makes the workspace
+        return project
+
+    def run(self, command: Sequence[str], cwd: Path) -> Cost:
+        """Run `command`, and exit with its last line where it fails."""
+        log = self.folder / "log"
+        started = time.perf_counter()
+        with log.open("w") as file:
+            process = subprocess.Popen(command, cwd=cwd, env=self._environment(cwd), stdout=file, stderr=file)
+            _, status, used = os.wait4(process.pid, 0)
+        took = time.perf_counter() - started
+        said = log.read_text()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"error: {' '.join(command[:4])}: {(said.strip().splitlines() or ['it printed nothing'])[-1]}")
+        return Cost(said, took, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
+
+    def _environment(self, cwd: Path) -> dict[str, str]:
+        source = cwd if (cwd / "src").is_dir() else ROOT
+        who = {
+            f"GIT_{role}_{part}": "abstain@localhost" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
+        }
+        return (
+            os.environ
+            | who
+            | {
+                "ABSTAIN_HOME": str(self.folder / "home"),
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+                "PYTHONPATH": os.pathsep.join([str(source / "src"), str(source)]),
+                "DVC_NO_ANALYTICS": "1",
+            }
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ingest", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=100_000, help="rows of feedback (100000)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where there is room")
-    parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.step:
-        print(json.dumps(measured(asked.step, asked.folder)))
-        return
-    print("| rows | step | seconds | peak, GiB | |\n|--:|:--|--:|--:|:--|", flush=True)
+    print("| rows | step | seconds | of CPU | peak, GiB | |\n|--:|:--|--:|--:|--:|:--|", flush=True)
+
+    def tell(step: str, costs: Sequence[Cost], says: str) -> None:
+        seconds, cpu = (sum(figures) for figures in zip(*((one.seconds, one.cpu) for one in costs), strict=True))
+        peak = max(one.peak for one in costs)
+        print(f"| {asked.rows:,} | {step} | {seconds:.1f} | {cpu:.1f} | {peak:.2f} | {says} |", flush=True)
+
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        folder = Path(name)
-        with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(drawn_rows(asked.rows))
-        total = 0.0
-        for step in STEPS:
-            command = [sys.executable, "-m", "benchmarks.ingest", "--step", step, "--folder", str(folder)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(f"error: {step}: {done.stderr.strip().splitlines()[-1]}")
-            took = json.loads(done.stdout.splitlines()[-1])
-            total += took["seconds"]
-            print(
-                f"| {asked.rows:,} | {step} | {took['seconds']:.1f} | {took['gib']:.2f} | {took['says']} |", flush=True
-            )
-        print(f"| {asked.rows:,} | together | {total:.1f} | | |")
+        project = Project.make(Path(name))
+        rows = project.folder / "rows.jsonl"
+        with rows.open("w", encoding="utf-8") as file:
+            file.writelines(drawn_rows(asked.rows, chunk_ids(project.workspace / "data")))
+        taken = project.run([*ABSTAIN, "ingest", str(rows)], project.root)
+        tell("ingest", [taken], counted(taken.said))
+        checked = project.run(["sh", "-c", REPRO], project.workspace)
+        labelled = json.loads((project.workspace / "artifacts/dataset.json").read_text())
+        tell("validate, dataset", [checked], f"{sum(one['answers'] for one in labelled['splits']):,} labelled answers")
+        tell("together", [taken, checked], "")
 
 
-def drawn_rows(count: int, seed: int = 1) -> Iterator[str]:
-    """`count` lines of the import format; about one in a hundred is broken, one in a hundred a repetition."""
+def counted(report: str) -> str:
+    """The counts of what `abstain ingest` prints."""
+    lines = [line for line in report.splitlines() if line.startswith("|")]
+    names, _, counts = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:3])
+    return ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True))
+
+
+def chunk_ids(data: Path) -> list[str]:
+    """The chunks of the handbook in `data`."""
+    return [json.loads(line)["chunk_id"] for line in (data / "chunks.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def drawn_rows(count: int, chunks: Sequence[str], seed: int = 1) -> Iterator[str]:
+    """`count` lines of the import format, with contexts called like `chunks`.
+
+    About one in a hundred is broken, one in a hundred a repetition.
+    """
     rng, words = random.Random(seed), WORDS.split()
 
     def text(count: int) -> str:
@@ -76,7 +164,7 @@ def drawn_rows(count: int, seed: int = 1) -> Iterator[str]:
             "asked_at": asked.isoformat(),
             "question": text(10),
             "answer": text(25),
-            "contexts": [{"chunk_id": f"doc-{rng.randrange(DOCUMENTS)}#{n}", "text": text(60)} for n in range(3)],
+            "contexts": [{"chunk_id": name, "text": text(60)} for name in rng.sample(chunks, 3)],
             "model": "m@1",
             "product": rng.choice(["cards", "loans", "savings"]),
             "group": f"topic-{rng.randrange(2000)}",
@@ -93,60 +181,6 @@ def drawn_rows(count: int, seed: int = 1) -> Iterator[str]:
         line, kind = json.dumps(row) + "\n", rng.random()
         yield line[: rng.randrange(20, 200)] + "\n" if kind < 0.01 else previous if kind < 0.02 and previous else line
         previous = line
-
-
-def measured(step: str, folder: Path) -> dict[str, object]:
-    """Run one step in this process: seconds, GiB at the peak, and what it did."""
-    started = time.perf_counter()
-    says = STEPS[step](folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": time.perf_counter() - started, "gib": peak, "says": says}
-
-
-def take_in(folder: Path) -> str:
-    """Ingest, with Great Expectations and redaction."""
-    from abstain.config.params import load_params
-    from abstain.config.settings import Settings
-    from abstain.feedback.ingest import ingest
-    from abstain.feedback.privacy import Privacy
-    from abstain.feedback.sources.files import by_hand
-
-    params = load_params()
-    privacy = Privacy.open(params.privacy, Settings(home=folder))
-    now = datetime(2028, 1, 1, tzinfo=UTC)
-    report = ingest(by_hand([str(folder / "rows.jsonl")]), folder / "data", params.validation, now, privacy=privacy)
-    return f"{report.accepted:,} accepted, {report.duplicate:,} duplicate, {report.quarantined:,} quarantined"
-
-
-def take_in_again(folder: Path) -> str:
-    """The same file once more: everything is known."""
-    return take_in(folder)
-
-
-def check(folder: Path) -> str:
-    """Stage `validate`: everything that was accepted."""
-    from abstain.config.params import load_params
-    from abstain.feedback.store import Store
-    from abstain.feedback.store_validation import validate_store
-
-    store = Store(folder / "data")
-    result = validate_store(store, load_params().validation, store.batches()[-1].arrived_at)
-    return f"{len(result.checks)} expectations, {len(result.reasons)} rows fail"
-
-
-def label(folder: Path) -> str:
-    """Stage `dataset`: labels and splits."""
-    from abstain.config.params import load_params
-    from abstain.feedback.dataset import training_table
-    from abstain.feedback.frames import read_frames
-    from abstain.feedback.store import Store
-
-    params, frames = load_params(), read_frames(Store(folder / "data"))
-    table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
-    return f"{len(table):,} labelled answers, {int((table['source'] == 'sme').sum()):,} by experts"
-
-
-STEPS = {"ingest": take_in, "ingest again": take_in_again, "validate": check, "label": label}
 
 
 if __name__ == "__main__":

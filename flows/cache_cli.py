@@ -61,7 +61,7 @@ def verify() -> None:
 @app.command()
 def prune(
     older_than_days: Annotated[
-        float, typer.Option(min=0, help="keep what was written since, whoever it may be for")
+        float, typer.Option(min=0, max=36_500, help="keep what was written since, whoever it may be for")
     ] = 30,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
 ) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +20,11 @@ from rich.table import Table
 
 from abstain.errors import AbstainError
 from flows import cache_cli, import_cli, kb_cli, latency_cli, perturb_cli, quarantine_cli, review_cli, study_cli
+from flows.usage import UsageError, in_one_line
+
+if TYPE_CHECKING:
+    from abstain.contracts import Interaction, Question
+    from abstain.serve.released import Released
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
@@ -37,8 +42,13 @@ app.command("perturb")(perturb_cli.perturb_text)
 app.command("study")(study_cli.run_study)
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
+STOPPED = 130
+"""The exit status of a command that was interrupted."""
 
 console = Console(markup=False, highlight=False)
+
+Context = Annotated[list[str] | None, typer.Option("--context", "-c", help="a retrieved chunk; repeatable")]
+NoContext = Annotated[bool, typer.Option("--no-context", help="rows without any context are meant, so decide on them")]
 
 
 @app.command()
@@ -172,9 +182,11 @@ def score(
     file: Annotated[Path | None, typer.Argument(help="JSON Lines of interactions; `-` reads standard input")] = None,
     question: Annotated[str | None, typer.Option("--question", "-q")] = None,
     answer: Annotated[str | None, typer.Option("--answer", "-a")] = None,
-    context: Annotated[list[str] | None, typer.Option("--context", "-c", help="a retrieved chunk; repeatable")] = None,
+    context: Context = None,
+    no_context: NoContext = False,
 ) -> None:
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
+    _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
@@ -182,13 +194,12 @@ def score(
     from abstain.serve.requests import from_flags, read_interactions
     from tasks.promotion import production
 
-    if (file is None) == (question is None or answer is None):
-        raise AbstainError("give either a FILE, or --question and --answer (and --context, once a chunk)")
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
     scorer = Released.open(bundle / "probe.onnx", load_settings())
+    _warn_of_no_context(scorer, requests, no_context)
     for at in range(0, len(requests), AT_ONCE):
-        for verdict in scorer.score(requests[at : at + AT_ONCE]):
+        for verdict in scorer.judge(requests[at : at + AT_ONCE], no_context=no_context):
             print(json.dumps(asdict(verdict)), flush=True)
 
 
@@ -196,33 +207,37 @@ def score(
 def generate(
     file: Annotated[Path | None, typer.Argument(help="JSON Lines of questions; `-` reads standard input")] = None,
     question: Annotated[str | None, typer.Option("--question", "-q")] = None,
-    context: Annotated[list[str] | None, typer.Option("--context", "-c", help="a retrieved chunk; repeatable")] = None,
+    context: Context = None,
+    no_context: NoContext = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 48,
-    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest answer; above: a sample")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0: the likeliest answer; above: a sample")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="sample from this much of the probability")] = 1.0,
-    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="of the sample")] = 0,
 ) -> None:
     """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
+    _require_one_input(file, (question,), context, no_context, "--question")
+    from abstain.llm.asks import Generate
+
+    try:
+        ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
-    from abstain.llm.asks import Generate
-    from abstain.serve.answers import answer
+    from abstain.serve.answers import answer, room_for
     from abstain.serve.released import Released
     from abstain.serve.requests import question_from_flags, read_questions
     from tasks.promotion import production
 
-    if (file is None) == (question is None):
-        raise AbstainError("give either a FILE, or --question (and --context, once a chunk)")
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
     scorer = Released.open(bundle / "probe.onnx", load_settings())
-    try:
-        ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
-    except ValueError as error:
-        raise AbstainError(str(error)) from None
+    if excess := room_for(scorer, ask):
+        raise UsageError(f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
+    _warn_of_no_context(scorer, questions, no_context)
     for at in range(0, len(questions), AT_ONCE):
-        for one in answer(scorer, questions[at : at + AT_ONCE], ask):
+        for one in answer(scorer, questions[at : at + AT_ONCE], ask, no_context=no_context):
             print(json.dumps({"answer": one.answer, **asdict(one.verdict)}), flush=True)
 
 
@@ -258,16 +273,26 @@ def rollback(
 
 
 def main() -> None:
-    """Entry point: set the environment, run, and turn an `AbstainError` into one line and exit status 1."""
+    """Entry point: set the environment, run, and turn an error into one line.
+
+    The exit status is 2 for a command that was typed wrong, 1 for any other `AbstainError`.
+    """
     try:
         _prepare()
-        app(standalone_mode=True)
+        status = app(prog_name="abstain", standalone_mode=False)
+        if status == STOPPED:  # which is how typer tells of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(status)
+    except typer.TyperException as error:
+        if says := in_one_line(error):
+            print(f"error: {says}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except AbstainError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on where it was", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(STOPPED)
 
 
 def _prepare() -> None:
@@ -315,6 +340,27 @@ def _progress() -> Iterator[None]:
 
         with observed_by(observer):
             yield
+
+
+def _require_one_input(
+    file: Path | None, texts: Sequence[str | None], context: Sequence[str] | None, no_context: bool, flags: str
+) -> None:
+    """Raise `UsageError` unless there is either a file or every text, with contexts or the word that there is none."""
+    if (file is None) == (None in texts) or (file and (context or any(text is not None for text in texts))):
+        raise UsageError(f"give either a FILE, or {flags} (and --context, once a chunk)")
+    if context and no_context:
+        raise UsageError("--context and --no-context contradict each other: leave one of them out")
+
+
+def _warn_of_no_context(scorer: Released, asked: Sequence[Interaction | Question], no_context: bool) -> None:
+    lacking = 0 if no_context else sum(map(scorer.lacks_context, asked))
+    if lacking:
+        which = f"{lacking:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
+        print(
+            f"warning: {which} no context, so the decision is unavailable: give what was retrieved, or --no-context if "
+            "that is meant",
+            file=sys.stderr,
+        )
 
 
 def _outcome(status: str, version: str | None, reasons: list[str]) -> str:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from abstain.errors import AbstainError
 from flows.bar import bar
+from flows.usage import UsageError
 
 if TYPE_CHECKING:
     from abstain.contracts import Chunk
@@ -41,7 +42,7 @@ def search(
 ) -> None:
     """Show the chunks nearest to a question, best first, among those that its asker may read."""
     if not question.strip():
-        raise AbstainError("the question is empty: write what you look for")
+        raise UsageError("the question is empty: write what you look for")
     where = {name: value for name, value in (("product", product), ("doc_id", doc)) if value is not None}
     with _knowledge_base() as base:
         base.check_held()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from abstain.errors import AbstainError
+from flows.usage import UsageError
 
 console = Console(markup=False, highlight=False)
 
@@ -17,7 +18,7 @@ def perturb_text(
     text: Annotated[str, typer.Argument(help="what is to be perturbed")],
     where: Annotated[str | None, typer.Option(help="entropy or random; default: params.yaml")] = None,
     when: Annotated[str | None, typer.Option(help="single_shot or iterative; default: params.yaml")] = None,
-    tokens: Annotated[int | None, typer.Option(help="K; default: params.yaml")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="K; default: params.yaml")] = None,
     model: Annotated[str | None, typer.Option(help="the perturbation model; default: params.yaml")] = None,
 ) -> None:
     """Show a text perturbed, as perturbation in params.yaml says or the options do, and every replacement."""
@@ -32,7 +33,7 @@ def perturb_text(
     from abstain.llm.perturb.text import shown
 
     if not text.strip():
-        raise AbstainError("TEXT is empty: give the text that is to be perturbed")
+        raise UsageError("TEXT is empty: give the text that is to be perturbed")
     params = load_params()
     said = {"where": where, "when": when, "tokens": tokens, "model": model}
     changes = {name: value for name, value in said.items() if value is not None}
@@ -40,7 +41,7 @@ def perturb_text(
         how = PerturbationParams.model_validate(params.perturbation.model_dump() | {"copies": 1} | changes)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise AbstainError(f"--{problem['loc'][0]}: {problem['msg']}") from None
+        raise UsageError(f"--{problem['loc'][0]}: {problem['msg']}") from None
     perturber = Perturber(how, how.model or params.llm.model, load_settings())
     row = Interaction(
         interaction_id="text",

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from abstain.errors import AbstainError
 from flows.bar import bar
+from flows.usage import UsageError
 
 if TYPE_CHECKING:
     from abstain.feedback.review.sample import Design
@@ -65,7 +66,7 @@ def export(
     if output.exists():
         raise AbstainError(f"{output} is there already, perhaps with verdicts: import it, or name another file with -o")
     if delimiter not in DELIMITERS:
-        raise AbstainError("--delimiter is a comma, a semicolon or a tab")
+        raise UsageError("--delimiter is a comma, a semicolon or a tab")
     threshold = None
     with open_workspace() as workspace:
         store = Store(workspace.path / paths.DATA)

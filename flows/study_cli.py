@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from abstain.errors import AbstainError
+from flows.usage import UsageError
 
 console = Console(markup=False, highlight=False)
 
@@ -61,7 +62,7 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
     name, _, counts = text.partition("=")
     parts: Sequence[str] = counts.split(",")
     if not name or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise AbstainError(f"--size {text}: say NAME=TRAIN,EVALUATION, as in --size grid=300,150")
+        raise UsageError(f"--size {text}: say NAME=TRAIN,EVALUATION, as in --size grid=300,150")
     return name, (int(parts[0]), int(parts[1]))
 
 

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from abstain.config.params import ValidationParams
@@ -31,8 +31,8 @@ def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate:
     return ingest(by_hand([str(file) for file in files]), data, params, NOW, validate=validate)
 
 
-def refusing(prefix: str) -> Any:
-    """A validator that fails the rows whose key begins with `prefix`."""
+def refusing(prefix: str | tuple[str, ...]) -> Any:
+    """A validator that fails the rows whose key begins with `prefix`, or with one of several."""
 
     def validate(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
         found = [line.key for line in (*rows.interactions, *rows.feedback, *rows.reviews)]
@@ -97,6 +97,14 @@ def test_an_answer_without_contexts_is_accepted(tmp_path: Path) -> None:
         (row(review=verdict(correct="yes")), "review.correct: input should be a valid boolean"),
         (row(review=verdict(inclusion_probability=0)), "review.inclusion_probability: input should be greater than 0"),
         ('{"interaction_id": "\\ud800"}', "line: invalid JSON: "),
+        (json.dumps(row())[:-1] + ', "answer": "Ten."}', "answer: this key comes twice in one object"),
+        (json.dumps(row())[:-1] + ', "answer": 7}', "answer: this key comes twice in one object"),
+        (json.dumps(row(thumb=thumb()))[:-2] + ', "thumb": "down"}}', "thumb: this key comes twice in one object"),
+        (
+            json.dumps(row(contexts=[])).replace("[]", '[{"chunk_id": "a#1", "text": "x", "text": "y"}]'),
+            "text: this key comes twice in one object",
+        ),
+        (json.dumps(alone(verdict(True)))[:-1] + ', "correct": false}', "correct: this key comes twice"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_quarantined_with_a_reason_that_names_the_field(
@@ -418,6 +426,32 @@ def test_a_held_row_that_fails_when_its_interaction_comes_goes_to_quarantine(tmp
     assert reasons_in(data, report) == [("field: not liked",)]
 
 
+@pytest.mark.parametrize("reply", [thumb(user="u"), thumb(), verdict()], ids=["thumb", "anonymous thumb", "review"])
+def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply: dict[str, Any]) -> None:
+    data, file = tmp_path / "data", tmp_path / "a.jsonl"
+    spaced = json.dumps(alone(reply), separators=(", ", " : "))  # the same row in other words
+    write_lines(file, alone(reply), spaced, row())
+    first = take(data, file, validate=refusing(("feedback/", "reviews/")))
+    assert (first.read, first.accepted, first.quarantined, first.newly_refused) == (3, 1, 2, 2)
+    assert len(refused_in(data, first)) == 1
+    before = bytes_of(data)
+    second = take(data, file, validate=refusing(("feedback/", "reviews/")))
+    assert (second.duplicate, second.quarantined, second.newly_refused) == (1, 2, 0)
+    assert bytes_of(data) == before
+    assert take(data, file).accepted == 1, "and it leaves once it is accepted"
+    assert Quarantine(data).listing() == []
+
+
+def test_a_held_row_of_before_that_is_refused_now_counts_with_its_copies(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "early.jsonl", alone(thumb(user="u"))))
+    report = take(
+        data, write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), row()), validate=refusing("feedback/")
+    )
+    assert (report.accepted, report.duplicate, report.quarantined, report.joined) == (1, 0, 1, {"quarantined": 1})
+    assert len(refused_in(data, report)) == 1
+
+
 def test_exactly_the_allowed_fraction_is_accepted(tmp_path: Path) -> None:
     report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), "{"), params=PARAMS)
     assert (report.accepted, report.quarantined) == (1, 1)
@@ -480,7 +514,12 @@ lines = st.lists(
 )
 
 
+HELD_THEN_REFUSED = [json.dumps(found).encode() for found in (alone(verdict()), row())]
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(HELD_THEN_REFUSED, "reviews/i-1")
+@example([HELD_THEN_REFUSED[0], *HELD_THEN_REFUSED], "reviews/i-1")
 @given(lines, st.sampled_from(["", "interactions/i-1", "feedback/i-2", "reviews/i-1"]))
 def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list[bytes], bad: str) -> None:
     with TemporaryDirectory() as name:

@@ -58,7 +58,7 @@ def test_a_text_beyond_the_model_s_window_is_refused_in_one_line(model: str) -> 
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [("--where", "here", "--where: Input should be 'entropy' or 'random'"), ("--tokens", "0", "--tokens: Input")],
+    [("--where", "here", "--where: Input should be 'entropy' or 'random'"), ("--when", "now", "--when: Input")],
 )
 def test_what_cannot_be_is_named(model: str, option: str, value: str, says: str) -> None:
     done = CliRunner().invoke(app, ["perturb", TEXT, "--model", model, option, value])

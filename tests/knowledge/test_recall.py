@@ -99,6 +99,8 @@ def test_a_file_of_questions_is_read(tmp_path: Path) -> None:
         ('{"question": "?", "gold": ["a"], "entitlement": []}', "q.jsonl line 1: entitlement: Extra inputs"),
         ('{"question": " ", "gold": ["a"]}', "q.jsonl line 1: question: "),
         ("fee?", "q.jsonl line 1: row: Invalid JSON"),
+        ('{"question": "?", "gold": ["a"], "gold": ["b"]}', "q.jsonl line 1: gold: this key comes twice"),
+        ('[{"question": "?", "gold": ["a"]}]', "q.jsonl: is a JSON array and not JSON Lines"),
         (b"\xff", "q.jsonl line 1: row: "),
         ("\n", 'q.jsonl: holds no question: write lines like {"question": "...", "gold": ["DOC_ID"]}'),
     ],

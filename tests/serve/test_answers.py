@@ -12,7 +12,7 @@ from abstain.errors import AbstainError
 from abstain.llm.asks import Generate
 from abstain.llm.engine import Engine
 from abstain.serve import answers
-from abstain.serve.answers import EMPTY, answer
+from abstain.serve.answers import EMPTY, answer, room_for
 from abstain.serve.released import Released
 from abstain.serve.requests import from_flags, question_from_flags, read_questions
 
@@ -83,11 +83,28 @@ def test_no_answer_is_not_shown(scorer: Released, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_question_that_does_not_fit_is_not_answered(scorer: Released) -> None:
-    long = Question(interaction_id="long", question="x" * 600, contexts=())
+    long = Question(interaction_id="long", question="x" * 600, contexts=(Context(chunk_id="d#1", text="c"),))
     found = answer(scorer, [long, questions()[0]], ASK)
     assert found[0].answer == "" and found[0].verdict.decision == "abstain"
     assert "tokens are more than the 512 that tiny-bank reads" in (found[0].verdict.reason or "")
     assert found[1].verdict.confidence is not None
+
+
+def test_a_question_without_context_is_not_answered_unless_meant(scorer: Released) -> None:
+    bare = Question(interaction_id="bare", question="Why?", contexts=())
+    asked = [questions()[0], bare, questions()[1]]
+    found = answer(scorer, asked, ASK)
+    assert [one.verdict.decision == "unavailable" for one in found] == [False, True, False]
+    assert (found[1].answer, found[1].verdict.confidence) == ("", None)
+    assert "no context was given" in (found[1].verdict.reason or "")
+    meant = answer(scorer, asked, ASK, no_context=True)
+    assert meant[1].answer and meant[1].verdict.decision in ("show", "abstain")
+    assert [meant[0], meant[2]] == [found[0], found[2]]
+
+
+def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Released) -> None:
+    assert room_for(scorer, ASK) == ""
+    assert "tokens are more than the 512 that tiny-bank reads" in room_for(scorer, Generate(max_new_tokens=512))
 
 
 def test_states_that_are_not_finite_name_the_question(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +130,9 @@ def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
     assert question_from_flags("Why?", ["one"]).contexts[0].text == "one"
     with pytest.raises(AbstainError, match="question: "):
         question_from_flags("", [])
+    file.write_text('{"interaction_id": "a", "question": "b", "question": "c", "contexts": []}\n', encoding="utf-8")
+    with pytest.raises(AbstainError, match=r"questions.jsonl, line 1: question: this key comes twice in one object"):
+        read_questions(file)
     file.write_text('{"interaction_id": "a", "question": "b"}\n', encoding="utf-8")
     with pytest.raises(AbstainError, match=r"questions.jsonl, line 1: contexts: Field required"):
         read_questions(file)

@@ -11,8 +11,9 @@ from abstain.contracts import Interaction
 from abstain.errors import AbstainError
 from abstain.llm.asks import Request, States
 from abstain.llm.engine import Engine
-from abstain.llm.layout import load_layout
+from abstain.llm.layout import Layout, load_layout
 from abstain.llm.loading import load, resolve
+from abstain.serve import released
 from abstain.serve.probe_latency import latency_p99_ms
 from abstain.serve.released import Released
 from abstain.serve.requests import from_flags
@@ -131,6 +132,25 @@ def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Setti
     assert [v.decision for v in verdicts] == ["abstain", "show"]
     assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
     assert verdicts[1].reason is None and verdicts[1].confidence is not None
+
+
+def test_a_request_without_context_is_unavailable_unless_meant(
+    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = Released.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    rows = requests(4)  # the first has no context
+    scored, judged = scorer.score(rows), scorer.judge(rows)
+    assert [v.decision for v in scored] == ["show"] * 4, "what is in data/ may have been asked without context"
+    assert (judged[0].decision, judged[0].confidence, judged[0].probability) == ("unavailable", None, None)
+    assert judged[0].interaction_id == "i-0" and "no context was given" in (judged[0].reason or "")
+    assert judged[1:] == scored[1:]
+    assert scorer.judge(rows, no_context=True) == scored
+    assert scorer.judge(rows[:1]) == judged[:1] and scorer.judge([]) == []
+    bare = Layout(
+        LAYOUT, "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
+    )
+    monkeypatch.setattr(released, "load_layout", lambda name: bare)
+    assert scorer.judge(rows[:1]) == scored[:1], "a layout without a place for contexts lacks none"
 
 
 def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(

@@ -70,6 +70,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         (row(answer="  "), "answer: String should have at least 1 character"),
         (row(asked_at="2026-09-01T12:00:00"), "asked_at: Value error, timestamp without a time zone"),
         (row(contexts=[{"chunk_id": "c"}]), "contexts.0.text: Field required"),
+        (json.dumps(row())[:-1] + ', "answer": "Ten."}', "answer: this key comes twice in one object"),
+        (json.dumps(row()).replace('"text"', '"text": "x", "text"'), "text: this key comes twice in one object"),
         (row(confidence=0.5), "confidence: Extra inputs are not permitted"),
     ],
 )
@@ -79,6 +81,19 @@ def test_a_row_that_is_none_names_file_line_and_field(tmp_path: Path, bad: dict[
         read_interactions(file)
     assert str(caught.value).startswith(f"{file}, line 3: {says}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (json.dumps([row("a"), row("b")]), "is a JSON array and not JSON Lines: write one object a line"),
+        (json.dumps([row("a")], indent=1), "is a JSON array and not JSON Lines: write one object a line"),
+        (json.dumps(row(), indent=1), "holds a JSON object over several lines and is not JSON Lines"),
+    ],
+)
+def test_json_that_is_no_json_lines_is_named(tmp_path: Path, content: str, says: str) -> None:
+    with pytest.raises(AbstainError, match=f"requests.jsonl {says}"):
+        read_interactions(write(tmp_path, content))
 
 
 def test_an_empty_file_says_what_it_should_hold(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Intake:
         self._writer = Writer(staging)
         self._waiting = {table: IndexedFile(staging.folder / f".waiting-{table}", table, self._held) for table in HELD}
         self._cleared: set[str] = set()
+        self._again: Counter[bytes] = Counter()
         self.read = 0
         self.outcomes: Counter[str] = Counter()
         self.joined: Counter[str] = Counter()
@@ -131,6 +132,8 @@ class Intake:
             parsed = [Parsed.of(self._admit(row)) for row in block]
             for one, decision in zip(parsed, self._settle(parsed, known), strict=True):
                 self._count(one.row, decision)
+                if decision[0] == "duplicate" and self._index.find(one.lines[0].identity) is None:
+                    self._again[one.lines[0].content] += 1  # of a row that is held
 
     def join_held(self) -> None:
         """Rows held now or earlier whose interaction is known by now are settled; the others go on waiting."""
@@ -164,6 +167,10 @@ class Intake:
             else:
                 self.joined[decision[0]] += 1
                 self._keep_if_refused(parsed.row, decision)
+            # What was the same as a row that is refused by now is refused like it.
+            for _ in range(self._again[parsed.lines[0].content] if decision[0] == "quarantined" else 0):
+                self.outcomes["duplicate"] -= 1
+                self._count(parsed.row, decision)
 
     def _settle(self, parsed: Sequence[Parsed], known: Known) -> tuple[Decision, ...]:
         """Decide, without the rows that fail validation, and stage what is new."""

@@ -6,7 +6,8 @@
 
 Three decisions:
 
-* A row is here once, however often a source gives it again: it is known by the digest of its raw text.
+* A row is here once, however often a source gives it again: it is known by the digest of its raw text. A thumb or
+  review that came alone is known by its contents: one that was held is nothing else any more.
 * What is here or was dropped has been seen by somebody, so it does not count towards the failure limit again;
   the rows of a batch that was refused whole do, until somebody decides on them.
 * A row leaves when it is accepted (`release`, or the source gives it again once the rules or the rest of the data
@@ -39,7 +40,7 @@ FOLDER = "quarantine"
 class QuarantinedRow(Row):
     """A refused line or document, whole, with where it stood and every reason.
 
-    `digest` is of the line as it came, `raw` is what may be kept of it (personal data is redacted).
+    `digest` is what the row is known by (`digest_of`), `raw` what may be kept of it (personal data is redacted).
     """
 
     source: str
@@ -235,8 +236,12 @@ def require_unblocked(data: Path) -> None:
 
 
 def digest_of(row: InputRow) -> str:
-    """What a row is known by here: sha256 (hex) of its text as it first came."""
-    return row.digest or hashlib.sha256(row.raw).hexdigest()
+    """What a row is known by here, a sha256 (hex): of its text as it first came, or, of a thumb or review that came
+    alone, of its contents as they would be stored, personal data redacted: whether it was held makes no difference."""
+    if row.digest is not None:
+        return row.digest
+    alone = row.feedback or row.review if row.interaction is None else None
+    return hashlib.sha256(row.raw if alone is None else alone.canonical().encode()).hexdigest()
 
 
 def _is_of(row: QuarantinedRow, names: set[str]) -> bool:

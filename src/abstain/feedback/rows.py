@@ -34,6 +34,7 @@ from abstain.contracts import (
 )
 from abstain.errors import AbstainError
 from abstain.feedback.store import file_name_problem
+from abstain.json_lines import one_line, repeated_keys
 from abstain.knowledge.documents import KINDS, parse_document
 
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedFeedback, "review": ImportedReview, "contexts": Context}
@@ -45,8 +46,8 @@ _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", "complete", "correct", "trut
 class InputRow:
     """One record of a source, or one document: either its typed contents or the reasons why not.
 
-    `source` and `line` say where it stood: file and line (from 1), or table and key. `digest` is of the text as it
-    first came, where `raw` is not that any more because personal data was redacted.
+    `source` and `line` say where it stood: file and line (from 1), or table and key. `digest` is what the quarantine
+    knows it by, where it comes from there: `raw` is not the text that first came, because personal data was redacted.
     """
 
     source: str
@@ -98,6 +99,8 @@ def parse_line(line: bytes, source: str, number: int) -> InputRow:
         row = reasons
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
         return InputRow(source, number, line, ("line: a timestamp lies outside the years 1 to 9999",))
+    if twice := _said_twice(text):
+        return InputRow(source, number, line, twice)
     if isinstance(row, Feedback):
         return InputRow(source, number, line, feedback=row)
     if isinstance(row, Review):
@@ -149,22 +152,31 @@ def _contract_of(fields: Any) -> type[Row]:
 
 def _reasons(text: str) -> Row | tuple[str, ...]:
     """Every reason why `text` is no row; the row where it is one after all."""
+    twice: tuple[str, ...] = ()
     try:
         contract = _contract_of(from_json(text))
+        twice = _said_twice(text)
     except ValueError:
         contract = ImportedInteraction
     try:
         return contract.model_validate_json(text, strict=True)
     except ValidationError as error:
-        return tuple(_reason(problem, contract) for problem in error.errors())
+        return (*twice, *(_reason(problem, contract) for problem in error.errors()))
     except OverflowError:
-        return ("line: a timestamp lies outside the years 1 to 9999",)
+        return (*twice, "line: a timestamp lies outside the years 1 to 9999")
+
+
+def _said_twice(text: str) -> tuple[str, ...]:
+    """A reason for each key that one object of `text` has twice: nobody knows which of its values is meant."""
+    return tuple(f"{one_line(key)}: this key comes twice in one object" for key in repeated_keys(text))
 
 
 def _reason(problem: Any, contract: type[BaseModel]) -> str:
     """A pydantic problem as one line that opens with the field."""
     where = ".".join(str(part) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
+    if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):
+        return f"{where}: {twice[0]}"  # JSON in a cell of a table, which was left as it is
     if problem["type"] == "json_invalid":
         detail = str(problem["ctx"]["error"])
         return f"line: {'truncated' if detail.startswith('EOF') else 'invalid'} JSON: {detail}"

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from abstain.contracts import Chunk, Row, Text
 from abstain.errors import AbstainError
+from abstain.json_lines import no_lines, one_line, repeated_keys
 from abstain.knowledge.retriever import Retriever
 
 KS = (1, 3, 5, 10, 25)
@@ -53,9 +54,13 @@ def read_questions(file: Path) -> list[GoldQuestion]:
             try:
                 questions.append(GoldQuestion.model_validate_json(line, strict=True))
             except ValidationError as error:
+                if not questions and (other := no_lines(b"\n".join(lines), is_whole=True)):
+                    raise AbstainError(f"{file}: {other}") from None
                 problem = error.errors()[0]
                 where = ".".join(str(part) for part in problem["loc"]) or "row"
                 raise AbstainError(f"{file} line {number}: {where}: {problem['msg']}") from None
+            if twice := repeated_keys(line.decode()):
+                raise AbstainError(f"{file} line {number}: {one_line(twice[0])}: this key comes twice in one object")
     if not questions:
         raise AbstainError(f'{file}: holds no question: write lines like {{"question": "...", "gold": ["DOC_ID"]}}')
     return questions

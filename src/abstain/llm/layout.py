@@ -66,6 +66,11 @@ class Layout:
         entries: list[dict[str, Any]] = yaml.safe_load(self.source)
         return entries
 
+    @property
+    def takes_contexts(self) -> bool:
+        """Whether the layout has a place for retrieved chunks."""
+        return any(entry.get("field") == "contexts" for entry in self._entries)
+
     def render(self, question: str, contexts: Sequence[str], answer: str | None) -> Pass:
         """The segments in order. With `answer=None` the pass ends where the base model begins to answer."""
         fields = {"question": question, "contexts": contexts, "answer": answer}

@@ -33,17 +33,27 @@ class Answered:
     verdict: Verdict
 
 
-def answer(scorer: Released, questions: Sequence[Question], ask: Generate) -> list[Answered]:
+def room_for(scorer: Released, ask: Generate) -> str:
+    """Why no question fits the base model's window together with the answer that `ask` wants; empty where one may."""
+    shortest = scorer.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
+    return shortest.reason if isinstance(shortest, Refused) else ""
+
+
+def answer(
+    scorer: Released, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
+) -> list[Answered]:
     """Answer `questions` as `ask` says, and decide about each answer, in order.
 
-    A question that does not fit the window, or is answered by nothing, is abstained from with the reason. Raises
+    A question that does not fit the window, or is answered by nothing, is abstained from with the reason. One without
+    any context is not answered, and the decision is `unavailable`, unless `no_context` says that it is meant. Raises
     `AbstainError` for states that are not finite, naming the row.
     """
     source, engine = scorer.source, scorer.source.engine()
     assert isinstance(source.ask, States)  # what a probe listens to
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
-    requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared)}
+    lacking = set() if no_context else {at for at, one in enumerate(questions) if scorer.lacks_context(one)}
+    requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in lacking}
     found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
     states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
@@ -57,7 +67,9 @@ def answer(scorer: Released, questions: Sequence[Question], ask: Generate) -> li
     results: list[Answered] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
         key = question.interaction_id
-        if isinstance(p, Refused):
+        if at in lacking:
+            results.append(Answered("", scorer.unavailable(question)))
+        elif isinstance(p, Refused):
             results.append(Answered("", scorer.refuse(key, p.reason)))
         elif at not in confidences:
             results.append(Answered("", scorer.refuse(key, EMPTY)))

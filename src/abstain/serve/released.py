@@ -13,7 +13,7 @@ from torch import Tensor
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from abstain.contracts import Interaction
+from abstain.contracts import Interaction, Question
 from abstain.decide.calibration import Calibrator, calibrator_from_dict
 from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource, Refused
@@ -21,19 +21,22 @@ from abstain.llm.layout import load_layout
 from abstain.llm.loading import pin, resolve
 from abstain.models.onnx_probe import OnnxProbe
 
+NO_CONTEXT = "no context was given, and the probe was trained to judge answers by theirs"
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with one answer, and why: shown when `confidence >= threshold`.
+    """What to do with one answer, and why: shown when `confidence >= threshold`, and only then.
 
     `confidence` is the probe's own score; `probability` that the answer is right, once calibrated, with the bounds
     `probability_low` and `probability_high` where the calibrator knows any (Venn-Abers). `promise` is what `threshold`
     was promised to keep when `version` was made. An answer that the base model cannot read has no confidence, and is
-    not shown; `reason` says why.
+    not shown; nor is one that came without any context where the probe was trained to see some: about that one the
+    decision is `unavailable`. `reason` says why.
     """
 
     interaction_id: str
-    decision: Literal["show", "abstain"]
+    decision: Literal["show", "abstain", "unavailable"]
     confidence: float | None
     threshold: float
     version: str
@@ -81,8 +84,18 @@ class Released:
             raise AbstainError(f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it")
         return cls(probe, FeatureSource(llm, settings), calibrator, promise)
 
+    def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Verdict]:
+        """One verdict a request of a service, in order: `unavailable` about an answer without any context, unless
+        `no_context` says that it is meant."""
+        fit = [request for request in requests if no_context or not self.lacks_context(request)]
+        verdicts = iter(self.score(fit))
+        return [
+            next(verdicts) if no_context or not self.lacks_context(request) else self.unavailable(request)
+            for request in requests
+        ]
+
     def score(self, interactions: Sequence[Interaction]) -> list[Verdict]:
-        """One verdict an interaction, in order."""
+        """One verdict an interaction, in order; what was asked without context is scored without."""
         found = self.source.states(interactions)
         confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
         return [
@@ -111,6 +124,14 @@ class Released:
             return verdict
         low, high = (float(bound[0]) for bound in bounds)
         return replace(verdict, probability_low=low, probability_high=high)
+
+    def lacks_context(self, asked: Interaction | Question) -> bool:
+        """Whether nothing was retrieved for `asked`, and the prompt layout has a place for it."""
+        return not asked.contexts and load_layout(self.source.params.layout).takes_contexts
+
+    def unavailable(self, asked: Interaction | Question) -> Verdict:
+        """No decision, because nothing was retrieved for `asked`."""
+        return replace(self.refuse(asked.interaction_id, NO_CONTEXT), decision="unavailable")
 
     def refuse(self, interaction_id: str, reason: str) -> Verdict:
         """Abstain, because the base model cannot read it."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from abstain.contracts import Context, ImportedInteraction, Interaction, Question
 from abstain.errors import AbstainError
+from abstain.json_lines import no_lines, one_line, repeated_keys
 
 Asked = TypeVar("Asked", Question, ImportedInteraction)
 
@@ -20,7 +21,8 @@ Asked = TypeVar("Asked", Question, ImportedInteraction)
 def read_interactions(file: Path) -> list[Interaction]:
     """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is not looked at.
 
-    Raises `AbstainError` naming file, line and field of the first row that is not one.
+    Raises `AbstainError` naming file, line and field of the first row that is not one or has a key twice, and for JSON
+    that is no JSON Lines.
     """
     return [row.split()[0] for row in _read(file, ImportedInteraction)]
 
@@ -48,9 +50,13 @@ def _read(file: Path, kind: type[Asked]) -> list[Asked]:
         try:
             rows.append(kind.model_validate_json(line))
         except ValidationError as error:
+            if not rows and (other := no_lines("\n".join(lines).encode("utf-8", "replace"), is_whole=True)):
+                raise AbstainError(f"{file} {other}") from None
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"])) or "row"
             raise AbstainError(f"{file}, line {number}: {where}: {problem['msg']}") from None
+        if twice := repeated_keys(line):
+            raise AbstainError(f"{file}, line {number}: {one_line(twice[0])}: this key comes twice in one object")
     if not rows:
         raise AbstainError(f"{file} holds no rows: one JSON object a line, as in docs/data.md")
     return rows

@@ -51,6 +51,16 @@ def test_thumbs_reviews_and_joined_rows() -> None:
     assert joined.review is None
 
 
+def test_a_key_that_comes_twice_in_a_cell_is_named_and_the_row_refused() -> None:
+    header, cell = (
+        "interaction_id,asked_at,question,answer,contexts,model",
+        '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]',
+    )
+    (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
+    assert found.reasons == ("contexts: chunk_id: this key comes twice in one object",)
+    assert reread(found.raw, "a.csv", 2).reasons == found.reasons
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_the_delimiter_is_told_from_the_header(delimiter: str) -> None:
     header, row = (line.replace(",", delimiter) for line in (THUMBS, given_row("i-1", '"a, b; c"')))

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from abstain.errors import AbstainError
 from abstain.feedback.rows import InputRow
 from abstain.feedback.sources import Reading, files
+from abstain.feedback.sources import lines as source_lines
 from abstain.feedback.sources.files import FileSource, by_hand
 
+from ...ports import free_port
 from ..builders import markdown, row, thumb, verdict, write_lines
 
 THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
@@ -40,6 +42,51 @@ def parquet(path: Path, *rows: dict[str, Any]) -> Path:
 
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (json.dumps([row("a"), row("b")]), "is a JSON array and not JSON Lines"),
+        (json.dumps([row("a"), row("b")], indent=2), "is a JSON array and not JSON Lines"),
+        ("\n[]\n", "is a JSON array and not JSON Lines"),
+        (json.dumps(row(), indent=2), "holds a JSON object over several lines and is not JSON Lines"),
+        ("\n".join(json.dumps(row(key), indent=1) for key in "ab"), "holds a JSON object over several lines and"),
+    ],
+)
+def test_json_that_is_no_json_lines_is_named(tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(content)
+    with pytest.raises(AbstainError, match=f"a.jsonl: {says}.*: write one object a line"):
+        read(file)
+    (refused,), _ = read(file, unattended=True)
+    assert says in refused.reasons[0]
+
+
+def test_a_long_json_array_is_told_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LIMIT", 2000)
+    monkeypatch.setattr(source_lines, "LIMIT", 4000)
+    for name, indent in (("lines.jsonl", 1), ("line.jsonl", None)):
+        (tmp_path / name).write_text(json.dumps([row(str(n)) for n in range(100)], indent=indent))
+        with pytest.raises(AbstainError, match=f"{name}: is a JSON array"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("first", ["{", "[", "[1, 2]", '{"interaction_id":', '{"a": "x', json.dumps(row())[:60]])
+def test_a_broken_first_row_is_a_row(tmp_path: Path, first: str) -> None:
+    rows, _ = read(write_lines(tmp_path / "a.jsonl", first, row("a"), row("b")))
+    assert [bool(found.reasons) for found in rows] == [True, False, False]
+
+
+def test_a_host_that_cannot_be_reached_is_named_without_password() -> None:
+    for scheme in ("http", "https"):
+        url = f"{scheme}://me:sec@ret@127.0.0.1:{free_port()}/a.jsonl?signature=abc"
+        with pytest.raises(AbstainError, match="the host could not be reached: Connection refused") as refused:
+            read(url)
+        assert f"{scheme}://127.0.0.1:" in str(refused.value)
+        assert not any(secret in str(refused.value) for secret in ("sec", "ret@", "signature"))
+    with pytest.raises(AbstainError, match="is no URL that a host can be asked for"):
+        read("http:///a.jsonl")
 
 
 def test_every_kind_of_file_in_a_folder_documents_first(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ A table cannot say everything that JSON can, so, of each field that the contract
 
 * an empty cell is a field that is not there;
 * `thumb.given_at` is the field `given_at` of the object `thumb`, which is not there where all its cells are empty;
-* `contexts`, `thumb` and `review` may be written as JSON;
+* `contexts`, `thumb` and `review` may be written as JSON, in which no key comes twice;
 * true and false are the words, in any case, or in a typed table the numbers 1 and 0; a typed table's whole number
   is an id's text.
 
@@ -21,6 +21,8 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import from_json
+
+from abstain.json_lines import repeated_keys
 
 _FLAGS = frozenset({"complete", "correct", "truthful"})
 _NUMBERS = frozenset({"inclusion_probability"})
@@ -95,7 +97,7 @@ def _text(field: str, value: str, naive_is_utc: bool) -> Any:
             return value
     if field in _OBJECTS and value.lstrip().startswith(("[", "{")):
         try:
-            return from_json(value)
+            return value if repeated_keys(value) else from_json(value)
         except ValueError:
             return value
     if field in _MOMENTS and naive_is_utc:

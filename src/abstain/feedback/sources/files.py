@@ -14,6 +14,7 @@ Four decisions:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,9 +22,10 @@ from abstain.errors import AbstainError
 from abstain.feedback.rows import InputRow, is_document, parse_line, read_document
 from abstain.feedback.sources import Outcome, Reading
 from abstain.feedback.sources.csv_file import read_csv
-from abstain.feedback.sources.lines import TooLong, lines, utf8, whole
+from abstain.feedback.sources.lines import LIMIT, TooLong, lines, utf8, whole
 from abstain.feedback.sources.parquet_file import read_parquet
 from abstain.feedback.sources.storage import Storage, Stored, shown
+from abstain.json_lines import may_be_no_lines, no_lines
 from abstain.knowledge.documents import KINDS
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -122,7 +124,7 @@ def _refused(file: Stored, problem: str) -> InputRow:
 
 
 def _rows(storage: Storage, file: Stored) -> Iterator[InputRow]:
-    """Every row of one file. Raises `AbstainError` for an empty one."""
+    """Every row of one file. Raises `AbstainError` for an empty one, and for JSON that is no JSON Lines."""
     name = file.name.lower()
     if name.endswith(PARQUET):
         with storage.open(file) as opened:
@@ -141,7 +143,7 @@ def _rows(storage: Storage, file: Stored) -> Iterator[InputRow]:
     elif name.endswith(CSV):
         yield from read_csv(lines(chunks), file.name, file.shown)
     else:
-        yield from _json_lines(lines(chunks), file.name)
+        yield from _json_lines(_require_lines(lines(chunks), file), file.name)
 
 
 def _json_lines(found: Iterator[bytes | TooLong], source: str) -> Iterator[InputRow]:
@@ -150,6 +152,28 @@ def _json_lines(found: Iterator[bytes | TooLong], source: str) -> Iterator[Input
             yield InputRow(source, number, line.raw, (line.reason,))
         elif line.strip():
             yield parse_line(line.removesuffix(b"\r"), source, number)
+
+
+def _require_lines(found: Iterator[bytes | TooLong], file: Stored) -> Iterator[bytes | TooLong]:
+    """The same lines. Of a file that may be no JSON Lines, at most `LIMIT` bytes are held until that is told."""
+    begun: list[bytes | TooLong] = []
+    for line in found:
+        begun.append(line)
+        head = line.head if isinstance(line, TooLong) else line
+        if head.strip():
+            break
+    if begun and may_be_no_lines(head):
+        size = 0
+        for line in found if isinstance(begun[-1], bytes) else ():
+            begun.append(line)
+            size += LIMIT if isinstance(line, TooLong) else len(line)
+            if size >= LIMIT:
+                break
+        whole = b"\n".join(line.head if isinstance(line, TooLong) else line for line in begun)
+        is_whole = size < LIMIT and not any(isinstance(line, TooLong) for line in begun)
+        if problem := no_lines(whole, is_whole=is_whole):
+            raise AbstainError(f"{file.shown}: {problem}")
+    return chain(begun, found)
 
 
 def _require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ Two decisions:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ _S3: dict[str, Any] = {
 
 def shown(url: str) -> str:
     """A local path or URL without what nobody should read: a password, and what follows a question mark."""
-    return re.sub(r"//[^/@]*@", "//", url).partition("?")[0] if "://" in url else url
+    return re.sub(r"//[^/]*@", "//", url).partition("?")[0] if "://" in url else url
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class Storage:
                 self._fs.invalidate_cache()
             try:
                 here = self._fs.info(self._root)
-            except FileNotFoundError:
-                raise AbstainError(f"{self.url}: no such file or folder") from None
+            except FileNotFoundError as error:
+                raise AbstainError(f"{self.url}: {self._why_not_found(error)}") from None
             if here["type"] != "directory":
                 only = Stored(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
                 return Listing((only,), is_folder=False)
@@ -129,6 +130,22 @@ class Storage:
                 if not chunk:
                     return
                 yield chunk
+
+    def _why_not_found(self, error: FileNotFoundError) -> str:
+        """Over HTTP whatever went wrong comes as a file that was not found; its cause tells what it was."""
+        cause = error.__cause__
+        if "http" not in self._protocols or cause is None:
+            return "no such file or folder"
+        status = getattr(cause, "status", None)
+        if isinstance(status, int) and status:
+            return "no such file or folder" if status in (404, 410) else f"the server answers with HTTP status {status}"
+        if isinstance(cause, ValueError):
+            return "is no URL that a host can be asked for: check its spelling"
+        failed = getattr(cause, "os_error", cause)  # the system's own words: others tell the whole URL again
+        number = getattr(failed, "errno", None) or 0
+        said = os.strerror(number) if number > 0 else getattr(failed, "strerror", None)
+        said = getattr(failed, "reason", None) or said or type(failed).__name__  # of TLS it is the reason
+        return f"the host could not be reached: {said}: check address and network"
 
     @property
     def _protocols(self) -> tuple[str, ...]:
