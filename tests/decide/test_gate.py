@@ -1,6 +1,9 @@
+"""When the gate lets a challenger through. The table of docs/decisions.md: `python -m tests.decide.test_gate 400`."""
+
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -447,3 +450,19 @@ def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None)
     judged_once = judged(one, champion=champion)
     better = [c for c in judged_once.checks if c.name.startswith("better than")]
     assert better and all(c.passed is False and c.value == 0 for c in better)
+
+
+def passed_when_worse(samples: int) -> None:
+    """How often a challenger that is truly so much worse replaces a tainted champion: a row a correlation and loss."""
+    for correlation in (0.9, 0.99, 0.999):
+        for loss in (0.0, 0.01, 0.02, 0.04):
+            sharpness = NormalDist().inv_cdf(true_auroc(1.0) - loss) / 2**0.5
+            shares = []
+            for rows in (100, 200, 500, 1000):
+                decisions = (erased(related(rows, sharpness, 1.0, seed, correlation)) for seed in range(samples))
+                shares.append(np.mean([check(one, "not worse than v1.0.0").passed for one in decisions]))
+            print(f"| {correlation} | {loss} |", " | ".join(f"{share:.1%}" for share in shares), "|")
+
+
+if __name__ == "__main__":
+    passed_when_worse(int(sys.argv[1]))

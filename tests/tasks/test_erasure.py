@@ -30,7 +30,7 @@ from abstain.registry.registry import Registry, load_registry
 from flows import cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
-from tasks import promotion
+from tasks import promotion, publish
 from tasks.ingest import forget_user
 from tasks.promotion import Outcome, keep_tainted, promote_candidate, roll_back
 from tasks.record import commit, push
@@ -351,6 +351,28 @@ def test_status_says_what_the_live_version_was_trained_on(
     told = status()
     assert "in production: probe v1.1.0, by promote" in told
     assert "v1.0.0: trained on erased rows since 2026-11-20" in told, "whoever goes back there knows before"
+
+
+def test_what_a_run_publishes_says_it_too(
+    workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, published = workspace.path, dict[str, str]()
+    (root / paths.PLOTS).mkdir()
+    (root / paths.PLOTS / "threshold.csv").write_text("threshold\n0.5\n")
+    (root / paths.REPORT / "report.html").write_text("<main>all is well</main>")
+    monkeypatch.setattr("abstain.evaluate.plots.PLOTS", {})
+    monkeypatch.setattr(publish, "leaderboard_table", lambda *_: "")
+    monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
+    monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(publish, "create_link_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(publish.reports, "keep", lambda _, name, page: published.update({f"{name}-page": page}) or "x")
+    mark = "probe v1.0.0, trained on erased rows since 2026-11-20"
+    publish.publish_artifacts.fn(workspace)
+    assert mark not in "".join(published.values())
+    workspace.taint("v1.0.0")
+    publish.publish_artifacts.fn(workspace)
+    assert mark in published["evaluation"] and "# Report" in published["evaluation"]
+    assert mark in published["evaluation-page"] and "all is well" in published["evaluation-page"]
 
 
 @pytest.fixture
