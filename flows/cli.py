@@ -24,6 +24,7 @@ from flows.usage import UsageError, in_one_line
 
 if TYPE_CHECKING:
     from abstain.contracts import Interaction, Question
+    from abstain.registry.registry import Registry
     from abstain.serve.released import Released
 
 app = typer.Typer(
@@ -89,17 +90,20 @@ def forget(
         bool, typer.Option("--with-interactions", help="also the interactions they rated, with all verdicts on them")
     ] = False,
 ) -> None:
-    """Remove a user's rows from the current data, keep them out, and list the versions trained on them."""
+    """Remove a user's rows from the current data, keep them out, and mark the versions trained on them."""
     from tasks.ingest import forget_user
-    from tasks.versions import versions_with
     from tasks.workspace import open_workspace
 
     with open_workspace() as workspace:
-        names, removed = forget_user(workspace, user, with_interactions=with_interactions)
-        versions = versions_with(workspace, names)
-    console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in removed.items())}")
-    trained = ", ".join(versions) if versions else "none"
-    console.print(f"versions trained on data that held them: {trained}; `abstain retrain` makes one that is not")
+        erasure = forget_user(workspace, user, with_interactions=with_interactions)
+    console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in erasure.removed.items())}")
+    trained = [version if certain else f"{version} (?)" for version, certain in erasure.versions.items()]
+    console.print(f"versions trained on data that held them: {', '.join(trained) or 'none'}")
+    if erasure.registry.taint:
+        console.print(
+            f"in production: {_live(erasure.registry)}; `abstain retrain` replaces it by a version without them unless "
+            "that is worse"
+        )
 
 
 @app.command()
@@ -166,7 +170,7 @@ def status() -> None:
     holdout = record["metrics"]["holdout"]
     probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
     console.print(
-        f"in production: probe {registry.prod.version}, by {registry.prod.action} at "
+        f"in production: {_live(registry)}, by {registry.prod.action} at "
         f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\nAUROC {probe['auroc']:.3f} "
         f"[{probe['auroc_low']:.3f}, {probe['auroc_high']:.3f}] on {holdout['rows']} answers; "
         f"at threshold {at['threshold']:.3f} precision {at['precision']:.3f}, shows {at['display_rate']:.1%}"
@@ -175,6 +179,8 @@ def status() -> None:
         console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")
     for version, reason in registry.blocked.items():
         console.print(f"  blocked: {version} ({reason})")
+    for version, taint in registry.tainted.items():
+        console.print(f"  {version}: {taint}")
 
 
 @app.command()
@@ -246,15 +252,30 @@ def promote(
     new_holdout: Annotated[
         str | None, typer.Option(help="why the hold-out, or the base model, was changed on purpose")
     ] = None,
+    accept_erasure: Annotated[
+        str | None,
+        typer.Option(help="production was trained on erased rows: why to replace it though the candidate is worse"),
+    ] = None,
+    keep_tainted: Annotated[
+        str | None, typer.Option(help="production was trained on erased rows: why it stays; judges nothing")
+    ] = None,
 ) -> None:
     """Judge the last candidate again, for instance after `retrain --no-promote`, and promote it if it passes."""
+    for option, reason in (("--accept-erasure", accept_erasure), ("--keep-tainted", keep_tainted)):
+        if reason is not None and not reason.strip():
+            raise AbstainError(f"{option}: say why, it goes on record")
+    if keep_tainted is not None:
+        if new_holdout is not None or accept_erasure is not None:
+            raise AbstainError("--keep-tainted promotes nothing: give it without the other options")
+        _keep_tainted(keep_tainted)
+        return
     from tasks.server import server_for_run
 
     with server_for_run():
         from flows.promote import promote as flow
 
     with _progress():
-        outcome = flow(new_holdout)
+        outcome = flow(new_holdout, accept_erasure)
     console.print(_outcome(outcome.status, outcome.version, outcome.reasons))
 
 
@@ -268,8 +289,8 @@ def rollback(
     from tasks.workspace import open_workspace
 
     with open_workspace() as workspace:
-        event = roll_back(workspace, version, reason)
-    console.print(f"in production: probe {event.version}")
+        registry = roll_back(workspace, version, reason)
+    console.print(f"in production: {_live(registry)}")
 
 
 def main() -> None:
@@ -361,6 +382,20 @@ def _warn_of_no_context(scorer: Released, asked: Sequence[Interaction | Question
             "that is meant",
             file=sys.stderr,
         )
+
+
+def _keep_tainted(reason: str) -> None:
+    from tasks.promotion import keep_tainted
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        registry = keep_tainted(workspace, reason)
+    console.print(f"in production: {_live(registry)}")
+
+
+def _live(registry: Registry) -> str:
+    """The version in production, with its mark where it was trained on erased rows."""
+    return f"probe {registry.version}, {registry.taint}" if registry.taint else f"probe {registry.version}"
 
 
 def _outcome(status: str, version: str | None, reasons: list[str]) -> str:

@@ -11,8 +11,11 @@ from tasks.workspace import open_workspace
 
 
 @flow(validate_parameters=False)
-def promote(new_holdout: str | None = None) -> Outcome:
-    """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date."""
+def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> Outcome:
+    """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date.
+
+    `accept_erasure` is the reason, put on record, why it may be worse than a champion that was trained on erased rows.
+    """
     with open_workspace() as workspace:
         if not (workspace.path / "dvc.lock").is_file():
             raise AbstainError("there is no candidate yet: run `abstain retrain` first")
@@ -21,4 +24,4 @@ def promote(new_holdout: str | None = None) -> Outcome:
             raise AbstainError(
                 "data, parameters or code have changed since the candidate was trained: run `abstain retrain`"
             )
-        return promote_candidate(workspace, new_holdout, again=True)
+        return promote_candidate(workspace, new_holdout, again=True, accept_erasure=accept_erasure)

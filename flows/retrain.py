@@ -37,7 +37,8 @@ def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = 
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
     `promote=False` stops before the gate. `new_holdout` is the reason, put on record, why the hold-out may differ
-    from the one the champion was promoted on. `force` runs cached stages too.
+    from the one the champion was promoted on. `force` runs cached stages too. Fails while production was trained on
+    erased rows, the candidate without them is worse, and nobody has decided.
     """
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)

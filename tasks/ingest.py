@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -18,11 +20,14 @@ from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
 from abstain.feedback.sources import Source
 from abstain.feedback.store import Store
+from abstain.files import write_atomically
 from abstain.knowledge.documents import read_documents
 from abstain.knowledge.retriever import sync_index
+from abstain.registry.registry import Registry, load_registry
 from tasks.progress import observe
 from tasks.publish import publish_ingest
 from tasks.record import commit, push
+from tasks.versions import versions_with
 from tasks.workspace import Workspace
 
 
@@ -73,18 +78,39 @@ def drop_quarantined(workspace: Workspace, name: str) -> int:
     return count
 
 
-def forget_user(workspace: Workspace, user: str, *, with_interactions: bool) -> tuple[set[str], dict[str, int]]:
-    """Remove the user's rows from the current data, and keep them out: the names they went by, rows by table."""
+@dataclass(frozen=True)
+class Erasure:
+    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these."""
+
+    removed: dict[str, int]
+    versions: dict[str, bool]
+    registry: Registry
+
+
+def forget_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
+    """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
+
+    Rows and marks go in one commit. Asked for again, with nothing left to remove, it marks versions that have no mark
+    yet, and leaves what was decided about the others.
+    """
     params = load_params(workspace.path / paths.PARAMS)
     pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)
-    removed = forget(Store(workspace.path / paths.DATA), user, pseudonym, with_interactions=with_interactions)
-    _record(workspace, "Forget a user")
-    return {user, pseudonym}, removed
+    store, file = Store(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
+    before = store.forgotten()
+    removed = forget(store, user, pseudonym, with_interactions=with_interactions)
+    gone = set(store.forgotten().interactions).difference(before.interactions)
+    versions, registry = versions_with(workspace, {user, pseudonym}, gone), load_registry(file)
+    new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
+    if new:
+        registry = registry.erased(new, datetime.now(UTC))
+        write_atomically(file, registry.to_json().encode())
+    _record(workspace, "Forget a user", paths.REGISTRY)
+    return Erasure(removed, versions, registry)
 
 
-def _record(workspace: Workspace, message: str) -> bool:
+def _record(workspace: Workspace, message: str, *files: Path) -> bool:
     workspace.dvc("add", "--quiet", str(paths.DATA))
-    changed = commit(workspace, message, "data.dvc")
+    changed = commit(workspace, message, "data.dvc", *files)
     if changed:
         push(workspace)
     return changed

@@ -26,10 +26,12 @@ from prefect.cache_policies import NO_CACHE
 from abstain import paths
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
-from abstain.decide.gate import Decision, Measured, Window, decide
+from abstain.decide.gate import Decision, Measured, Rule, Window, decide
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import row_weights
-from abstain.evaluate.report import Strong, markdown_table
+from abstain.evaluate.report import Strong, markdown_table, warning_line
+from abstain.feedback.forget import erased_answers
+from abstain.feedback.splits import holdout_digest
 from abstain.feedback.store import Store
 from abstain.files import write_atomically
 from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
@@ -55,15 +57,24 @@ class Outcome:
 
 
 @task(cache_policy=NO_CACHE)
-def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool = False) -> Outcome:
+def promote_candidate(
+    workspace: Workspace, new_holdout: str | None, again: bool = False, accept_erasure: str | None = None
+) -> Outcome:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
-    `new_holdout`: the reason why the hold-out was changed on purpose, which the record then carries. `again`: judge
-    a candidate that was rejected before even where nothing has changed since.
+    Where production was trained on rows that were erased since, the candidate is new whatever its bytes are, and has
+    only to be not worse than the champion. `new_holdout`: the reason why the hold-out was changed on purpose, which the
+    record then carries. `again`: judge a candidate that was rejected before even where nothing has changed since.
+    `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
+
+    Raises `AbstainError` where a tainted version stays in production and nobody has decided that it should.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     candidate = _sha256(workspace.path / paths.ONNX)
-    if registry.prod and registry.prod.candidate == candidate:
+    taint = registry.taint
+    if accept_erasure is not None:
+        registry.require_taint()
+    if registry.prod and registry.prod.candidate == candidate and taint is None:
         push(workspace)
         observe("promote", "cached")
         return Outcome("unchanged", registry.prod.version, ["this candidate is what is in production"])
@@ -71,29 +82,31 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool
         if event.candidate == candidate and event.version in registry.blocked:
             push(workspace)
             why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return Outcome("rejected", registry.version, [why])
+            return _rejected(registry, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     rejection = workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}.json"
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
-    if not again and new_holdout is None and (reasons := _rejected_before(rejection, registry, metrics, limits)):
+    erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
+    now = {"champion": registry.version, "metrics": metrics, "gate": limits, "erasure": erasure}
+    if not again and new_holdout is None and (reasons := _rejected_before(rejection, now)):
         push(workspace)
         observe("promote", "cached")
-        return Outcome("rejected", registry.version, reasons)
-    decision = _gate(workspace, registry, metrics, new_holdout)
-    create_markdown_artifact(_decision_table(decision), key="gate", description="may it be promoted?")
+        return _rejected(registry, reasons)
+    rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
+    decision = _gate(workspace, registry, metrics, new_holdout, rule)
+    table = _decision_table(decision, registry)
+    create_markdown_artifact(table, key="gate", description="may it be promoted?")
     version = next_version(workspace.git("tag", "--list").split())
     record = {
         **decision.to_dict(),
         "version": version if decision.approved else None,
-        "champion": registry.version,
+        **now,
         "candidate_sha256": candidate,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": _sha256(workspace.path / REQUIREMENTS),
         "new_holdout": new_holdout,
-        "metrics": metrics,
-        "gate": limits,
     }
     if decision.approved:
         _release(workspace, registry, record, candidate, metrics["holdout"]["digest"])
@@ -104,11 +117,23 @@ def promote_candidate(workspace: Workspace, new_holdout: str | None, again: bool
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     observe("promote", "ran")
-    return Outcome("rejected", registry.version, decision.reasons)
+    return _rejected(registry, decision.reasons)
 
 
-def roll_back(workspace: Workspace, version: str | None, reason: str) -> Event:
-    """Move production to an earlier version, fetched, checksummed and smoke-tested first; block the one left."""
+def keep_tainted(workspace: Workspace, reason: str) -> Registry:
+    """Put on record why a version that was trained on erased rows stays in production; `AbstainError` where none is."""
+    registry = load_registry(workspace.path / paths.REGISTRY).kept(reason)
+    write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
+    commit(workspace, f"Keep probe {registry.version}, {registry.taint}", paths.REGISTRY)
+    push(workspace)
+    return registry
+
+
+def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registry:
+    """Move production to an earlier version, fetched, checksummed and smoke-tested first; block the one left.
+
+    Returns the registry after that.
+    """
     registry = load_registry(workspace.path / paths.REGISTRY)
     target = registry.rollback_target(version)
     smoke_test(fetch_release(workspace.path, target), target)
@@ -120,7 +145,7 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Event:
     message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
     commit(workspace, message, *POINTER)
     push(workspace)
-    return now
+    return moved
 
 
 def production() -> tuple[Path, Event]:
@@ -168,7 +193,21 @@ def smoke_test(bundle: Path, event: Event) -> None:
         raise AbstainError(f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used")
 
 
-def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None) -> Decision:
+def _rejected(registry: Registry, reasons: list[str]) -> Outcome:
+    """The outcome of a candidate that is not promoted; an `AbstainError` where somebody has to decide."""
+    if registry.taint is None or registry.taint.kept:
+        return Outcome("rejected", registry.version, reasons)
+    raise AbstainError(
+        f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "
+        f"rejected ({'; '.join(reasons)}): bring more reviews and retrain, take it although it is worse (`abstain "
+        "promote --accept-erasure REASON`), keep what is there (`abstain promote --keep-tainted REASON`), or "
+        "`abstain rollback` to a version without that mark"
+    )
+
+
+def _gate(
+    workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule
+) -> Decision:
     from abstain.models.onnx_probe import OnnxProbe
 
     params = load_params(workspace.path / paths.PARAMS)
@@ -197,15 +236,39 @@ def _gate(workspace: Workspace, registry: Registry, metrics: dict[str, Any], new
         latency_p99_ms=float(run(["python", "-m", "abstain.serve.probe_latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,
     )
-    same = registry.prod is None or registry.prod.holdout == metrics["holdout"]["digest"] or new_holdout is not None
+    erased: int | None = 0
+    if registry.prod and registry.prod.holdout != metrics["holdout"]["digest"] and new_holdout is None:
+        erased = _erased_from_holdout(workspace, registry.prod, scores)
     holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
-    return decide(holdout, newest, measured, params.gate, champion, same)
+    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule)
 
 
-def _rejected_before(
-    record_file: Path, registry: Registry, metrics: dict[str, Any], limits: dict[str, Any]
-) -> list[str]:
-    """Why this candidate was rejected before against the same champion, figures and limits; else empty.
+def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFrame) -> int | None:
+    """How many answers of the hold-out that `event` was promoted on are missing from that of `scores`.
+
+    None where more has changed than that erased ones are gone, or where nobody can tell any more.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / paths.SCORES.name
+        try:
+            revision = f"refs/tags/{tag_of(event.version)}"
+            workspace.dvc("get", ".", str(paths.SCORES), "--rev", revision, "-o", str(file), "--quiet")
+        except AbstainError:
+            return None
+        before, now = _labels(pd.read_parquet(file)), _labels(scores)
+    if holdout_digest(list(before), list(before.values())) != event.holdout:
+        return None
+    return erased_answers(before, now, Store(workspace.path / paths.DATA).forgotten())
+
+
+def _labels(scores: pd.DataFrame) -> dict[str, bool]:
+    """Interaction id -> right or wrong, of the hold-out."""
+    holdout = scores[scores["split"] == "holdout"]
+    return dict(zip(holdout["interaction_id"], holdout["correct"].astype(bool).tolist(), strict=True))
+
+
+def _rejected_before(record_file: Path, now: dict[str, Any]) -> list[str]:
+    """Why this candidate was rejected before against the same champion, figures, limits and erasure; else empty.
 
     A latency is not remembered: the machine may have been busy.
     """
@@ -214,7 +277,6 @@ def _rejected_before(
     record = json.loads(record_file.read_text())
     if any(check["name"] == "latency" and check["passed"] is False for check in record["checks"]):
         return []
-    now = {"champion": registry.version, "metrics": metrics, "gate": limits}
     return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
 
 
@@ -264,7 +326,7 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
         candidate=candidate,
         at=datetime.fromisoformat(record["decided_at"]),
         holdout=holdout,
-        reason=record["new_holdout"] or "approved by the gate",
+        reason=_reason(record["erasure"], record["new_holdout"]),
     )
     smoke_test(bundle, event)
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
@@ -273,6 +335,12 @@ def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], c
     commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))
+
+
+def _reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
+    """Why a version was promoted: that the gate approved, the decisions of people that it rests on, or an erasure."""
+    why = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
+    return "; ".join(filter(None, why)) or "approved by the gate"
 
 
 def _write_smoke_test(root: Path, bundle: Path) -> None:
@@ -288,10 +356,11 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
     _write_json(bundle / SMOKE_CONFIDENCES, OnnxProbe(root / paths.ONNX).confidence(rows).tolist())
 
 
-def _decision_table(decision: Decision) -> str:
+def _decision_table(decision: Decision, registry: Registry) -> str:
     marks = {True: "passed", False: Strong("failed"), None: "not judged"}
     rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
-    return f"## {'Approved' if decision.approved else 'Rejected'}\n\n{markdown_table(rows)}"
+    warning = [warning_line(registry.warning)] if registry.warning else []
+    return "\n\n".join([f"## {'Approved' if decision.approved else 'Rejected'}", *warning, markdown_table(rows)])
 
 
 def _sha256(file: Path) -> str:

@@ -18,12 +18,13 @@ from prefect.artifacts import (
 from prefect.cache_policies import NO_CACHE
 
 from abstain import paths
-from abstain.evaluate.report import leaderboard_table
+from abstain.evaluate.report import add_warning, leaderboard_table, warning_line
 from abstain.feedback.pages.ingest import ingest_page
 from abstain.feedback.pages.validation import validation_page
 from abstain.feedback.quarantine import QuarantinedRow
 from abstain.feedback.report import IngestReport
 from abstain.feedback.store import read_rows
+from abstain.registry.registry import load_registry
 from tasks.server import reports
 from tasks.workspace import Workspace
 
@@ -63,7 +64,10 @@ def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | No
 
 @task(cache_policy=NO_CACHE)
 def publish_artifacts(workspace: Workspace) -> None:
-    """Artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page."""
+    """Artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page.
+
+    The last one warns where what is in production was trained on rows that were erased since.
+    """
     root = workspace.path
     metrics, evaluation = (json.loads((root / file).read_text()) for file in (paths.METRICS, paths.EVALUATION))
     create_markdown_artifact(
@@ -84,6 +88,8 @@ def publish_artifacts(workspace: Workspace) -> None:
     # Its plots in words, they are artifacts of their own: a browser opens no file from a page that a server sent.
     text = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
     page = (root / paths.REPORT / "report.html").read_text(encoding="utf-8")
+    if warning := load_registry(root / paths.REGISTRY).warning:
+        text, page = f"{warning_line(warning)}\n\n{text}", add_warning(page, warning)
     _publish_page("evaluation", page, IMAGE.sub(r"\1", text), "every scorer on the frozen hold-out")
 
 

@@ -1,43 +1,52 @@
-"""What a promoted version was trained on, asked of the history: which ones have seen a user's rows."""
+"""What a promoted version was trained on, asked of the history: which ones have seen rows that are erased now."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import chain
 from pathlib import Path
 
 from abstain import paths
-from abstain.contracts import Feedback
+from abstain.contracts import Feedback, Review
 from abstain.errors import AbstainError
+from abstain.feedback.lines import interaction_identity
 from abstain.feedback.store import Store
 from abstain.registry.registry import MODEL, tag_of, version_key
 from tasks.workspace import Workspace
 
 
-def versions_with(workspace: Workspace, names: Collection[str]) -> list[str]:
-    """The versions whose data holds a thumb of a user who goes by one of `names`, oldest first.
+def versions_with(workspace: Workspace, names: Collection[str], gone: Collection[str] = ()) -> dict[str, bool]:
+    """The versions that were trained on somebody's rows, oldest first; True where that is certain.
 
-    A version whose thumbs cannot be read any more is named with a question mark.
+    Those are thumbs of a user who goes by one of `names`, and thumbs and reviews of the interactions `gone`
+    (identities, hex): an answer without either has no label, so nothing is trained on it. It is not certain of a
+    version whose data cannot be read any more.
     """
     tags = workspace.git("tag", "--list", f"{MODEL}@v*").split()
     versions = sorted((tag.removeprefix(f"{MODEL}@") for tag in tags), key=version_key)
     found: dict[str, bool | None] = {}  # versions that share their data are looked at once
-    named = []
+    named = {}
     for version in versions:
         tag = f"refs/tags/{tag_of(version)}"
         data = workspace.git("rev-parse", f"{tag}:data.dvc").strip()
         if data not in found:
-            found[data] = _holds(workspace, tag, names)
+            found[data] = _holds(workspace, tag, names, gone)
         if found[data] is not False:
-            named.append(version if found[data] else f"{version} (?)")
+            named[version] = bool(found[data])
     return named
 
 
-def _holds(workspace: Workspace, revision: str, names: Collection[str]) -> bool | None:
+def _holds(workspace: Workspace, revision: str, names: Collection[str], gone: Collection[str]) -> bool | None:
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "feedback"
+        store = Store(Path(folder))
         try:
-            workspace.dvc("get", ".", str(paths.DATA / "feedback"), "--rev", revision, "-o", str(target), "--quiet")
+            for table in ("feedback", "reviews") if gone else ("feedback",):
+                source, target = str(paths.DATA / table), str(store.folder / table)
+                workspace.dvc("get", ".", source, "--rev", revision, "-o", target, "--quiet")
+            if any(row.user in names for row in store.rows(Feedback)):
+                return True
+            verdicts: Iterable[Feedback | Review] = chain(store.rows(Feedback), store.rows(Review))
+            return bool(gone) and any(interaction_identity(row.interaction_id).hex() in gone for row in verdicts)
         except AbstainError:  # not at hand, or from before thumbs lay in a folder of their own
             return None
-        return any(row.user in names for row in Store(Path(folder)).rows(Feedback))

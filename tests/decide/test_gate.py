@@ -1,19 +1,24 @@
+"""When the gate lets a challenger through. The table of docs/decisions.md: `python -m tests.decide.test_gate 400`."""
+
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import pytest
 
 from abstain.config.params import GateParams
-from abstain.decide.gate import Check, Decision, Measured, Window, decide
+from abstain.decide.gate import Check, Decision, Measured, Rule, Window, decide
 
 PARAMS = GateParams(
     bootstrap=100,
     seed=3,
     confidence=0.95,
+    erasure_margin=0.02,
     max_newest_drop=0.02,
     max_precision_drop=0.05,
     max_slice_drop=0.15,
@@ -54,6 +59,8 @@ def judged(
     measured: Measured = MEASURED,
     champion: str | None = "v1.0.0",
     same_holdout: bool = True,
+    erased: int = 0,
+    rule: Rule = "better",
     **params: Any,
 ) -> Decision:
     return decide(
@@ -63,6 +70,8 @@ def judged(
         PARAMS.model_copy(update=params),
         champion,
         same_holdout,
+        erased,
+        rule,
     )
 
 
@@ -253,6 +262,123 @@ def test_a_changed_holdout_is_refused() -> None:
     assert failed(judged(same_holdout=False)) == {"same hold-out"}
 
 
+def related(rows: int, probe: float, champion: float, seed: int, correlation: float = 0.9) -> Window:
+    """Two probes that mostly make the same mistakes, as those trained on nearly the same rows do.
+
+    An answer's odds are those of a noisy observation of whether it is right; of all answers the AUROC is `true_auroc`.
+    """
+    generator = np.random.default_rng(seed)
+    found = window(rows, seed=seed)
+    shared, own = generator.normal(size=(2, rows))
+    noises = {"v1.0.0": (champion, shared), "probe": (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own)}
+    for name, (sharpness, noise) in noises.items():
+        observed = (2 * found.correct - 1) * sharpness + noise
+        found.confidences[name] = 1 / (1 + np.exp(-2 * sharpness * observed) * 0.4 / 0.6)
+    return found
+
+
+def true_auroc(sharpness: float) -> float:
+    return NormalDist().cdf(2**0.5 * sharpness)
+
+
+def erased(holdout: Window, **more: Any) -> Decision:
+    return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="not_worse", max_ece=1.0, **more)
+
+
+def test_an_equal_challenger_replaces_a_tainted_champion() -> None:
+    names = ("not worse than v1.0.0", "as precise as v1.0.0", "newest window", "same hold-out", "precision", "latency")
+    decision = erased(twins())
+    assert decision.approved and {c.name for c in decision.checks} >= set(names)
+    assert check(decision, "not worse than v1.0.0").value == 1
+
+
+def test_an_equally_good_challenger_is_not_worse_with_enough_rows() -> None:
+    passed = {rows: sum(erased(related(rows, 1.2, 1.2, seed)).approved for seed in range(20)) for rows in (60, 1000)}
+    assert passed[1000] >= 19
+    assert passed[60] < passed[1000]
+
+
+def test_a_clearly_worse_challenger_stays_worse_whatever_the_rule() -> None:
+    decision = erased(window(probe=0.8, champion=1.6))
+    assert "not worse than v1.0.0" in failed(decision)
+    assert check(decision, "not worse than v1.0.0").value < 0.05
+
+
+def test_worse_by_just_the_margin_passes_as_rarely_as_it_says() -> None:
+    margin = true_auroc(1.0) - true_auroc(0.9)
+    passed = {
+        share: sum(
+            check(erased(related(500, 0.9, 1.0, seed), erasure_margin=share * margin), "not worse than v1.0.0").passed
+            is True
+            for seed in range(100)
+        )
+        for share in (0.5, 1, 2)
+    }
+    assert passed[0.5] <= passed[1] <= 12 and passed[2] >= 40, passed
+
+
+def test_a_wider_margin_never_refuses_more() -> None:
+    holdout = related(400, 1.1, 1.2, seed=3)
+    chances = [check(erased(holdout, erasure_margin=m), "not worse than v1.0.0").value for m in (1e-9, 0.01, 0.05, 0.5)]
+    assert chances == sorted(chances) and chances[0] < 0.95 <= chances[-1]
+
+
+def test_what_is_better_is_not_worse() -> None:
+    decision = erased(window())
+    assert decision.approved
+    assert check(decision, "not worse than v1.0.0").value >= check(judged(window()), "better than v1.0.0").value
+
+
+def test_a_heavy_answer_counts_as_heavy_beside_a_tainted_champion() -> None:
+    holdout = related(400, 1.1, 1.2, seed=3)
+    wrong = (holdout.confidences["probe"] < holdout.confidences["v1.0.0"]) & (holdout.correct == 1)
+    even = check(erased(holdout), "not worse than v1.0.0").value
+    uneven = check(erased(replace(holdout, weight=np.where(wrong, 1.0, 0.2))), "not worse than v1.0.0").value
+    assert uneven < even
+    same = check(erased(replace(holdout, weight=np.full(400, 7.0))), "not worse than v1.0.0").value
+    assert same == pytest.approx(even)
+
+
+def test_a_challenger_that_shows_wrong_answers_is_not_as_precise() -> None:
+    holdout = twins()
+    measured = replace(MEASURED, threshold=0.05, champion_threshold=0.8, target_precision=0.5)
+    decision = judged(holdout, measured=measured, rule="not_worse")
+    assert failed(decision) == {"as precise as v1.0.0"}
+    lost = check(decision, "as precise as v1.0.0")
+    assert lost.value < lost.limit
+    shows_nothing = judged(holdout, measured=replace(measured, champion_threshold=1.1), rule="not_worse")
+    assert check(shows_nothing, "as precise as v1.0.0").passed is None
+
+
+@pytest.mark.parametrize("one", [{"correct": np.ones(400, int)}, {"groups": np.full(400, "doc-0")}])
+def test_a_hold_out_that_tells_nothing_does_not_say_not_worse(one: dict[str, np.ndarray]) -> None:
+    assert "not worse than v1.0.0" in failed(erased(replace(twins(), **one)))
+
+
+def test_a_tainted_champion_lowers_no_other_limit() -> None:
+    broken = replace(MEASURED, champion_threshold=0.5, parity=1.0, latency_p99_ms=99.0)
+    unkept = replace(broken, threshold=0.05, target_precision=0.95)
+    decision = judged(twins(), measured=unkept, rule="not_worse", same_holdout=False, max_slice_drop=0.9)
+    assert {"ONNX parity", "latency", "same hold-out", "precision"} <= failed(decision)
+
+
+def test_worse_and_accepted_is_shown_and_not_judged() -> None:
+    worse = window(probe=0.8, champion=1.6)
+    newest = window(rows=60, probe=0.2, champion=2.0, seed=10)
+    measured = replace(MEASURED, champion_threshold=0.5, target_precision=0.6)
+    assert {"not worse than v1.0.0", "newest window"} <= failed(judged(worse, newest, measured, rule="not_worse"))
+    decision = judged(worse, newest, measured, rule="accepted")
+    assert decision.approved
+    compared = [check(decision, name) for name in ("not worse than v1.0.0", "newest window")]
+    assert all(one.passed is None and one.value < one.limit for one in compared)
+    assert not judged(worse, newest, replace(measured, parity=1.0), rule="accepted").approved
+    assert failed(judged(worse, newest, measured, rule="accepted", same_holdout=False)) == {"same hold-out"}
+
+
+def test_a_hold_out_without_erased_answers_says_how_many() -> None:
+    assert "without 3 of its answers" in check(judged(erased=3), "same hold-out").says
+
+
 def test_a_first_version_must_beat_both_baselines() -> None:
     decision = judged(champion=None)
     assert decision.approved
@@ -324,3 +450,19 @@ def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None)
     judged_once = judged(one, champion=champion)
     better = [c for c in judged_once.checks if c.name.startswith("better than")]
     assert better and all(c.passed is False and c.value == 0 for c in better)
+
+
+def passed_when_worse(samples: int) -> None:
+    """How often a challenger that is truly so much worse replaces a tainted champion: a row a correlation and loss."""
+    for correlation in (0.9, 0.99, 0.999):
+        for loss in (0.0, 0.01, 0.02, 0.04):
+            sharpness = NormalDist().inv_cdf(true_auroc(1.0) - loss) / 2**0.5
+            shares = []
+            for rows in (100, 200, 500, 1000):
+                decisions = (erased(related(rows, sharpness, 1.0, seed, correlation)) for seed in range(samples))
+                shares.append(np.mean([check(one, "not worse than v1.0.0").passed for one in decisions]))
+            print(f"| {correlation} | {loss} |", " | ".join(f"{share:.1%}" for share in shares), "|")
+
+
+if __name__ == "__main__":
+    passed_when_worse(int(sys.argv[1]))

@@ -19,11 +19,13 @@ from abstain.evaluate.report import (
     Evaluated,
     Report,
     Strong,
+    add_warning,
     compose,
     leaderboard_table,
     markdown_table,
     render_html,
     render_markdown,
+    warning_line,
 )
 from abstain.evaluate.report.document import Cell, Paragraph, Row, Section, Table, Verdict
 from abstain.evaluate.report.markdown import escape
@@ -631,6 +633,18 @@ def test_what_people_wrote_is_text_in_markdown() -> None:
     assert {token.content for token in found if token.type == "em_open"} == {""}
     for text in NASTY[:4]:
         assert plain(text) in "".join(token.content for token in found if token.type.startswith("text"))
+
+
+def test_a_warning_stands_above_the_verdict_as_text() -> None:
+    warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
+    page = add_warning(render_html(compose(evaluated()), IMAGES), warning)
+    said = Page(page).texts
+    verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Promise kept" in text)
+    assert said.index(("strong", plain(warning))) < verdict
+    ((_, inline, _),) = [READER.parse(warning_line(warning))]
+    assert inline.children is not None
+    assert [child.type for child in inline.children if child.type != "text"] == ["strong_open", "strong_close"]
+    assert "".join(child.content for child in inline.children) == plain(warning)
 
 
 def test_tables_are_whole_in_markdown() -> None:

@@ -4,13 +4,14 @@ import pytest
 
 from abstain.contracts import Feedback, Interaction, Review
 from abstain.errors import AbstainError
-from abstain.feedback.forget import forget
+from abstain.feedback.forget import erased_answers, forget
 from abstain.feedback.index import read_lines
 from abstain.feedback.ingest import ingest
+from abstain.feedback.lines import interaction_identity
 from abstain.feedback.quarantine import Quarantine
 from abstain.feedback.report import IngestReport
 from abstain.feedback.sources.files import by_hand
-from abstain.feedback.store import Store
+from abstain.feedback.store import Forgotten, Store
 
 from .builders import NOW, PARAMS, accept_all, alone, bytes_of, row, thumb, verdict, write_lines
 
@@ -92,3 +93,19 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
     with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
         forget(Store(data), "carol", "u-c")
     assert bytes_of(data) == before
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({"i-1": True, "i-2": False, "i-3": True}, 0),
+        ({"i-2": False, "i-3": True}, 1),
+        ({"i-2": True, "i-3": True}, None),  # a label has changed as well
+        ({"i-1": True, "i-2": False}, None),  # i-3 was not erased
+        ({"i-2": False, "i-3": True, "i-4": True}, None),  # an answer has come
+    ],
+)
+def test_a_hold_out_may_lack_what_was_erased_and_nothing_else(now: dict[str, bool], expected: int | None) -> None:
+    before = {"i-1": True, "i-2": False, "i-3": True}
+    forgotten = Forgotten(interactions=(interaction_identity("i-1").hex(), interaction_identity("i-2").hex()))
+    assert erased_answers(before, now, forgotten) == expected

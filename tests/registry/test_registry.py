@@ -126,6 +126,42 @@ def test_a_rollback_without_a_name_never_goes_to_a_newer_version() -> None:
     assert made.rollback_target("v1.1.0").version == "v1.1.0"
 
 
+LATER, LAST = (datetime(2026, 11, day, tzinfo=UTC) for day in (20, 21))
+
+
+def test_a_version_trained_on_erased_rows_is_tainted_from_the_first_erasure() -> None:
+    made = registry("v1.0.0", "v1.1.0")
+    assert made.taint is None and made.warning is None
+    marked = made.erased({"v1.0.0": True, "v1.1.0": True}, LATER).erased({"v1.1.0": True}, LAST)
+    assert marked.taint is not None and marked.taint.since == LATER
+    assert "trained on erased rows since 2026-11-20" in str(marked.taint) and "v1.1.0" in str(marked.warning)
+    clean = marked.promoted(event("v1.2.0"))
+    assert clean.taint is None
+    back = rolled_back(clean)
+    assert back.taint == marked.taint and rolled_back(back).taint == marked.tainted["v1.0.0"]
+
+
+def test_a_version_that_cannot_be_read_is_tainted_with_a_doubt() -> None:
+    doubted = registry("v1.0.0").erased({"v1.0.0": False}, LATER)
+    assert doubted.taint is not None and "perhaps" in str(doubted.taint)
+    known = doubted.erased({"v1.0.0": True}, LAST).erased({"v1.0.0": False}, LAST)
+    assert known.taint is not None and known.taint.certain and known.taint.since == LATER
+
+
+def test_a_decision_to_keep_ends_with_the_next_erasure() -> None:
+    kept = registry("v1.0.0").erased({"v1.0.0": True}, LATER).kept("no other yet")
+    assert kept.taint is not None and kept.taint.kept == "no other yet" and kept.taint.since == LATER
+    assert "no other yet" in str(kept.taint) and parse_registry(kept.to_json()) == kept
+    again = kept.erased({"v1.0.0": True}, LAST)
+    assert again.taint is not None and again.taint.kept is None
+
+
+@pytest.mark.parametrize("made", [Registry(), registry("v1.0.0")])
+def test_without_an_erasure_there_is_nothing_to_keep(made: Registry) -> None:
+    with pytest.raises(AbstainError, match="there is nothing to decide$"):
+        made.kept("why not")
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     made = rolled_back(registry("v1.0.0", "v1.1.0"), reason="ä\n")
     file = tmp_path / "registry.json"

@@ -196,6 +196,7 @@ class GateParams(Section):
     bootstrap: Annotated[int, Field(ge=100)]
     seed: int
     confidence: OpenFraction
+    erasure_margin: OpenFraction
     max_newest_drop: Fraction
     max_precision_drop: Fraction
     max_slice_drop: Fraction

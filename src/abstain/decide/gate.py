@@ -1,21 +1,27 @@
 """The promotion gate: may this challenger replace the champion? It fails closed, and says why.
 
 Every check is a `Check` with the figure, the limit and one sentence; a figure that is nan fails. The first
-version has no champion and no free pass: it must beat the base rate and the length-only baseline. Figures are
+version has no champion and no free pass: it must beat the base rate and the length-only baseline. A champion that was
+trained on rows which were erased since is replaced by a challenger that is not worse by more than a margin. Figures are
 weighted as in the report, and answers are counted by what they are worth (`metrics.effective_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from abstain.config.params import GateParams
 from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import Estimate, Figure, bootstrap, paired
+
+Rule = Literal["better", "not_worse", "accepted"]
+"""What a challenger must be beside the champion. `not_worse`: the champion was trained on rows that were erased since.
+`accepted`: and somebody takes the challenger although it is worse, so that the comparison is shown and not judged."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,20 @@ class Measured:
 
 
 def decide(
-    holdout: Window, newest: Window, measured: Measured, params: GateParams, champion: str | None, same_holdout: bool
+    holdout: Window,
+    newest: Window,
+    measured: Measured,
+    params: GateParams,
+    champion: str | None,
+    same_holdout: bool,
+    erased: int = 0,
+    rule: Rule = "better",
 ) -> Decision:
     """Judge the challenger on the frozen hold-out and on the newest window.
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
-    hold-out is the one the champion was promoted on, or a decision to change it is on record.
+    hold-out is the one the champion was promoted on, but for `erased` of its answers, or a decision to change it is on
+    record. `rule`: how the two are compared.
     """
     checks = [
         _calibration(holdout, params),
@@ -116,11 +130,10 @@ def decide(
     if champion is None:
         checks += [_better(holdout, "length_only", params), _better_than_base_rate(holdout, measured, params)]
     else:
-        checks += [
-            _same_holdout(same_holdout),
-            _new_threshold(measured) if _same_confidences(holdout, champion) else _better(holdout, champion, params),
-            _newest(newest, champion, params),
-        ]
+        compared = [*_against(holdout, champion, measured, params, rule), _newest(newest, champion, params)]
+        if rule == "accepted":
+            compared = [_accepted(check) for check in compared]
+        checks += [_same_holdout(same_holdout, erased), *compared]
     checks += [
         _at_most("ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
         _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
@@ -128,13 +141,29 @@ def decide(
     return Decision(tuple(checks))
 
 
-def _same_holdout(same: bool) -> Check:
-    says = (
-        "as the champion's"
-        if same
-        else "not the champion's: where that is on purpose, run abstain promote --new-holdout REASON"
-    )
+def _same_holdout(same: bool, erased: int) -> Check:
+    if same:
+        says = (
+            f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
+        )
+    else:
+        says = "not the champion's: where that is on purpose, run abstain promote --new-holdout REASON"
     return _check("same hold-out", same, float(same), 1, says)
+
+
+def _against(window: Window, champion: str, measured: Measured, params: GateParams, rule: Rule) -> list[Check]:
+    """The challenger beside the champion on the hold-out."""
+    if rule != "better":
+        return [_not_worse(window, champion, params), _as_precise(window, champion, measured, params)]
+    if _same_confidences(window, champion):
+        return [_new_threshold(measured)]
+    return [_better(window, champion, params)]
+
+
+def _accepted(check: Check) -> Check:
+    if check.passed is not False:
+        return check
+    return replace(check, passed=None, says=f"{check.says}; accepted")
 
 
 def _same_confidences(window: Window, champion: str) -> bool:
@@ -155,6 +184,28 @@ def _better(window: Window, rival: str, params: GateParams) -> Check:
     chance = paired(own, other).chance
     says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
     return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _not_worse(window: Window, champion: str, params: GateParams) -> Check:
+    """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", champion)}
+    drawn = window.bootstrap(aurocs, params)
+    own, other, margin = drawn["probe"], drawn[champion], params.erasure_margin
+    chance = float((paired(own, other).draws > -margin).mean())  # a draw that is not defined is not above it
+    says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
+    return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _as_precise(window: Window, champion: str, measured: Measured, params: GateParams) -> Check:
+    """What each shows at its own threshold; not judged where the champion shows too little to be compared with."""
+    threshold = float("nan") if measured.champion_threshold is None else measured.champion_threshold
+    before, worth = window.precision(window.confidences[champion] >= threshold)
+    own, _ = window.precision(window.shown(measured.threshold))
+    name, limit = f"as precise as {champion}", before - params.max_precision_drop
+    if worth < params.min_slice:
+        return Check(name, None, own, limit, f"{champion} shows {worth:.0f} answers, too few to compare with")
+    says = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
+    return _check(name, own >= limit, own, limit, says)
 
 
 def _better_than_base_rate(window: Window, measured: Measured, params: GateParams) -> Check:

@@ -12,6 +12,7 @@ Three decisions:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from abstain.contracts import Feedback, Interaction, Review
@@ -47,6 +48,19 @@ def forget(store: Store, user: str, pseudonym: str, *, with_interactions: bool =
     )
     write_atomically(store.folder / "forgotten.json", forgotten.canonical().encode() + b"\n")
     return removed
+
+
+def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: Forgotten) -> int | None:
+    """How many answers of a hold-out are gone; None where it differs in anything but that erased ones are gone.
+
+    Args:
+        before, now: interaction id -> its label, right or wrong.
+    """
+    gone = before.keys() - now.keys()
+    kept = {key: label for key, label in before.items() if key not in gone}
+    was_erased = set(forgotten.interactions)
+    exact = kept == dict(now) and all(interaction_identity(key).hex() in was_erased for key in gone)
+    return len(gone) if exact else None
 
 
 def _rewrite(path: Path, names: set[str], gone: set[str]) -> int:

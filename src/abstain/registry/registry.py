@@ -1,15 +1,15 @@
 """`registry.json`: which version is in production, said by one tracked file.
 
-Versions are immutable git tags (`probe@v1.2.0`, GTO's format); this file is the pointer, its history and the
-blocked versions. Functions here are pure: a fast-forward push of the commit that holds the new file is the
-compare-and-swap, and stands in `tasks/`.
+Versions are immutable git tags (`probe@v1.2.0`, GTO's format); this file is the pointer, its history, the blocked
+versions, and those that were trained on rows which were erased since. Functions here are pure: a fast-forward push of
+the commit that holds the new file is the compare-and-swap, and stands in `tasks/`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,26 @@ class Event(BaseModel):
     reason: str
 
 
+class Taint(BaseModel):
+    """That a version was trained on rows which were erased since.
+
+    `since` is the first erasure. `certain` is False where the version's data cannot be read any more, so that nobody
+    can tell. `kept` is why somebody decided to leave the version in production, None where nobody has.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    since: datetime
+    certain: bool = True
+    kept: str | None = None
+
+    def __str__(self) -> str:
+        mark = f"trained on erased rows since {self.since:%Y-%m-%d}"
+        if not self.certain:
+            mark = f"perhaps {mark}: its data cannot be read any more"
+        return f"{mark}; kept on purpose: {self.kept}" if self.kept else mark
+
+
 class Registry(BaseModel):
     """The parsed file. `history` is oldest first; the last event is what is in production."""
 
@@ -44,6 +64,7 @@ class Registry(BaseModel):
     schema_version: Literal[1] = 1
     history: tuple[Event, ...] = ()
     blocked: dict[str, str] = {}
+    tainted: dict[str, Taint] = {}
 
     @property
     def prod(self) -> Event | None:
@@ -53,6 +74,23 @@ class Registry(BaseModel):
     def version(self) -> str | None:
         """The version in production, None where nothing is."""
         return self.prod.version if self.prod else None
+
+    @property
+    def taint(self) -> Taint | None:
+        """Set where the version in production was trained on rows that were erased since."""
+        return self.tainted.get(self.prod.version) if self.prod else None
+
+    def require_taint(self) -> Taint:
+        """`taint`, or an `AbstainError` where there is none to decide on."""
+        if self.taint is None:
+            live = f"probe {self.version} was not trained on erased rows" if self.prod else "nothing is in production"
+            raise AbstainError(f"{live}: there is nothing to decide")
+        return self.taint
+
+    @property
+    def warning(self) -> str | None:
+        """What a report says while a tainted version is in production."""
+        return f"In production when this was written: probe {self.version}, {self.taint}" if self.taint else None
 
     def promoted(self, event: Event) -> Registry:
         """The registry after promoting a version that was never promoted and is not blocked."""
@@ -82,6 +120,24 @@ class Registry(BaseModel):
         assert self.prod is not None
         blocked = {**self.blocked, self.prod.version: event.reason}
         return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
+
+    def erased(self, versions: Mapping[str, bool], at: datetime) -> Registry:
+        """The registry after rows were erased that `versions` were trained on: version -> whether that is certain.
+
+        A version keeps its earliest date. A decision to keep it spoke of what had been erased then, and ends.
+        """
+        marked = dict(self.tainted)
+        for version, certain in versions.items():
+            before = marked.get(version, Taint(since=at, certain=certain))
+            marked[version] = Taint(since=before.since, certain=certain or before.certain)
+        return self.model_copy(update={"tainted": marked})
+
+    def kept(self, reason: str) -> Registry:
+        """The registry after the decision to leave a tainted version in production; `AbstainError` where none is."""
+        taint = self.require_taint()
+        assert self.version is not None
+        kept = {self.version: taint.model_copy(update={"kept": reason})}
+        return self.model_copy(update={"tainted": {**self.tainted, **kept}})
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"

@@ -11,17 +11,19 @@ Three decisions:
 from abstain.evaluate.report.compose import compose
 from abstain.evaluate.report.document import Report, Strong
 from abstain.evaluate.report.evaluated import Evaluated
-from abstain.evaluate.report.markdown import markdown_table, render_markdown
-from abstain.evaluate.report.page import render_html
+from abstain.evaluate.report.markdown import markdown_table, render_markdown, warning_line
+from abstain.evaluate.report.page import add_warning, render_html
 from abstain.evaluate.report.ranking import leaderboard_table
 
 __all__ = [
     "Evaluated",
     "Report",
     "Strong",
+    "add_warning",
     "compose",
     "leaderboard_table",
     "markdown_table",
     "render_html",
     "render_markdown",
+    "warning_line",
 ]

@@ -36,6 +36,11 @@ def escape(text: str) -> str:
     return SPECIAL.sub(r"\\\g<0>", plain(text))
 
 
+def warning_line(warning: str) -> str:
+    """A paragraph in bold."""
+    return f"**{escape(warning)}**"
+
+
 def render_markdown(report: Report) -> str:
     """`report` as Markdown.
 

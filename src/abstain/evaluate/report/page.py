@@ -25,6 +25,12 @@ def render_html(report: Report, images: Mapping[str, bytes]) -> str:
     return _template().render(report=report, images=inlined)
 
 
+def add_warning(page: str, warning: str) -> str:
+    """A rendered page with a line above its verdict: what is known only when it is shown to somebody."""
+    line = Markup('<main>\n<p class="card failed" role="note"><strong>{}</strong></p>').format(plain(warning))
+    return page.replace("<main>", line, 1)
+
+
 def _text(value: Any) -> Any:
     """Every text on one line, each number on the same one as its percent sign. What is markup was escaped before."""
     if not isinstance(value, str) or isinstance(value, Markup):

@@ -1,0 +1,448 @@
+"""What becomes of a version that was trained on erased rows, with real git; DVC is stood in for by plain folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from abstain import paths
+from abstain.contracts import Feedback
+from abstain.errors import AbstainError
+from abstain.features.table import write_table
+from abstain.feedback.ingest import ingest
+from abstain.feedback.lines import interaction_identity
+from abstain.feedback.sources.files import by_hand
+from abstain.feedback.splits import holdout_digest
+from abstain.feedback.store import Forgotten, Store
+from abstain.registry.registry import Registry, load_registry
+from flows import cli
+from flows import promote as promote_flow
+from flows import retrain as retrain_flow
+from tasks import promotion, publish
+from tasks.ingest import forget_user
+from tasks.promotion import Outcome, keep_tainted, promote_candidate, roll_back
+from tasks.record import commit, push
+from tasks.shell import git
+from tasks.workspace import BRANCH, Workspace, open_workspace
+from tests.conftest import ROOT, Project
+from tests.decide.test_gate import related, window
+from tests.feedback.builders import NOW, PARAMS, accept_all, alone, row, thumb, verdict, write_lines
+from tests.models.builders import D, ragged, write_mean_probe
+
+DAY, NEXT_DAY = datetime(2026, 11, 20, tzinfo=UTC), datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Plain(Workspace):
+    """A workspace whose DVC keeps what a tag's data and outputs were in a folder a tag."""
+
+    kept: Path = field(default_factory=Path)
+
+    def dvc(self, *arguments: str) -> str:
+        match arguments:
+            case ("add", "--quiet", name):
+                files = sorted(file for file in (self.path / name).rglob("*") if file.is_file())
+                digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+                (self.path / f"{name}.dvc").write_text(digest)
+            case ("push", "--quiet"):
+                pass
+            case ("get", ".", name, "--rev", revision, "-o", target, "--quiet"):
+                found = self.kept / revision.replace("/", "-") / name
+                if not found.exists():
+                    raise AbstainError(f"{name} is nowhere")
+                (shutil.copytree if found.is_dir() else shutil.copy)(found, target)
+            case _:
+                raise AssertionError(arguments)
+        return ""
+
+    def keep(self, version: str, *names: Path) -> None:
+        """What `dvc get --rev` of the version gives from now on."""
+        for name in names:
+            target = self.kept / f"refs-tags-probe@{version}" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if (self.path / name).is_dir() else shutil.copy)(self.path / name, target)
+
+    def on_origin(self) -> Registry:
+        return Registry.model_validate_json(self.git("show", f"origin/{BRANCH}:registry.json"))
+
+    def taint(self, *versions: str, at: datetime = DAY) -> None:
+        registry = load_registry(self.path / paths.REGISTRY).erased(dict.fromkeys(versions, True), at)
+        (self.path / paths.REGISTRY).write_text(registry.to_json())
+        commit(self, "Forget a user", paths.REGISTRY)
+        push(self)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plain:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
+    git(tmp_path, "init", "-q", "--bare", f"--initial-branch={BRANCH}", "origin.git")
+    git(tmp_path, "clone", "-q", "origin.git", "workspace")
+    made = Plain(tmp_path / "workspace", -1, tmp_path / "kept")
+    made.git("checkout", "-q", "-B", BRANCH)
+    for name in ("params.yaml", "registry.json", ".gitignore"):
+        text = (ROOT / name).read_text().replace("bootstrap: 1000", "bootstrap: 100")
+        (made.path / name).write_text(text)
+    commit(made, "A project", "params.yaml", "registry.json", ".gitignore")
+    push(made)
+    return made
+
+
+@dataclass
+class Candidates:
+    """Writes what the stages leave of a candidate, and promotes it; the champion scores as the last promoted did."""
+
+    workspace: Plain
+    judged: list[str] = field(default_factory=list)
+    champion: tuple[pd.Series, float] | None = None
+
+    def write(self, probe: float = 1.2, *, drop: int = 0, threshold: float = 0.5, latency: str = "1.0") -> None:
+        """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes."""
+        self.latency = latency
+        root = self.workspace.path
+        shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
+        (root / paths.REPORT).mkdir(parents=True)
+        metadata = {"threshold": repr(threshold), "strength": repr(probe)}
+        write_mean_probe(root / paths.ONNX, D, metadata)
+        found = related(400, probe, 1.2, seed=1, correlation=0.99)
+        scores = pd.DataFrame(
+            {
+                "interaction_id": [f"i-{n}" for n in range(400)],
+                "split": "holdout",
+                "group": found.groups,
+                "product": found.products,
+                "correct": found.correct,
+                "inclusion_probability": np.nan,
+                "probability": found.confidences["probe"],
+                "probe": found.confidences["probe"],
+                "length_only": window().confidences["length_only"],
+                "base_rate": 0.6,
+            }
+        ).iloc[drop:]
+        scores.to_parquet(root / paths.SCORES)
+        digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
+        (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
+        (root / paths.THRESHOLD).write_text(json.dumps({"precision": 0.8}))
+        (root / paths.PARITY).write_text(json.dumps({"max_abs_difference": 0.0}))
+        (root / paths.EVALUATION).write_text("{}")
+        (root / paths.REPORT / "report.md").write_text("# Report\n")
+        states = ragged(3, 1, 4)
+        write_table(root / paths.FEATURES, [len(one) for one in states], D, torch.float32, enumerate(states), "m@1")
+        self.last = scores.set_index("interaction_id")["probe"], threshold
+
+    def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> tuple[list[float], float]:
+        assert self.champion is not None
+        confidences, threshold = self.champion
+        return confidences.loc[list(ids)].tolist(), threshold
+
+    def promote(self, **options: Any) -> Outcome:
+        outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)
+        if outcome.status == "promoted":
+            self.champion = self.last
+            assert outcome.version
+            self.workspace.keep(outcome.version, paths.SCORES)
+        return outcome
+
+
+@pytest.fixture
+def candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
+    """With v1.0.0 in production."""
+    made = Candidates(workspace)
+    monkeypatch.setattr(promotion, "run", lambda *_, **__: made.latency)
+    monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
+    monkeypatch.setattr(promotion, "_champion_scores", made.scores_of_champion)
+    made.write()
+    assert made.promote() == Outcome("promoted", "v1.0.0", [])
+    made.judged.clear()
+    return made
+
+
+def approval(workspace: Plain, name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((workspace.path / paths.APPROVALS / f"{name}.json").read_text())
+    return read
+
+
+def checks(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in record["checks"]}
+
+
+def test_the_same_bytes_are_a_new_version_after_an_erasure(workspace: Plain, candidates: Candidates) -> None:
+    assert candidates.promote().status == "unchanged"
+    workspace.taint("v1.0.0")
+    assert candidates.promote() == Outcome("promoted", "v1.1.0", [])
+    first, second = workspace.on_origin().history
+    assert (second.reason, second.candidate) == ("erasure", first.candidate) and second.sha256 != first.sha256
+    assert workspace.on_origin().taint is None and "v1.0.0" in workspace.on_origin().tainted
+    assert "probe@v1.1.0" in workspace.git("ls-remote", "--tags", "origin")
+    record = approval(workspace, "v1.1.0")
+    assert record["erasure"]["since"] == DAY.isoformat() and "not worse than v1.0.0" in checks(record)
+    assert candidates.promote().status == "unchanged"
+
+
+def test_a_worse_one_fails_each_time_until_somebody_keeps(workspace: Plain, candidates: Candidates) -> None:
+    candidates.write(0.9)
+    assert candidates.promote().status == "rejected", "before the erasure this is no failure"
+    workspace.taint("v1.0.0")
+    for _ in range(2):
+        with pytest.raises(AbstainError, match="trained on erased rows since 2026-11-20.*--keep-tainted") as caught:
+            candidates.promote()
+        assert "not worse than v1.0.0" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(candidates.judged) == 2, "judged once more for the erasure, and remembered from then on"
+    assert "trained on erased rows since 2026-11-20" in candidates.judged[-1]
+    assert workspace.on_origin().version == "v1.0.0"
+
+    keep_tainted(workspace, "no other yet")
+    taint = workspace.on_origin().taint
+    assert taint is not None and taint.kept == "no other yet"
+    assert candidates.promote().status == "rejected"
+    workspace.taint("v1.0.0", at=NEXT_DAY)
+    with pytest.raises(AbstainError, match="since 2026-11-20"):
+        candidates.promote()
+    candidates.write(1.2)
+    assert candidates.promote().version == "v1.1.0"
+
+
+def test_a_worse_one_is_promoted_once_somebody_accepts_it(workspace: Plain, candidates: Candidates) -> None:
+    candidates.write(0.9)
+    with pytest.raises(AbstainError, match="v1.0.0 was not trained on erased rows"):
+        candidates.promote(accept_erasure="the law")
+    workspace.taint("v1.0.0")
+    assert candidates.promote(accept_erasure="the law").version == "v1.1.0"
+    assert workspace.on_origin().history[-1].reason == "erasure; the law"
+    record = approval(workspace, "v1.1.0")
+    assert record["erasure"]["accepted"] == "the law"
+    assert checks(record)["not worse than v1.0.0"]["passed"] is None
+
+
+def test_accepting_a_worse_one_waives_no_other_check(workspace: Plain, candidates: Candidates) -> None:
+    workspace.taint("v1.0.0")
+    candidates.write(latency="1000")
+    with pytest.raises(AbstainError, match="latency"):
+        candidates.promote(accept_erasure="the law")
+    assert workspace.on_origin().version == "v1.0.0"
+
+
+def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates) -> None:
+    candidates.write(1.8)
+    assert candidates.promote().version == "v1.1.0"
+    registry = workspace.on_origin()
+    moved = registry.rolled_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
+    (workspace.path / paths.REGISTRY).write_text(moved.to_json())
+    assert candidates.promote().reasons == ["it is v1.1.0 again, which was blocked: complaints"]
+    workspace.taint("v1.0.0")
+    with pytest.raises(AbstainError, match="v1.1.0 again, which was blocked: complaints"):
+        candidates.promote()
+
+
+@pytest.mark.parametrize("tainted", [True, False])
+def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candidates: Candidates, tainted: bool) -> None:
+    erased = tuple(interaction_identity(f"i-{n}").hex() for n in range(2))
+    (workspace.path / paths.DATA).mkdir()
+    file = workspace.path / paths.DATA / "forgotten.json"
+    if tainted:
+        workspace.taint("v1.0.0")
+    candidates.write(1.8, drop=2)
+    for known in ((), erased[:1]):
+        file.write_text(Forgotten(interactions=known).canonical())
+        failure = candidates.promote(again=True).reasons if not tainted else [raised(candidates)]
+        assert any("same hold-out" in reason for reason in failure)
+    file.write_text(Forgotten(interactions=erased).canonical())
+    assert candidates.promote(again=True).version == "v1.1.0"
+    assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["says"]
+
+
+def raised(candidates: Candidates) -> str:
+    with pytest.raises(AbstainError) as caught:
+        candidates.promote(again=True)
+    return str(caught.value)
+
+
+def test_a_hold_out_that_cannot_be_read_is_not_the_same(workspace: Plain, candidates: Candidates) -> None:
+    shutil.rmtree(workspace.kept)
+    workspace.taint("v1.0.0")
+    candidates.write(drop=2)
+    with pytest.raises(AbstainError, match="same hold-out: .*--new-holdout REASON"):
+        candidates.promote()
+    assert candidates.promote(new_holdout="the old one is lost").version == "v1.1.0"
+    assert workspace.on_origin().history[-1].reason == "erasure; the old one is lost"
+
+
+def test_a_roll_back_to_a_tainted_version_has_its_mark(
+    workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.taint("v1.0.0")
+    candidates.promote()
+    monkeypatch.setattr(promotion, "fetch_release", lambda *_: Path())
+    monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
+    moved = roll_back(workspace, None, "complaints")
+    assert moved == workspace.on_origin() and moved.version == "v1.0.0"
+    assert moved.taint is not None and moved.taint.since == DAY
+
+
+@pytest.fixture
+def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """`retrain` with every stage cached, in this process, without a Prefect server."""
+
+    @contextmanager
+    def here() -> Iterator[Workspace]:
+        yield workspace
+
+    (workspace.path / paths.DATA).mkdir()
+    for module in (retrain_flow, promote_flow):
+        monkeypatch.setattr(module, "promote_candidate", promote_candidate.fn)
+        monkeypatch.setattr(module, "open_workspace", here)
+    monkeypatch.setattr(retrain_flow, "run_dag", lambda _: [])
+    for name in ("publish_validation", "publish_artifacts"):
+        monkeypatch.setattr(retrain_flow, name, lambda _: None)
+    monkeypatch.setattr("tasks.workspace.open_workspace", here)
+    monkeypatch.setattr("tasks.workspace.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    return retrain_flow.retrain.fn
+
+
+def test_the_schedule_is_red_until_somebody_decides(
+    workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates.write(0.9)
+    workspace.taint("v1.0.0")
+    for _ in range(2):
+        with pytest.raises(AbstainError, match="stays in production"):
+            flows_here()
+    with pytest.raises(AbstainError, match="say why"):
+        cli.promote(keep_tainted=" ")
+    cli.promote(keep_tainted="no [other] yet")
+    kept = "trained on erased rows since 2026-11-20; kept on purpose: no [other] yet"
+    assert kept in " ".join(capsys.readouterr().out.split())
+    assert flows_here().outcome.status == "rejected"
+    with pytest.raises(AbstainError, match="give it without the other options"):
+        cli.promote(keep_tainted="a", accept_erasure="b")
+
+
+def test_status_says_what_the_live_version_was_trained_on(
+    workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"), 0.8)}, "rows": 400}
+    figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "display_rate"), 0.5)
+    for version in ("v1.0.0", "v1.1.0"):
+        record = {"metrics": {"holdout": figures}}
+        (workspace.path / paths.APPROVALS / f"{version}.json").write_text(json.dumps(record))
+
+    def status() -> str:
+        commit(workspace, "Figures", paths.APPROVALS)
+        push(workspace)
+        cli.status()
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "trained on erased rows" not in status()
+    workspace.taint("v1.0.0")
+    assert "in production: probe v1.0.0, trained on erased rows since 2026-11-20, by promote" in status()
+    assert flows_here().outcome.version == "v1.1.0"
+    (workspace.path / paths.APPROVALS / "v1.1.0.json").write_text(json.dumps({"metrics": {"holdout": figures}}))
+    told = status()
+    assert "in production: probe v1.1.0, by promote" in told
+    assert "v1.0.0: trained on erased rows since 2026-11-20" in told, "whoever goes back there knows before"
+
+
+def test_what_a_run_publishes_says_it_too(
+    workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, published = workspace.path, dict[str, str]()
+    (root / paths.PLOTS).mkdir()
+    (root / paths.PLOTS / "threshold.csv").write_text("threshold\n0.5\n")
+    (root / paths.REPORT / "report.html").write_text("<main>all is well</main>")
+    monkeypatch.setattr("abstain.evaluate.plots.PLOTS", {})
+    monkeypatch.setattr(publish, "leaderboard_table", lambda *_: "")
+    monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
+    monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(publish, "create_link_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(publish.reports, "keep", lambda _, name, page: published.update({f"{name}-page": page}) or "x")
+    mark = "probe v1.0.0, trained on erased rows since 2026-11-20"
+    publish.publish_artifacts.fn(workspace)
+    assert mark not in "".join(published.values())
+    workspace.taint("v1.0.0")
+    publish.publish_artifacts.fn(workspace)
+    assert mark in published["evaluation"] and "# Report" in published["evaluation"]
+    assert mark in published["evaluation-page"] and "all is well" in published["evaluation-page"]
+
+
+@pytest.fixture
+def history(workspace: Plain, tmp_path: Path) -> Plain:
+    """Tags v1.0.0 to v1.2.0: ann's thumb came with the second, and bob's only waits for its interaction."""
+    data = workspace.path / paths.DATA
+    batches = (
+        [row("i-1", review=verdict()), row("i-2")],
+        [alone(thumb(user="u-ann"), "i-1"), alone(thumb(user="u-bob"), "i-9")],
+        [row("i-3", thumb=thumb(user="u-eve"))],
+    )
+    for minor, rows in enumerate(batches):
+        file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
+        ingest(by_hand([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        workspace.dvc("add", "--quiet", "data")
+        commit(workspace, "Ingest", "data.dvc")
+        workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")
+        workspace.keep(f"v1.{minor}.0", paths.DATA)
+    push(workspace)
+    params = workspace.path / paths.PARAMS
+    params.write_text(params.read_text().replace("pseudonymise: true", "pseudonymise: false"))
+    return workspace
+
+
+@pytest.mark.parametrize(
+    ("user", "with_interactions", "versions"),
+    [
+        ("u-ann", False, ["v1.1.0", "v1.2.0"]),
+        ("u-ann", True, ["v1.0.0", "v1.1.0", "v1.2.0"]),  # v1.0.0 knew the expert's verdict on what she rated
+        ("u-bob", False, []),  # nothing is trained on a thumb that waits
+        ("u-eve", True, ["v1.2.0"]),
+    ],
+)
+def test_versions_that_saw_the_rows_are_marked_with_them_gone(
+    history: Plain, user: str, with_interactions: bool, versions: list[str]
+) -> None:
+    before = history.git("rev-parse", f"origin/{BRANCH}")
+    erasure = forget_user(history, user, with_interactions=with_interactions)
+    assert erasure.versions == dict.fromkeys(versions, True)
+    assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
+    assert all(found.user != user for found in Store(history.path / paths.DATA).rows(Feedback))
+    assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
+
+
+def test_asked_again_it_marks_what_has_no_mark_and_no_more(history: Plain) -> None:
+    forget_user(history, "u-ann", with_interactions=False)
+    marked = history.on_origin()
+    history.git("tag", "--annotate", "probe@v1.3.0", "probe@v1.2.0^{}", "-m", "t")
+    history.keep("v1.3.0", paths.DATA)
+    again = forget_user(history, "u-ann", with_interactions=False).registry
+    assert {version: again.tainted[version] for version in marked.tainted} == marked.tainted
+    assert set(again.tainted) - set(marked.tainted) == {"v1.3.0"}
+
+
+def test_a_version_whose_data_are_lost_is_marked_with_a_doubt(history: Plain) -> None:
+    shutil.rmtree(history.kept / "refs-tags-probe@v1.0.0")
+    erasure = forget_user(history, "u-ann", with_interactions=False)
+    assert erasure.versions == {"v1.0.0": False, "v1.1.0": True, "v1.2.0": True}
+    assert not history.on_origin().tainted["v1.0.0"].certain
+
+
+@pytest.mark.slow
+def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in small_project.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(small_project.root)
+    with open_workspace() as workspace:
+        user = next(found.user for found in Store(workspace.path / paths.DATA).rows(Feedback) if found.user)
+        workspace.git("tag", "--annotate", "probe@v1.0.0", "-m", "t")
+        push(workspace, "probe@v1.0.0")
+        assert forget_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}
+        said = workspace.git("show", f"origin/{BRANCH}:registry.json")
+    assert Registry.model_validate_json(said).tainted["v1.0.0"].certain
