@@ -29,6 +29,7 @@ HEAVY = frozenset(
         "nltk",
         "onnx",
         "onnxruntime",
+        "pandas",
         "prefect",
         "presidio_analyzer",
         "rouge_score",
@@ -36,11 +37,12 @@ HEAVY = frozenset(
         "sentence_transformers",
         "sklearn",
         "torch",
+        "torchmetrics",
         "transformers",
         "venn_abers",
     ]
 )
-LIGHT = ("numpy", "pandas", "pyarrow", "pydantic", "pydantic_settings", "typer", "rich.table", "yaml", "jinja2")
+LIGHT = ("numpy", "pyarrow", "pydantic", "pydantic_settings", "typer", "rich.table", "yaml", "jinja2")
 """Imported once, before the forks: what they cost is not asked."""
 
 
@@ -101,6 +103,28 @@ def imported_by(entry: str) -> list[str]:
         with contextlib.suppress(SystemExit):
             getattr(module, function)()
     return sorted(HEAVY & {name.partition(".")[0] for name in sys.modules})
+
+
+def count_tokens() -> None:
+    """What cutting a page into chunks does."""
+    from abstain.knowledge.tokens import token_counter
+
+    assert token_counter()("fee") > 0
+
+
+def apply_calibrations() -> None:
+    """What serving does with a calibration."""
+    import numpy as np
+
+    from abstain.decide.calibration import calibrator_from_dict
+
+    steps = {"low_at": [0.5], "low": [0.1, 0.6], "high_at": [0.5], "high": [0.4, 0.9]}
+    for stored in (
+        {"method": "temperature", "scale": 2.0},
+        {"method": "isotonic", "at": [0.1, 0.9], "level": [0.2, 0.8]},
+        {"method": "venn_abers", **steps},
+    ):
+        assert 0 < calibrator_from_dict(stored).apply(np.array([0.7]))[0] < 1
 
 
 def _in_a_fork(entry: str) -> list[str]:

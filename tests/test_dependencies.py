@@ -45,6 +45,11 @@ def test_stage_lists_no_source_that_it_does_not_use(stage: str) -> None:
     assert [dep for dep in listed if not any(covers(dep, file) for file in used)] == []
 
 
+def test_no_dependency_is_an_empty_file() -> None:
+    listed = {dep for stage in STAGES.values() for dep in stage["deps"] if (ROOT / dep).is_file()}
+    assert [dep for dep in sorted(listed) if (ROOT / dep).stat().st_size == 0] == []  # DVC warns about each, each time
+
+
 def test_config_imports_no_code_of_ours_but_types() -> None:
     modules = {path.stem for path in (ROOT / CONFIG).glob("*.py")} - {"__init__"}
     used = {file for module in modules for file in TREE.closure(f"abstain.config.{module}")}

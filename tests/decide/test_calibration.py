@@ -6,7 +6,6 @@ The table of docs/decisions.md: `python -m tests.decide.test_calibration 100`.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -19,7 +18,6 @@ from sklearn.isotonic import IsotonicRegression
 from abstain.decide.calibration import Method, calibrator_from_dict, fit_calibrator, thin
 from abstain.errors import AbstainError
 from abstain.evaluate.metrics import brier, ece, row_weights
-from tests.conftest import ROOT
 
 METHODS: tuple[Method, ...] = ("none", "temperature", "isotonic", "venn_abers")
 FITTED = METHODS[1:]
@@ -248,21 +246,6 @@ def test_arrays_of_different_lengths_and_unknown_methods_are_refused() -> None:
 def test_a_broken_record_is_refused(stored: dict[str, object]) -> None:
     with pytest.raises(AbstainError, match="^the stored calibration is not whole: export the probe again$"):
         calibrator_from_dict(stored)
-
-
-@pytest.mark.slow
-def test_serving_a_calibration_loads_no_library_that_fitted_it() -> None:
-    stored = json.dumps(fit_calibrator("venn_abers", *overconfident(100)).to_dict())
-    code = (
-        "import sys, json, numpy; from abstain.decide.calibration import calibrator_from_dict\n"
-        "print(calibrator_from_dict(json.loads(sys.argv[1])).apply(numpy.array([0.7]))[0])\n"
-        "print([name for name in ('sklearn', 'scipy', 'venn_abers', 'pandas') if name in sys.modules])"
-    )
-    command = [sys.executable, "-c", code, stored]
-    done = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True, check=True)
-    value, loaded = done.stdout.splitlines()
-    assert float(value) == fit_calibrator("venn_abers", *overconfident(100)).apply(np.array([0.7]))[0]
-    assert loaded == "[]"
 
 
 def test_thinning_equal_weights_keeps_every_row_and_none_stays_none() -> None:

@@ -16,7 +16,7 @@ import typer
 
 from abstain.config.settings import Settings
 from flows import cli
-from tests.conftest import ROOT, Project, new_project
+from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
 from tests.serve.test_released import release, requests
 
@@ -46,13 +46,6 @@ def test_help_reads_well_and_is_instant(project: Project) -> None:
     for command in ("demo", "ingest", "retrain", "plan", "status", "score", "promote", "rollback"):
         assert command in done.stdout
         assert project.abstain(command, "--help").returncode == 0
-
-
-def test_a_run_that_finds_everything_cached_waits_for_no_library_that_it_does_not_use() -> None:
-    heavy = ("transformers", "torch._dynamo", "sklearn", "matplotlib", "great_expectations")
-    tell = f"import sys, flows.retrain; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", tell], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_no_git_at_all(project: Project, tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_the_released_file_says_what_it_listens_to(project: Project) -> None:
     assert hashlib.sha256(file.read_bytes()).hexdigest() == in_production(project)["sha256"]
 
 
+def test_version_records_the_requirements_it_was_made_with(project: Project) -> None:
+    requirements = (ROOT / "requirements.lock").read_bytes()
+    approval = read_json(project.workspace / "approvals" / "v1.0.0.json")
+    assert approval["requirements_sha256"] == hashlib.sha256(requirements).hexdigest()
+    assert (project.home / "releases" / "v1.0.0" / "requirements.lock").read_bytes() == requirements
+
+
 def test_gto_and_dvc_read_the_version(project: Project, tmp_path: Path) -> None:
     shown = project.command(["gto", "show", "-r", str(project.workspace)])
     assert "v1.0.0" in shown.stdout, shown.stderr

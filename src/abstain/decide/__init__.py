@@ -1,0 +1,1 @@
+"""Thresholds, calibration, and the gate that a version must pass."""

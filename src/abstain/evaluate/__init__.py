@@ -1,0 +1,1 @@
+"""How good a confidence is: metrics, intervals, audits, plots and the report."""

@@ -1,0 +1,1 @@
+"""What the base model said, kept by content, and who computes what is missing."""

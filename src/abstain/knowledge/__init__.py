@@ -1,0 +1,1 @@
+"""The handbook: documents read, cut into chunks, embedded and found."""

@@ -1,0 +1,1 @@
+"""The base model: prompts, requests, and one engine that answers them all."""

@@ -1,0 +1,1 @@
+"""The probes and the regressors: how they are fitted, stored and exported."""

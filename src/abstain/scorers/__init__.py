@@ -1,0 +1,1 @@
+"""Everything that gives a confidence, declared in one form and judged side by side."""

@@ -1,0 +1,159 @@
+"""What a plan says and what it costs: real git, and DVC's answers made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import cli
+from tasks import demand
+from tasks.demand import Demand
+from tasks.plan import READS_THE_BASE_MODEL, Plan, computed_with_other_requirements, make_plan
+from tasks.workspace import Workspace
+from tests.conftest import new_project
+from tests.test_dependencies import STAGES, TREE
+
+DAG = 'strict digraph {\n"data.dvc";\n"dataset";\n"features";\n"report";\n"dataset" -> "features";\n"features" -> "report";\n}'
+
+
+@dataclass(frozen=True)
+class Recorded(Workspace):
+    """A workspace whose DVC says that `changed` is stale."""
+
+    changed: dict[str, Any] = field(default_factory=dict)
+
+    def dvc(self, *arguments: str) -> str:
+        return DAG if arguments[0] == "dag" else json.dumps(self.changed)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[..., None]:
+    """Commit these contents, `lock` as the stages of dvc.lock; None leaves a file as it was."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    subprocess.run([*git, "init", "-q", "--initial-branch=main"], check=True)
+
+    def commit(requirements: str | None = None, lock: dict[str, str] | None = None) -> None:
+        if requirements is not None:
+            (tmp_path / "requirements.lock").write_text(requirements)
+        if lock is not None:
+            stages = {name: {"cmd": name, "outs": [{"md5": digest}]} for name, digest in lock.items()}
+            (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+        subprocess.run([*git, "add", "--all"], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+
+    return commit
+
+
+def plan(folder: Path, **changed: Any) -> Plan:
+    return make_plan(Recorded(folder, 0, changed))
+
+
+def test_plan_of_unchanged_project_asks_no_model(
+    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("torch==1\n")
+    monkeypatch.setattr(demand, "count_demand", lambda workspace: pytest.fail("models are asked"))
+    assert plan(tmp_path) == Plan({"dataset": [], "features": [], "report": []}, None, [])
+    changed = [{"changed deps": {"src/abstain/evaluate/plots.py": "modified"}}]
+    assert plan(tmp_path, report=changed).stale["report"] == ["src/abstain/evaluate/plots.py modified"]
+
+
+def test_plan_of_stale_reader_counts_what_models_are_asked(
+    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("torch==1\n")
+    monkeypatch.setattr(demand, "count_demand", lambda workspace: Demand(3, 10, 4))
+    found = plan(tmp_path, dataset=["changed command"])
+    assert found.stale == {"dataset": ["changed command"], "features": ["after dataset"], "report": ["after features"]}
+    assert found.demand == Demand(3, 10, 4)
+
+
+def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
+    with_engine = {name for name in STAGES if "src/abstain/llm/engine.py" in TREE.closure(f"abstain.stages.{name}")}
+    assert with_engine == READS_THE_BASE_MODEL
+
+
+def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
+    workspace = Recorded(tmp_path, 0)
+    repository("torch==1\n")
+    assert computed_with_other_requirements(workspace) == set()  # nothing was computed yet
+    repository(lock={"dataset": "a", "features": "b", "report": "c"})
+    assert computed_with_other_requirements(workspace) == set()
+    repository("torch==2\n")
+    assert computed_with_other_requirements(workspace) == {"dataset", "features", "report"}
+    repository(lock={"dataset": "a", "features": "B", "report": "c"})
+    assert computed_with_other_requirements(workspace) == {"dataset", "report"}
+    assert plan(tmp_path, report=["changed command"]).earlier == ["dataset"]  # report would run anyway
+    repository(lock={"dataset": "A", "features": "B", "report": "C"})
+    assert computed_with_other_requirements(workspace) == set()
+
+
+def test_results_recorded_with_their_requirements_are_not_named(
+    tmp_path: Path, repository: Callable[..., None]
+) -> None:
+    repository("torch==1\n", {"dataset": "a", "features": "b"})
+    repository("torch==2\n", {"dataset": "A", "features": "b"})
+    assert computed_with_other_requirements(Recorded(tmp_path, 0)) == {"features"}
+
+
+def test_results_of_a_merged_branch_are_judged_by_its_requirements(
+    tmp_path: Path, repository: Callable[..., None]
+) -> None:
+    """A person changes requirements.lock, a run retrains without it meanwhile, and the person merges the run's commit."""
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+
+    repository("torch==1\n", {"dataset": "a"})
+    git("checkout", "-q", "-b", "run")
+    repository(lock={"dataset": "b"})
+    git("checkout", "-q", "main")
+    repository("torch==2\n")
+    git("merge", "-q", "-m", "Merge the run", "run")
+    assert computed_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that are started in a new project, by this process; DVC's are answered at once."""
+    project = new_project(tmp_path)
+    monkeypatch.chdir(project.root)
+    for key, value in project.environment.items():
+        monkeypatch.setenv(key, value)
+    started: list[list[str]] = []
+    start = subprocess.Popen
+
+    def popen(command: list[str], *arguments: Any, **options: Any) -> Any:
+        started.append(list(command))
+        if command[0] == "dvc":
+            answer = {"dag": DAG, "status": "{}"}.get(command[1], "")
+            command = ["printf", "%s", answer]
+        return start(command, *arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return started
+
+
+def test_plan_starts_three_processes_of_dvc(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    cli.plan()  # makes the origin and the workspace
+    commands.clear()
+    cli.plan()
+    assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
+    assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
+    assert "no stage that asks the base model would run" in capsys.readouterr().out
+
+
+def test_status_starts_no_process_but_of_git(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    cli.plan()
+    commands.clear()
+    cli.status()
+    assert {command[0] for command in commands} == {"git"} and len(commands) <= 12
+    assert "nothing is in production yet" in capsys.readouterr().out

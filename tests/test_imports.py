@@ -1,0 +1,106 @@
+"""Which heavy libraries an entry point imports: those that it runs, for each costs seconds and many megabytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+ONNX = "onnx onnxruntime"
+EXPECTED = {
+    "abstain.stages.validate": "pandas",
+    "abstain.stages.dataset": "pandas scipy",
+    "abstain.stages.features": "pandas torch",
+    "abstain.stages.nll_features": "pandas torch",
+    "abstain.stages.train_probe": "pandas sklearn torch",
+    "abstain.stages.train_regressors": f"{ONNX} pandas sklearn",
+    "abstain.stages.train_fusion": "pandas",
+    "abstain.stages.tune_threshold": "pandas sklearn torch",
+    "abstain.stages.export_onnx": f"{ONNX} pandas sklearn torch",
+    "abstain.stages.ablate": "pandas sklearn torch",
+    "abstain.stages.evaluate": f"{ONNX} pandas sklearn torch",
+    "abstain.stages.report": "matplotlib pandas",
+    "abstain.sample.__main__": "",
+    "abstain.sample.generate": "torch",
+    "abstain.serve.probe_latency": f"{ONNX} pandas torch",
+    "flows.bar": "",
+    "flows.cache_cli": "",
+    "flows.cli": "",
+    "flows.demo": f"{ONNX} pandas prefect torch",
+    "flows.extract": "prefect torch",
+    "flows.import_cli": "",
+    "flows.ingest": "pandas prefect",
+    "flows.kb_cli": "",
+    "flows.latency_cli": "",
+    "flows.perturb_cli": "",
+    "flows.promote": "pandas prefect",
+    "flows.quarantine_cli": "",
+    "flows.retrain": "pandas prefect",
+    "flows.review_cli": "",
+    "flows.study": f"{ONNX} pandas prefect sklearn torch",
+    "flows.study_cli": "",
+    "tasks.server.__main__": "",
+    # What the commands that only look call, and what is imported where a cheap thing is wanted of a costly package.
+    "flows.cli:main --help": "",
+    "tasks.plan": "",
+    "tasks.workspace": "",
+    "abstain.feedback.ingest": "",
+    "abstain.evaluate.correctness": "pandas",
+    "abstain.evaluate.rouge": "",
+    "tests.import_probe:count_tokens": "",
+    "tests.import_probe:apply_calibrations": "",
+}
+"""Entry point -> the heavy libraries that it may import before it knows what there is to do."""
+
+
+MADE_UP = {
+    "made_up_chain": ("import made_up_probe", "torch"),
+    "made_up_probe": ("from torch import nn\nclass Probe(nn.Module):\n    size: nn.Size | None = None", "torch"),
+    "made_up_lazy": ("def run():\n    import prefect.flows", ""),
+    "made_up_lazy:run": ("", "prefect"),
+}
+"""Modules that show that the probe sees: what they hold, and what they import."""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("made_up")
+    for name, (text, _) in MADE_UP.items():
+        if text:
+            (folder / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.import_probe", *EXPECTED, *MADE_UP],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), str(folder)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("entry", MADE_UP)
+def test_probe_sees_what_a_module_imports(entry: str, imported: dict[str, list[str]]) -> None:
+    assert " ".join(imported[entry]) == MADE_UP[entry][1]
+
+
+@pytest.mark.parametrize("entry", EXPECTED)
+def test_entry_point_imports_only_what_it_runs(entry: str, imported: dict[str, list[str]]) -> None:
+    assert " ".join(imported[entry]) == EXPECTED[entry]
+
+
+def test_every_entry_point_is_in_the_list() -> None:
+    packages = {"abstain": ROOT / "src" / "abstain", "flows": ROOT / "flows", "tasks": ROOT / "tasks"}
+    runnable = {
+        ".".join((name, *file.relative_to(folder).with_suffix("").parts))
+        for name, folder in packages.items()
+        for file in folder.rglob("*.py")
+        if "__main__" in file.read_text() or file.name == "__main__.py" or folder.name == "flows"
+    }
+    assert {name for name in runnable if not name.endswith("__init__")} - EXPECTED.keys() == set()
