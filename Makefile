@@ -13,7 +13,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench lint types contracts up down worker lock clean
+.PHONY: help setup demo test test-fast test-older-cpu bench lint types contracts up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ test: setup ## every test
 
 test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(PYTEST) -m "not slow"
+
+test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
+	@$(BIN)/python -m tests.older_cpu $(PYTEST) -m numeric
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction
