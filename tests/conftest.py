@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((at for at, name in enumerate(COSTLY) if name in wanted), last)
 
     for item in items:
+        if "slow" not in item.keywords and {"np", "torch"} & vars(item.module).keys():  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.numeric)
         at = rank(item)
         item.add_marker(pytest.mark.xdist_group(COSTLY[at] if at < len(COSTLY) else item.nodeid.partition("::")[0]))
     items.sort(key=rank)

@@ -300,7 +300,7 @@ def test_a_promise_by_hand() -> None:
         "threshold": 0.6,
         "precision": pytest.approx(58 / 60),
         "error_rate": pytest.approx(0.02),
-        "display_rate": 0.6,
+        "display_rate": pytest.approx(0.6),
         "rows": 100,
         "even_rows": 100,
         "shown": 60,
@@ -501,7 +501,7 @@ def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows:
     for metric in ("precision", "error_rate"):
         made = promise_threshold(rows, rows, asked(0.02 if metric == "error_rate" else 0.9, metric))
         assert isinstance(made, NoPromise)
-        assert made.precision == rows.correct.mean()
+        assert made.precision == pytest.approx(rows.correct.mean())
         assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
     assert isinstance(promise_threshold(graded((0.8, 200, 0)), rows, asked(0.9)), Promise | NoPromise)
 

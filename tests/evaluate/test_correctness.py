@@ -17,6 +17,8 @@ from tests.knowledge.builders import BagOfWords
 CHATTY, GOLD = "The annual fee of the Gold Card is 95 euros.", "95 euros"
 ROUGE = ["rouge1_f1", "rouge1_precision", "rougeL"]
 SQUAD = ["exact_match", "token_f1"]
+LAST_DECIMAL = 1.5e-6
+"""Figures have six: one that lies between two may be rounded either way."""
 WORDS = st.lists(st.sampled_from(["fee", "card", "loan", "95", "euros", "the", "Naïve", "χρέωση"]), max_size=6).map(
     " ".join
 )
@@ -76,7 +78,7 @@ def test_each_distinct_text_is_encoded_once() -> None:
 def test_the_best_reference_counts_for_each_metric_by_itself(names: list[str]) -> None:
     answer, references = "the card fee 95", ["fee", "card fee loan rate limit 95", "", "loan"]
     alone = [row(names, answer, reference) for reference in references]
-    assert row(names, answer, *references) == np.nanmax(alone, axis=0).tolist()
+    np.testing.assert_allclose(row(names, answer, *references), np.nanmax(alone, axis=0), atol=LAST_DECIMAL)
 
 
 def test_the_best_by_precision_is_not_the_best_by_f1() -> None:
@@ -153,10 +155,10 @@ def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], anothe
     assert values.shape == (len(rows), len(names))
     assert ((values >= 0) & (values <= 1) | np.isnan(values)).all()
     more = correctness(names, answers, [[*of_row, another] for of_row in references], BagOfWords()).to_numpy()
-    assert (np.fmax(more, values) == more)[~np.isnan(more)].all()  # one reference more never makes it worse
+    assert (np.fmax(more, values) <= more + LAST_DECIMAL)[~np.isnan(more)].all()  # one more never makes it worse
     assert not (np.isnan(more) & ~np.isnan(values)).any()
     turned = correctness(names, answers[::-1], [of_row[::-1] for of_row in references[::-1]], BagOfWords())
-    np.testing.assert_array_equal(turned.to_numpy()[::-1], values)
+    np.testing.assert_allclose(turned.to_numpy()[::-1], values, atol=LAST_DECIMAL)
     itself = correctness(names, answers, [[answer] for answer in answers], BagOfWords())
     known = pd.Series([bool({"fee", "card", "loan"} & {*answer.split()}) for answer in answers], dtype=bool)
     for name in names:

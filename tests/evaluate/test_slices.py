@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import bootstrap
@@ -29,16 +30,16 @@ def test_every_figure_is_that_of_the_slices_own_rows() -> None:
         rows = (PRODUCT["product"] == name).to_numpy()
         correct, weight, shown = CORRECT[rows], WEIGHT[rows], SCORED.shown[rows]
         row = found.loc[name]
-        assert (row["rows"], row["worth"]) == (200, metrics.effective_rows(weight))
-        assert row["base_rate"] == metrics.mean(correct, weight)
-        assert row["auroc"] == metrics.auroc(correct, SCORED.confidence[rows], weight)
+        assert (row["rows"], row["worth"]) == (200, pytest.approx(metrics.effective_rows(weight)))
+        assert row["base_rate"] == pytest.approx(metrics.mean(correct, weight))
+        assert row["auroc"] == pytest.approx(metrics.auroc(correct, SCORED.confidence[rows], weight))
         figure = {"": partial(metrics.auroc, correct, SCORED.confidence[rows])}
         expected = bootstrap(figure, GROUPS[rows], 100, 3, weight)[""].interval
-        assert (row["auroc_low"], row["auroc_high"]) == expected
-        assert row["ece"] == metrics.ece(correct, CONFIDENCE[rows], weight)
-        assert row["brier"] == metrics.brier(correct, CONFIDENCE[rows], weight)
+        assert (row["auroc_low"], row["auroc_high"]) == pytest.approx(expected)
+        assert row["ece"] == pytest.approx(metrics.ece(correct, CONFIDENCE[rows], weight))
+        assert row["brier"] == pytest.approx(metrics.brier(correct, CONFIDENCE[rows], weight))
         assert row["shown"] == shown.sum()
-        assert row["precision"] == metrics.mean(correct[shown], weight[shown])
+        assert row["precision"] == pytest.approx(metrics.mean(correct[shown], weight[shown]))
         assert row["note"] == ""
     assert found.loc["gold", "auroc"] != found.loc["blue", "auroc"]
 
@@ -55,7 +56,7 @@ def test_a_small_slice_is_shown_and_not_judged() -> None:
     assert (row["rows"], row["worth"], row["shown"]) == (19, 19, SCORED.shown[:19].sum())
     assert row[["auroc", "auroc_low", "auroc_high", "ece", "brier", "precision"]].isna().all()
     assert row["note"] == "fewer than 20 answers: not judged"
-    assert row["base_rate"] == CORRECT[:19].mean()
+    assert row["base_rate"] == pytest.approx(CORRECT[:19].mean())
     assert np.isfinite(found.loc["b", "auroc"])
     assert found.loc["b", "note"] == "fewer than 20 shown answers: precision not judged"
     assert np.isnan(found.loc["b", "precision"])

@@ -19,11 +19,13 @@ from abstain.llm.layout import Pass, Segment, load_layout
 from abstain.llm.loading import LoadedModel, load, window_of
 from abstain.llm.plan import Plan
 from abstain.llm.tokens import encode_pass
+from tests.tolerance import tolerance
 
 from .builders import LAYERS, WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
 
 FAMILIES = ["llama", "qwen2", "gemma3", "gpt2", "opt"]
 TOLERANCE = 1e-4
+"""Of the tiny models' float32 states, whose entries are of the order of 1: the largest difference of two entries."""
 
 
 @cache
@@ -421,12 +423,25 @@ def real_passes() -> dict[str, Pass]:
     return {key: layout.render(*texts) for key, texts in REAL.items()}
 
 
-def relative(one: Tensor, other: Tensor) -> Tensor:
-    """Per layer and token, the norm of the difference over the norm: the stream's scale grows with depth."""
-    return (one - other).norm(dim=-1) / other.norm(dim=-1)
+EXACT, ROUNDED = tolerance(torch.float32), 8 * torch.finfo(torch.bfloat16).eps
+"""Bounds on `relative_error` in float32, and between bfloat16 and float32.
+
+Two float32 runs differ by the order of their sums alone: 1.4e-6 measured, 3e-5 allowed. bfloat16 rounds the stream in
+each of 30 blocks to 8 bits: 0.034 measured, 0.0625 allowed.
+"""
+
+
+def relative_error(found: Tensor, expected: Tensor) -> Tensor:
+    """(layers, L + 1): of each token at each layer, the Euclidean norm of the difference over that of its own state.
+
+    Not over the largest state: a few tokens' norms are a hundred times those of the others, and the scale of the stream
+    grows with depth, so that a wrong state of an ordinary token would not be seen.
+    """
+    return (found - expected).norm(dim=-1) / expected.norm(dim=-1)
 
 
 @pytest.mark.slow
+@pytest.mark.numeric
 def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
     layers = (1, 16, 30)
     engine = Engine(embedded, 2048)
@@ -436,18 +451,17 @@ def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
     assert calls.head == 0 and max(calls.blocks) == 16
     states = states_of(embedded, real_passes(), layers, tokens=2048)
     for key, pass_ in real_passes().items():
-        expected = reference(embedded, pass_, layers)
-        assert float((states[key] - expected).abs().max()) <= TOLERANCE * float(expected.abs().max())
-        assert float(relative(states[key], expected).max()) <= TOLERANCE
+        assert float(relative_error(states[key], reference(embedded, pass_, layers)).max()) <= EXACT
 
 
 @pytest.mark.slow
+@pytest.mark.numeric
 def test_embedded_model_gives_a_row_the_same_states_in_any_batch(embedded: LoadedModel) -> None:
     layers = (1, 16, 30)
     alone = states_of(embedded, real_passes(), layers, tokens=1)
     for tokens in (500, 4096):
         together = states_of(embedded, dict(reversed(real_passes().items())), layers, tokens=tokens)
-        assert max(float(relative(together[key], alone[key]).max()) for key in alone) <= TOLERANCE
+        assert max(float(relative_error(together[key], alone[key]).max()) for key in alone) <= EXACT
 
 
 @pytest.mark.slow
@@ -455,5 +469,8 @@ def test_embedded_model_in_bfloat16_points_where_float32_does(embedded: LoadedMo
     half = load(embedded.ref, torch.device("cpu"), torch.bfloat16)
     layers = (1, 16, 30)
     exact, rounded = (states_of(loaded, real_passes(), layers) for loaded in (embedded, half))
-    cosines = torch.cat([torch.cosine_similarity(exact[k], rounded[k].float(), dim=-1) for k in exact], dim=1)
-    print(cosines.min(dim=1), cosines.mean(dim=1))
+    for key in exact:
+        assert rounded[key].dtype == torch.bfloat16
+        assert float(relative_error(rounded[key].float(), exact[key]).max()) <= ROUNDED
+        cosines = torch.cosine_similarity(rounded[key].float(), exact[key], dim=-1)
+        assert float(cosines.min()) >= 1 - ROUNDED**2  # 1 - e²/2 for an error e at right angles, twice that allowed

@@ -21,6 +21,7 @@ from abstain.models.probes.base import predict, predict_confidence
 from abstain.models.probes.descent import probe_loss
 from abstain.models.rows import Rows
 from abstain.models.zoo import ZOO
+from tests.tolerance import assert_near
 
 from .builders import PARAMS, D, Watched, groups_of, planted, weights
 
@@ -91,7 +92,7 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
     assert history.kept == int(np.argmin(history.held_out_loss))
     for number, step in enumerate(entry.kind.path(train, params)):
         if number == history.kept:
-            assert torch.equal(weights(step.probe), weights(fitted.probe))
+            assert_near(weights(step.probe), weights(fitted.probe))
 
 
 def test_patience_ends_what_gets_worse() -> None:
@@ -109,7 +110,7 @@ def test_a_fit_is_the_same_under_a_seed_and_another_under_another(architecture: 
     train, groups = planted(80, 1), groups_of(80)
     one = fit_probe(architecture, train, groups, FEW)
     torch.rand(17)  # whatever was drawn in between
-    again = fit_probe(architecture, train, groups, FEW)
+    again = fit_probe(architecture, train, groups, FEW)  # to the bit: a stage's files are hashed
     other = fit_probe(architecture, train, groups, FEW.model_copy(update={"seed": 8}))
     assert torch.equal(weights(one.probe), weights(again.probe))
     assert np.array_equal(one.out_of_fold, again.out_of_fold)
@@ -167,7 +168,7 @@ def test_rows_of_weight_zero_teach_nothing_and_get_their_confidence_all_the_same
     assert np.isfinite(fitted.out_of_fold).all()
     assert auroc(train.correct[::3].numpy(), fitted.out_of_fold[::3]) > 0.75
     spoilt = Rows(train.states, torch.where(train.weight > 0, train.correct, 1 - train.correct), train.weight)
-    same = fit_probe(architecture, spoilt, groups, PARAMS)
+    same = fit_probe(architecture, spoilt, groups, PARAMS)  # to the bit: such a label is in no sum
     assert torch.equal(weights(fitted.probe), weights(same.probe))
     assert np.array_equal(fitted.out_of_fold, same.out_of_fold)
     assert fitted.history == same.history
@@ -194,9 +195,10 @@ def test_states_that_are_read_when_asked_for_give_the_same_probe(
     monkeypatch.setattr(rows_module, "MEMORY_VALUES", 0)
     lazy = fit_probe(architecture, Rows(watched, train.correct, train.weight), groups, FEW)
     for fitted in (held, lazy):
-        assert torch.equal(weights(fitted.probe), weights(expected.probe))
-        assert np.array_equal(fitted.out_of_fold, expected.out_of_fold)
-        assert fitted.history == expected.history
+        assert_near(weights(fitted.probe), weights(expected.probe))
+        assert_near(fitted.out_of_fold, expected.out_of_fold)
+        assert fitted.history.kept == expected.history.kept
+        assert_near(fitted.history.held_out_loss, expected.history.held_out_loss, np.float32)
 
 
 @every_architecture

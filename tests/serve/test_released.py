@@ -84,7 +84,11 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settin
     assert [v.decision for v in verdicts] == ["show" if c >= threshold else "abstain" for c in expected]
     assert {v.decision for v in verdicts} == {"show", "abstain"}
     assert {(v.threshold, v.version) for v in verdicts} == {(threshold, "v1.2.0")}
-    assert scorer.score(rows[::-1]) == verdicts[::-1]
+    backwards = scorer.score(rows[::-1])
+    assert [(v.interaction_id, v.decision) for v in backwards] == [
+        (v.interaction_id, v.decision) for v in verdicts[::-1]
+    ]
+    assert [v.confidence for v in backwards] == pytest.approx([v.confidence for v in verdicts[::-1]])
 
 
 def test_a_verdict_says_what_was_promised_and_how_likely_it_is_right(

@@ -20,6 +20,7 @@ from abstain.scorers.labels import Labels
 from abstain.stages import common, train_fusion, train_probe, tune_threshold
 from abstain.stages.states import read_labelled_states
 from tests.feedback.builders import bytes_of
+from tests.tolerance import tolerance
 
 from .conftest import Finished
 
@@ -103,9 +104,10 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
     after = out_of_fold()["lstm"]
     own = frame.loc[(frame["group"] == group) & frame["interaction_id"].isin(before.index), "interaction_id"]
     assert len(own) > 2
-    np.testing.assert_array_equal(after[own], before[own])
+    near = np.isclose(after, before, rtol=tolerance(np.float32), atol=tolerance(np.float32))
+    assert near[after.index.isin(own)].all()
     # Of three folds, the probes of two have learnt from this group; and so has the one that is served.
-    assert 0.5 < (after != before).mean() < 0.8 and paths.PROBE.read_bytes() != probe
+    assert 0.5 < (~near).mean() < 0.8 and paths.PROBE.read_bytes() != probe
 
 
 def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:

@@ -14,6 +14,7 @@ from abstain.models.probes.base import predict_confidence
 from abstain.models.probes.linear import LinearProbe
 from abstain.models.rows import Rows, pad
 from tests.models.builders import PARAMS, D, planted, probe_of, ragged, weights
+from tests.tolerance import assert_near, tolerance
 
 
 def features(rows: Rows) -> np.ndarray:
@@ -63,7 +64,7 @@ def test_along_the_path_penalties_weaken_and_the_training_loss_falls() -> None:
 def test_only_the_ratio_of_weights_counts() -> None:
     rows = planted(60, 1)
     rows.weight[::2] = 0.5
-    doubled = Rows(rows.states, rows.correct, rows.weight * 2)
+    doubled = Rows(rows.states, rows.correct, rows.weight * 2)  # exact in floating point, and so is its ratio
     assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(fits(rows), fits(doubled), strict=True))
 
 
@@ -76,7 +77,8 @@ def test_features_that_lie_on_disk_give_the_same_probe(monkeypatch: pytest.Monke
     on_disk = fits(rows)
     assert seen == [1]
     for one, other in zip(in_memory, on_disk, strict=True):
-        assert one[:2] == other[:2] and torch.equal(one[2], other[2])
+        assert one[0] == other[0] and one[1] == pytest.approx(other[1], rel=tolerance(torch.float32))
+        assert_near(one[2], other[2])
 
 
 def test_two_hundred_rows_are_learnt_from() -> None:

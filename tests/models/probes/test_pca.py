@@ -8,6 +8,7 @@ from abstain.models.probes import pca as module_under_test
 from abstain.models.probes.pca import PCAProbe
 from abstain.models.rows import Rows
 from tests.models.builders import PARAMS, D, Watched, ragged
+from tests.tolerance import assert_near
 
 
 def rows_of(states: list[Tensor]) -> Rows:
@@ -76,4 +77,5 @@ def test_of_many_tokens_evenly_spaced_rows_are_a_sample(monkeypatch: pytest.Monk
     whole.prepare(rows_of(states))
     directions = [p.projection / p.projection.norm(dim=0) for p in (probe, whole)]
     assert float(torch.linalg.svdvals(directions[0].T @ directions[1]).min()) > 0.99
-    assert torch.equal(probe.mean, whole.mean), "mean and deviation are of all rows"
+    assert_near(probe.mean, whole.mean)  # mean and deviation are of all rows
+    assert_near(probe.scale, whole.scale)

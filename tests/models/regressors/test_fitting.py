@@ -16,6 +16,7 @@ from abstain.errors import AbstainError
 from abstain.models.regressors.columns import matrix
 from abstain.models.regressors.fitting import Fitted, assign_folds, fit_regressor
 from abstain.models.regressors.kinds import KINDS, Examples
+from tests.tolerance import assert_near
 
 from .builders import PARAMS, planted
 
@@ -108,8 +109,9 @@ def test_rows_that_do_not_count_are_not_learnt_from_and_have_a_score_all_the_sam
     alone = fit_regressor(kind, "cosine", features[counts], score[counts], weight[counts], groups[counts], PARAMS)
     assert fitted.regressor.described == alone.regressor.described
     assert fitted.regressor.described["rows"] == counts.sum()
-    assert np.array_equal(fitted.out_of_fold[counts], alone.out_of_fold)
-    assert np.array_equal(fitted.regressor.predict(features), alone.regressor.predict(features))
+    # The folds' rows stand in other places of larger arrays: a library may add up in another order.
+    assert_near(fitted.out_of_fold[counts], alone.out_of_fold, np.float32)
+    assert_near(fitted.regressor.predict(features), alone.regressor.predict(features), np.float32)
     assert explained(score[~counts], fitted.out_of_fold[~counts]) > 0.3
 
 
@@ -123,9 +125,9 @@ def test_rows_without_features_are_neither_learnt_from_nor_scored(kind: Regresso
         kind, "cosine", features[~unread], score[~unread], np.ones((~unread).sum()), groups[~unread], PARAMS
     )
     assert fitted.regressor.described == alone.regressor.described
-    np.testing.assert_allclose(fitted.out_of_fold[~unread], alone.out_of_fold, atol=1e-9)
+    assert_near(fitted.out_of_fold[~unread], alone.out_of_fold, np.float32)
     assert np.isnan(fitted.out_of_fold[unread]).all() and np.isnan(fitted.regressor.predict(missing)[unread]).all()
-    assert np.array_equal(fitted.regressor.predict(features), alone.regressor.predict(features))
+    assert_near(fitted.regressor.predict(features), alone.regressor.predict(features), np.float32)
     assert fitted.parity == pytest.approx(alone.parity, abs=1e-6)
 
 
@@ -145,9 +147,10 @@ def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: Regre
     best = int((weight * (paths - score) ** 2).sum(axis=1).argmin())
     step = entry.steps(PARAMS)[best]
     assert best > 0 and fitted.regressor.described["step"] == step
-    assert np.array_equal(fitted.out_of_fold, paths[best])
+    assert_near(fitted.out_of_fold, paths[best], np.float32)
     whole = entry.fit(Examples(values, score, weight), step, PARAMS).predict(values).clip(0, 1)
-    assert np.abs(fitted.regressor.predict(features) - whole).max() == fitted.parity <= 1e-6
+    assert np.abs(fitted.regressor.predict(features) - whole).max() == pytest.approx(fitted.parity, abs=1e-6)
+    assert fitted.parity <= 1e-6
 
 
 @every_kind
