@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import onnx
@@ -56,15 +55,13 @@ def test_beats_base_rate_and_length_on_the_hold_out(project: Project) -> None:
     assert approval["metrics"]["holdout"]["rows"] >= 100
 
 
-def test_a_second_run_takes_seconds_and_says_why(project: Project) -> None:
+def test_a_second_run_computes_nothing_and_says_why(project: Project) -> None:
     before = project.git("rev-parse", "origin/main", cwd=project.workspace)
-    started = time.monotonic()
     again = project.abstain("demo")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"none: all {len(STAGES)} are cached, nothing changed" in again.stdout
     assert "probe v1.0.0 (unchanged)" in again.stdout
     assert project.git("rev-parse", "origin/main", cwd=project.workspace) == before
-    assert time.monotonic() - started < 300
 
 
 def test_the_released_file_says_what_it_listens_to(project: Project) -> None:
