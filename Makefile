@@ -30,7 +30,7 @@ test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(PYTEST) -m "not slow"
 
 test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
-	@$(BIN)/python -m tests.older_cpu $(PYTEST) -m numeric
+	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m numeric
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction
