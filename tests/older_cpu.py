@@ -5,7 +5,8 @@
 An x86-64 machine can be told to leave its newer instructions alone, never to have those that it lacks, so this goes
 downwards only: no AVX in torch, numpy, OpenBLAS (numpy's and scipy's), MKL and oneDNN (torch's). What each then reports
 is printed beside what it reports otherwise; where no library reports another than before, nothing would be learnt and
-this fails. Then the command runs with one thread and with two, in which sums stand in another order. ONNX Runtime and
+this fails. Then the command runs with one thread and with two, in which sums stand in another order, both at once: each
+is one process, for most of its time on one core. ONNX Runtime and
 scikit-learn's own loops cannot be told, and MKL reports its name alone on processors that are not Intel's.
 
 torch says which instructions the processor has whatever its own loops use (`torch.cpu.get_capabilities`), and by that
@@ -18,7 +19,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 THREADS = (1, 2)
 OLDER = {
@@ -31,6 +34,8 @@ OLDER = {
 """The oldest that each library knows and every x86-64 machine that numpy runs on has (SSE4.2, of 2008)."""
 OF_NUMPY = "NPY_DISABLE_CPU_FEATURES"
 """numpy wants the names of what it found; those depend on its version and the machine."""
+
+TO_DISABLE, DTYPE = "to disable in numpy", "base model's dtype"
 
 REPORT = """
 import json
@@ -67,25 +72,36 @@ def reported(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(command: Sequence[str]) -> int:
-    """Print what changes, then run `command` with each number of threads; the first failure's exit status, or 0."""
+    """Print what changes, then run `command` with each number of threads; 0 where both end with 0."""
     plain = {name: value for name, value in os.environ.items() if name not in {*OLDER, OF_NUMPY}}
     here = reported(plain)
-    to_disable = here.pop("to disable in numpy")
+    to_disable = here.pop(TO_DISABLE)
     older = plain | OLDER | ({OF_NUMPY: to_disable} if to_disable else {})
     there = reported(older)
-    del there["to disable in numpy"]
+    del there[TO_DISABLE]
     for name in here:
         print(f"{name + ':':20} {here[name]} -> {there[name]}", flush=True)
-    dtype = "base model's dtype"
-    if {**here, dtype: ""} == {**there, dtype: ""}:
+    if all(here[name] == there[name] for name in here if name != DTYPE):
         print("no library reports another processor than before: nothing would be tested as on an older one")
         return 1
-    for threads in THREADS:
-        counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-        print(f"as an older CPU, with {threads} thread{'s' if threads > 1 else ''}:", flush=True)
-        if status := subprocess.run(command, env=older | counts, check=False).returncode:
-            return status
-    return 0
+    with ExitStack() as files:
+        running = {}
+        for threads in THREADS:
+            counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+            out = files.enter_context(tempfile.TemporaryFile())
+            running[threads] = (
+                subprocess.Popen(command, env=older | counts, stdout=out, stderr=subprocess.STDOUT),
+                out,
+            )
+        failed = 0
+        for threads, (process, out) in running.items():
+            failed = process.wait() or failed
+            out.seek(0)
+            print(
+                f"as an older CPU, with {threads} thread{'s' if threads > 1 else ''}:\n{out.read().decode()}",
+                flush=True,
+            )
+    return failed
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_leaves_the_checkout_untouched(project: Project) -> None:
     assert not (project.root / "data").exists() and not (project.root / "artifacts").exists()
 
 
-def test_a_second_run_does_nothing_and_says_why(project: Project) -> None:
+def test_a_second_run_computes_nothing_and_says_why(project: Project) -> None:
     before = project.git("rev-parse", "origin/main", cwd=project.workspace)
     again = project.abstain("demo")
     assert again.returncode == 0, again.stdout + again.stderr

@@ -122,9 +122,9 @@ class Run:
                 return "".join(seen)
         raise AssertionError(f"{sign} was never seen:\n{''.join(seen[-40:])}")
 
-    def helper(self, seconds: float = 60) -> tuple[int, str]:
-        """The process of a flow run that is at a shard, and the shard."""
-        deadline = time.monotonic() + seconds
+    def helper(self, goal: float = 20) -> tuple[int, str]:
+        """The process of a flow run that is at a shard, and the shard; waited for ten times as long as the goal."""
+        deadline = time.monotonic() + 10 * goal
         while time.monotonic() < deadline:
             for file in self.todo.glob("*.beat"):
                 with suppress(OSError, ValueError):

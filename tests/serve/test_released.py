@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from abstain.llm.asks import Request, States
 from abstain.llm.engine import Engine
 from abstain.llm.layout import Layout, load_layout
 from abstain.llm.loading import load, resolve
-from abstain.serve import released
+from abstain.serve import probe_latency, released
 from abstain.serve.probe_latency import latency_p99_ms
 from abstain.serve.released import Released
 from abstain.serve.requests import from_flags
@@ -242,6 +243,13 @@ def test_opening_does_not_load_the_base_model(
         scorer.score(requests(1))
 
 
-def test_latency_is_a_time(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_latency_p99_times_each_answer(
+    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scorer = Released.open(release(tmp_path, model, settings), settings)
-    assert 0 < latency_p99_ms(scorer.probe, tokens=16, blocks=2, runs=5) < 1000
+    calls, clock = [], itertools.count()
+    confidence = type(scorer.probe).confidence
+    monkeypatch.setattr(type(scorer.probe), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))
+    monkeypatch.setattr(probe_latency.time, "perf_counter", lambda: next(clock) / 1000)
+    assert latency_p99_ms(scorer.probe, tokens=16, blocks=2, runs=5) == pytest.approx(1), "1 ms between two looks"
+    assert len(calls) == 1 + 2 * 5, "once to warm up"

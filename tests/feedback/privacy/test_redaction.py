@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from abstain.errors import AbstainError
+from abstain.feedback.privacy import redaction
+from abstain.feedback.privacy.pieces import WINDOW
 from abstain.feedback.privacy.recognizers import Find, Hit, pattern_finder
 from abstain.feedback.privacy.redaction import Redactor, merge
 from tests.feedback.privacy import builders
@@ -43,6 +44,18 @@ def redact(text: str) -> str:
 @cache
 def presidio() -> list[Find]:
     return [pattern_finder(entity) for entity in builders.SHIPPED.redact]
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> tuple[Redactor, list[str]]:
+    """A new redactor, and every text that it hands to a recognizer of Presidio, as it does."""
+    handed: list[str] = []
+
+    def watched(entity: str, regions: tuple[str, ...]) -> Find:
+        find = pattern_finder(entity, regions)
+        return lambda text: (handed.append(text), find(text))[1]
+
+    monkeypatch.setattr(redaction, "pattern_finder", watched)
+    return Redactor(builders.SHIPPED), handed
 
 
 def bare(text: str) -> str:
@@ -192,17 +205,18 @@ def test_overlapping_hits_are_one_and_the_longest_names_it() -> None:
         "<URL>",
     ],
 )
-def test_very_long_text_takes_seconds_whatever_it_is(unit: str) -> None:
+def test_redactor_very_long_text_reads_little_more(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    """Presidio's patterns are quadratic in what they are given: ten times the text, cut in pieces, is the most."""
     secret = "ann@example.org 4111 1111 1111 1111"
-    text = f"{unit * (100_000 // len(unit))} {secret} {unit * (100_000 // len(unit))}"
-    began = time.process_time()
-    redacted = redact(text)
-    assert time.process_time() - began < 30
+    text = f"{unit * (20_000 // len(unit))} {secret} {unit * (20_000 // len(unit))}"
+    redactor, handed = counting(monkeypatch)
+    redacted, _ = redactor.redact(text)
+    assert sum(map(len, handed)) <= 10 * len(text) and max(map(len, handed)) <= WINDOW
     assert "ann@example.org" not in redacted and "4111 1111 1111 1111" not in redacted
 
 
-def test_ten_thousand_rows_take_a_second() -> None:
-    redact("ann@example.org")  # which imports Presidio
+def test_redactor_texts_without_a_secret_reach_no_recognizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand rows may take 10 s, with all else that is done to them."""
     rng = random.Random(4)
     words = [
         "What",
@@ -224,13 +238,14 @@ def test_ten_thousand_rows_take_a_second() -> None:
         "tell",
         "me",
     ]
-    texts = [" ".join(rng.choices(words, k=k)) for _ in range(10_000) for k in (10, 25)]
+    texts = [" ".join(rng.choices(words, k=k)) for _ in range(500) for k in (10, 25)]
     for at in range(0, len(texts), 20):
         texts[at] += " ann@example.org"
-    began = time.process_time()
+    redactor, handed = counting(monkeypatch)
     for text in texts:
-        redact(text)
-    assert time.process_time() - began < 1.5  # a hundred thousand may take 10 s, with all else that is done to them
+        redactor.redact(text)
+    assert all("@" in text for text in handed)
+    assert len(texts) // 20 <= len(handed) <= 3 * len(texts) // 20  # those with an address, and what is left of them
 
 
 NETWORK = """
