@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,9 @@ app.command("perturb")(perturb_cli.perturb_text)
 app.command("study")(study_cli.run_study)
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit statuses of a command that Ctrl-C, or SIGTERM, has ended: as a shell would say it."""
 
 console = Console(markup=False, highlight=False)
 
@@ -249,16 +253,28 @@ def rollback(
 
 
 def main() -> None:
-    """Entry point: set the environment, run, and turn an `AbstainError` into one line and exit status 1."""
+    """Entry point: set the environment, run, and turn an `AbstainError` into one line and exit status 1.
+
+    A run that is stopped says so in one line: by Ctrl-C with exit status 130, by SIGTERM with 143.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # what the run has begun is ended in good order
     try:
         _prepare()
         app(standalone_mode=True)
     except AbstainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on where it was", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt:  # before the command has begun; in a command, typer makes an exit of it
+        _say_stopped()
+        sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code in (INTERRUPTED, TERMINATED):
+            _say_stopped()
+        raise
+
+
+def _say_stopped() -> None:
+    print("stopped; run the same command again to go on where it was", file=sys.stderr)
 
 
 def _prepare() -> None:
