@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -33,27 +33,42 @@ from tasks.shell import run
 run(["sh", "-c", sys.argv[1]], Path())
 """
 RETRAINS = """
-import sys
+import os, sys
 from tasks.server import prepare_environment
 prepare_environment()
 from flows import cli, retrain
 retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # these stages leave nothing to see
 sys.argv = ["abstain", "retrain", "--no-promote"]
-cli.main()
+for log in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        with open(log.strip(), "w") as output:
+            os.dup2(output.fileno(), 1), os.dup2(output.fileno(), 2)
+        try:
+            cli.main()
+        except SystemExit as end:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(end.code or 0)  # C++ libraries do not come through their own exit where they were forked
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+"""Retrains one after the other, as `abstain retrain --no-promote` does, with what they import imported once."""
+
 STAGE = """
 import sys, time
 from pathlib import Path
-go, name = Path({go!r}), sys.argv[1]
+name, go, begun = sys.argv[1], Path({folder!r}, "go"), Path({folder!r}, sys.argv[1])
 Path("out").mkdir(exist_ok=True)
-with Path(f"out/{{name}}").open("w") as out:
+with Path("out", name).open("w") as out:
     out.write("half of it")
     out.flush()
-    (go.parent / name).touch()
-    while name != "first" and not go.exists():
+    begun.touch()
+    while not go.exists():
         time.sleep(0.01)
     out.write(", and the rest")
 """
+STAGES = ("one", "two", "three")
 
 
 def wait_until(what: Callable[[], bool]) -> None:
@@ -71,8 +86,8 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+def children_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
 
 
 def none_lives(processes: list[psutil.Process]) -> bool:
@@ -83,8 +98,8 @@ def none_lives(processes: list[psutil.Process]) -> bool:
 def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, tmp_path: Path) -> None:
     shell = f"sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait"
     holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "begun").exists() and len(children_of(holder)) == 5)  # leash, shells, sleeps
-    started = children_of(holder)
+    wait_until(lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5)  # leash, shells, sleeps
+    started = children_of(holder.pid)
     holder.send_signal(number)
     holder.wait(SECONDS)
     wait_until(lambda: none_lives(started))
@@ -94,8 +109,8 @@ def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signa
 def test_a_command_that_ignores_being_asked_is_killed(tmp_path: Path) -> None:
     shell = f"trap '' INT TERM; sleep 600 & touch {tmp_path / 'begun'}; wait; sleep 600"
     holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "begun").exists() and len(children_of(holder)) == 3)
-    started = children_of(holder)
+    wait_until(lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 3)
+    started = children_of(holder.pid)
     holder.kill()
     holder.wait(SECONDS)
     wait_until(lambda: none_lives(started))
@@ -128,26 +143,23 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
 
 @pytest.fixture
 def project(tmp_path: Path, prefect_server: str) -> Project:
-    """Three stages: the first ends at once, the others, which want it, when there is a file `go`."""
+    """Three stages, of which two run at a time; they end when there is a file `go`."""
     project = Project(tmp_path / "checkout", tmp_path / "home", prefect_server)
     (project.root / ".dvc").mkdir(parents=True)
+    (project.root / "data").mkdir()
     (tmp_path / "empty").mkdir()
+    stages = "".join(f"  {name}: {{cmd: python stage.py {name}, outs: [out/{name}]}}\n" for name in STAGES)
     files = {
-        ".dvc/config": "[core]\n    remote = local\n    analytics = false\n    check_update = false\n"
-        "['remote \"local\"']\n    url = ../.abstain/dvc-remote\n",
+        ".dvc/config": (ROOT / ".dvc" / "config").read_text(),
         ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
+        ".dvc/config.local": f"[cache]\n    dir = {project.home / 'dvc-cache'}\n",
         ".gitignore": "/out\n",
-        "stage.py": STAGE.format(go=str(tmp_path / "go")),
-        "dvc.yaml": "stages:\n"
-        "  first: {cmd: python stage.py first, deps: [stage.py], outs: [out/first]}\n"
-        "  second: {cmd: python stage.py second, deps: [out/first], outs: [out/second]}\n"
-        "  third: {cmd: python stage.py third, deps: [out/first], outs: [out/third]}\n",
+        "stage.py": STAGE.format(folder=str(tmp_path)),
+        "dvc.yaml": f"stages:\n{stages}",
+        "data/row": "a row",
     }
     for name, text in files.items():
         (project.root / name).write_text(text)
-    (project.root / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {project.home / 'dvc-cache'}\n")
-    (project.root / "data").mkdir()
-    (project.root / "data" / "row").write_text("a row")
     project.git("init", "-q", "--initial-branch=main")
     added = project.command(["dvc", "add", "--quiet", "data"])
     assert added.returncode == 0, added.stderr
@@ -156,16 +168,34 @@ def project(tmp_path: Path, prefect_server: str) -> Project:
     return project
 
 
-@contextmanager
-def retraining(project: Project) -> Iterator[subprocess.Popen[str]]:
-    """`abstain retrain --no-promote` in `project`."""
+@dataclass
+class Retrain:
+    """One `abstain retrain`: its process, and its status and output once it has ended."""
+
+    pid: int
+    _of: subprocess.Popen[str]
+    _log: Path
+
+    def ended(self) -> tuple[int, list[str]]:
+        assert self._of.stdout is not None
+        return int(self._of.stdout.readline()), self._log.read_text().splitlines()
+
+
+@pytest.fixture
+def retrain(project: Project, tmp_path: Path) -> Iterator[Callable[[], Retrain]]:
+    """Begins a retrain in `project`."""
     settings = [f"PYTHONPATH={ROOT / 'src'}:{ROOT}", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=CRITICAL"]
-    command = ["env", *settings, sys.executable, "-c", RETRAINS]
-    process = project.start(command, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.kill()
+    process = project.start(["env", *settings, sys.executable, "-c", RETRAINS], stderr=subprocess.STDOUT)
+    assert process.stdin is not None and process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    def begin() -> Retrain:
+        print(tmp_path / "log", file=stdin, flush=True)
+        return Retrain(int(stdout.readline()), process, tmp_path / "log")
+
+    yield begin
+    for one in (*children_of(process.pid), process):
+        one.kill()
 
 
 def is_free(lock: Path) -> bool:
@@ -178,29 +208,31 @@ def is_free(lock: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(project: Project, tmp_path: Path) -> None:
-    begun, go = [tmp_path / "second", tmp_path / "third"], tmp_path / "go"
+def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(
+    project: Project, retrain: Callable[[], Retrain], tmp_path: Path
+) -> None:
+    def begun() -> list[Path]:
+        return [file for name in STAGES if (file := tmp_path / name).exists()]
+
     for number, status in zip(SIGNALS, (130, 143, -signal.SIGKILL), strict=True):
-        with retraining(project) as process:
-            wait_until(lambda: all(file.exists() for file in begun) or process.poll() is not None)  # noqa: B023
-            started = children_of(process) if process.poll() is None else []
-            os.kill(process.pid, number)
-            output, _ = process.communicate(timeout=SECONDS)
-        assert process.returncode == status, output
+        run = retrain()
+        wait_until(lambda: len(begun()) == 2)
+        started = children_of(run.pid)
         assert len(started) >= 6, "two stages, each with its DVC and its leash"
+        os.kill(run.pid, number)
+        code, output = run.ended()
+        assert code == status, output
         wait_until(lambda: none_lives(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
         if number != signal.SIGKILL:
-            assert output.splitlines()[-1] == "stopped; run the same command again to go on where it was"
-            print(output)
-            assert "Traceback" not in output
-        for file in begun:
+            assert output[-1] == "stopped; run the same command again to go on where it was"
+            assert "Traceback" not in "".join(output)
+        stages = begun()
+        assert len(stages) == 2, "the third has begun when the run was stopped"
+        for file in stages:
             file.unlink()
-    (tmp_path / "first").unlink()
-    go.touch()
-    with retraining(project) as process:
-        output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, output
-    assert not (tmp_path / "first").exists(), "a finished stage was run again"
-    for file in begun:
-        assert (project.workspace / "out" / file.name).read_text() == "half of it, and the rest"
-    assert "Retrain: second, third" in project.git("log", "--format=%s", "main", cwd=project.home / "origin.git")
+    (tmp_path / "go").touch()
+    code, output = retrain().ended()
+    assert code == 0, output
+    for name in STAGES:
+        assert (project.workspace / "out" / name).read_text() == "half of it, and the rest"
+    assert "Retrain: " in project.git("log", "--format=%s", "main", cwd=project.home / "origin.git")
