@@ -17,6 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from abstain.features.store import open_store
+from tasks.fan_out.on_prefect import _wait
+from tasks.fan_out.todo import Batch
 from tasks.shell import run, succeeds
 from tasks.stopping import Stopped, require_going_on, stopping_together
 from tests.conftest import ROOT, Project
@@ -139,6 +142,33 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
     with pytest.raises(Stopped):
         context.run(require_going_on)
     assert succeeds(tmp_path, "true"), "another run has been stopped, too"
+
+
+def test_a_fan_out_that_waits_is_stopped(tmp_path: Path) -> None:
+    batch = Batch(open_store(tmp_path), "a" * 32)
+    looks: list[int] = []
+
+    class Helpers:
+        def look(self, waiting: dict[str, str]) -> None:
+            looks.append(len(waiting))
+
+        def staff(self, waiting: dict[str, str]) -> None:
+            assert len(looks) == 1, "it looked again after the stop"
+
+    with pytest.raises(KeyboardInterrupt), stopping_together():
+        context = contextvars.copy_context()
+        waits = _wait(batch, {"1f": "a to b"}, Helpers())  # type: ignore[arg-type]
+        thread = threading.Thread(target=context.run, args=[_stops, waits])
+        thread.start()
+        wait_until(lambda: bool(looks))
+        raise KeyboardInterrupt
+    thread.join(SECONDS)
+    assert looks == [1] and not thread.is_alive()
+
+
+def _stops(waits: Iterator[object]) -> None:
+    with pytest.raises(Stopped):
+        next(waits)
 
 
 @pytest.fixture
