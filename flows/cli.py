@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +44,9 @@ app.command("perturb")(perturb_cli.perturb_text)
 app.command("study")(study_cli.run_study)
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
-STOPPED = 130
-"""The exit status of a command that was interrupted."""
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit statuses of a command that Ctrl-C, or SIGTERM, has ended: as a shell would say it."""
 
 console = Console(markup=False, highlight=False)
 
@@ -296,14 +298,13 @@ def rollback(
 def main() -> None:
     """Entry point: set the environment, run, and turn an error into one line.
 
-    The exit status is 2 for a command that was typed wrong, 1 for any other `AbstainError`.
+    The exit status is 2 for a command that was typed wrong, 1 for any other `AbstainError`. A run that is stopped says
+    so in one line: by Ctrl-C with exit status 130, by SIGTERM with 143.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # what the run has begun is ended in good order
     try:
         _prepare()
-        status = app(prog_name="abstain", standalone_mode=False)
-        if status == STOPPED:  # which is how typer tells of Ctrl-C
-            raise KeyboardInterrupt
-        sys.exit(status)
+        sys.exit(app(prog_name="abstain", standalone_mode=False))
     except typer.TyperException as error:
         if says := in_one_line(error):
             print(f"error: {says}", file=sys.stderr)
@@ -311,9 +312,17 @@ def main() -> None:
     except AbstainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on where it was", file=sys.stderr)
-        sys.exit(STOPPED)
+    except KeyboardInterrupt:  # before the command has begun; in a command, typer makes a status of it
+        _say_stopped()
+        sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code in (INTERRUPTED, TERMINATED):
+            _say_stopped()
+        raise
+
+
+def _say_stopped() -> None:
+    print("stopped; run the same command again to go on where it was", file=sys.stderr)
 
 
 def _prepare() -> None:

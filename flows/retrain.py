@@ -21,6 +21,7 @@ from tasks.plan import read_graph
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.record import commit, push
+from tasks.stopping import stopping_together
 from tasks.workspace import Workspace, open_workspace
 
 
@@ -44,8 +45,10 @@ def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = 
         require_unblocked(workspace.path / paths.DATA)
         try:
             stages = run_dag(workspace, force)
-        finally:
+        except Exception:  # and no interruption: that leaves nothing to look at, and is in a hurry
             publish_validation(workspace)
+            raise
+        publish_validation(workspace)
         publish_artifacts(workspace)
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
         if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock"):
@@ -56,18 +59,20 @@ def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = 
 def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
     """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised.
 
-    Where other processes compute features, they do so before the stage that finds them in the cache then.
+    Where other processes compute features, they do so before the stage that finds them in the cache then. When the
+    flow is interrupted, so are the stages.
     """
     graph = read_graph(workspace)
     futures: dict[str, PrefectFuture[Any]] = {}
-    for stage, waits_for in graph.items():
-        upstream = [futures[up] for up in waits_for]
-        if stage in FANNED_OUT and load_settings().runner != "local":
-            step = step_before(stage)
-            futures[step] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
-            upstream = [*upstream, futures[step]]
-        futures[stage] = run_stage.submit(workspace, stage, force, wait_for=upstream)  # type: ignore[call-overload]
-    wait(list(futures.values()))
+    with stopping_together():
+        for stage, waits_for in graph.items():
+            upstream = [futures[up] for up in waits_for]
+            if stage in FANNED_OUT and load_settings().runner != "local":
+                step = step_before(stage)
+                futures[step] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
+                upstream = [*upstream, futures[step]]
+            futures[stage] = run_stage.submit(workspace, stage, force, wait_for=upstream)  # type: ignore[call-overload]
+        wait(list(futures.values()))
     for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running
         future.state.result()
     return [futures[stage].result() for stage in graph]

@@ -1,8 +1,14 @@
-"""Commands as subprocesses: one environment, output streamed line by line, errors in one line."""
+"""Commands as subprocesses: one environment, output streamed line by line, errors in one line, and none outlives us.
+
+A command is on a leash (leash.py), so that it ends, with all that it has started, when it is interrupted here, when the
+run stops, and when this process dies in whatever way. Git alone is not: it may ask a person at the terminal for a
+passphrase, which only the terminal's own commands can, and it is soon done.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +16,9 @@ from pathlib import Path
 
 from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
+from tasks.stopping import ended_by, require_going_on
+
+LEASH = [sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py"))]
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -61,34 +70,10 @@ def run(
 
     `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
     `AbstainError` with the command (or the `name` it goes by) and the line that says why, when it fails or is not
-    installed.
+    installed; `Stopped` when the run is stopped.
     """
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment(cwd),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            pass_fds=inherit,
-        )
-    except FileNotFoundError:
-        raise AbstainError(f"`{command[0]}` is not installed, or not on PATH: install it and try again") from None
-    lines: list[str] = []
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            lines.append(line.rstrip("\n"))
-            if on_line:
-                on_line(lines[-1])
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        process.wait()
-    if process.returncode != 0:
+    returncode, lines = _execute(command, cwd, on_line, inherit)
+    if returncode != 0:
         raise AbstainError(f"{name or '`' + ' '.join(command) + '`'} failed: {_reason(lines)}")
     return "\n".join(lines)
 
@@ -98,13 +83,49 @@ def git(cwd: Path, *arguments: str) -> str:
     return run(["git", *arguments], cwd)
 
 
-def succeeds(cwd: Path, *command: str) -> bool:
+def succeeds(cwd: Path, *command: str, inherit: Sequence[int] = ()) -> bool:
     """Whether `command` exits with status 0; its output is not wanted."""
-    return (
-        subprocess.run(
-            command, cwd=cwd, env=environment(cwd), capture_output=True, check=False, stdin=subprocess.DEVNULL
-        )
-    ).returncode == 0
+    return _execute(command, cwd, None, inherit)[0] == 0
+
+
+def _execute(
+    command: Sequence[str], cwd: Path, on_line: Callable[[str], None] | None, inherit: Sequence[int]
+) -> tuple[int, list[str]]:
+    """The exit status of `command`, and its lines."""
+    env = environment(cwd)
+    if shutil.which(command[0], path=env["PATH"]) is None:
+        raise AbstainError(f"`{command[0]}` is not installed, or not on PATH: install it and try again")
+    is_leashed = command[0] != "git"
+    process = subprocess.Popen(
+        [*LEASH, *command] if is_leashed else command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.PIPE if is_leashed else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=inherit,
+        start_new_session=is_leashed,  # Ctrl-C is for us: the leash ends the command in good order
+    )
+    end = process.stdin.close if process.stdin else process.terminate
+    lines: list[str] = []
+    assert process.stdout is not None
+    try:
+        with ended_by(end):
+            for line in process.stdout:
+                require_going_on()  # how a command takes its end is of no interest
+                lines.append(line.rstrip("\n"))
+                if on_line:
+                    on_line(lines[-1])
+            process.wait()
+    except BaseException:
+        end()
+        raise
+    finally:
+        process.wait()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
+    return process.returncode, lines
 
 
 def _reason(lines: list[str]) -> str:

@@ -4,8 +4,8 @@ Three decisions:
 
 * A run clones the *origin*, works, commits, pushes. A team's origin is its git server (`ABSTAIN_ORIGIN`);
   without one it is a bare repository in `.abstain/`, into which the checkout's commits are merged first.
-* One writer a workspace, by a file lock that the run's subprocesses inherit: if a run is killed, the next
-  one waits for what it left running instead of colliding with it.
+* One writer a workspace, by a file lock that the run's commands inherit: they end with a run that is killed, and
+  the next one waits for the last of them instead of colliding with it.
 * A run starts from the origin's head, whatever a killed one left: stages that it finished are in DVC's run-cache,
   which is asked by content, so they are not run again and nothing half-done can be believed.
 """
@@ -40,6 +40,10 @@ class Workspace:
     def dvc(self, *arguments: str) -> str:
         """`dvc ARGUMENTS` in the workspace."""
         return run(["dvc", *arguments], self.path, inherit=[self.lock])
+
+    def dvc_succeeds(self, *arguments: str) -> bool:
+        """Whether `dvc ARGUMENTS` in the workspace does."""
+        return succeeds(self.path, "dvc", *arguments, inherit=[self.lock])
 
     def git(self, *arguments: str) -> str:
         return git(self.path, *arguments)
@@ -135,7 +139,8 @@ def _clone(origin: str, path: Path, settings: Settings) -> None:
 
 def _synchronise(workspace: Workspace, checkout: Path | None) -> None:
     """Bring the clone to the origin's head; merge the checkout's commits where the origin is local."""
-    for left in (".dvc/tmp/rwlock", ".git/index.lock", ".git/HEAD.lock"):  # by a killed run: nobody else is here
+    locks = ("index.lock", "HEAD.lock", "ORIG_HEAD.lock", f"refs/heads/{BRANCH}.lock")
+    for left in (".dvc/tmp/rwlock", *(f".git/{lock}" for lock in locks)):  # by a killed run: nobody else is here
         (workspace.path / left).unlink(missing_ok=True)
     workspace.git("fetch", "-q", "--prune", "--prune-tags", "--tags", "--force", "origin")
     workspace.git("checkout", "-q", "--force", "-B", BRANCH, f"origin/{BRANCH}")
@@ -162,14 +167,14 @@ def _bring_data(workspace: Workspace) -> None:
     What the remote lacks of the stages' outputs is left to be made again; the data may not be lacking.
     """
     quiet = ("--force", "--quiet")
-    if succeeds(workspace.path, "dvc", "checkout", *quiet):
+    if workspace.dvc_succeeds("checkout", *quiet):
         return
-    succeeds(workspace.path, "dvc", "pull", *quiet)
-    if succeeds(workspace.path, "dvc", "status", "--quiet", "data.dvc"):
+    workspace.dvc_succeeds("pull", *quiet)
+    if workspace.dvc_succeeds("status", "--quiet", "data.dvc"):
         return
     data = workspace.path / paths.DATA
     shutil.rmtree(data, ignore_errors=True)
-    run(["python", "-m", "abstain.sample", str(data)], workspace.path)
+    run(["python", "-m", "abstain.sample", str(data)], workspace.path, inherit=[workspace.lock])
     workspace.dvc("add", "--quiet", str(paths.DATA))
     if workspace.git("status", "--porcelain", "data.dvc"):
         workspace.git("checkout", "--quiet", "data.dvc")

@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from typing import Any
 from abstain.config.settings import Settings, load_settings
 from abstain.errors import AbstainError
 from abstain.features.work import Done, ShardWork, compute
+from tasks.stopping import require_going_on
 
 try:
     import dask
@@ -31,6 +33,7 @@ except ImportError:
 
 UNDER_WAY = 2  # shards for each worker: one computes, one waits
 DEATHS = 3
+LOOK_SECONDS = 0.1  # between two looks whether a shard is done, or the run is stopped
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 LOGGING = "DASK_LOGGING__DISTRIBUTED"
 _alone = threading.Lock()
@@ -63,6 +66,9 @@ class DaskRunner:
                     completed.add(future)
                 if not under_way:
                     return
+                while not completed.has_ready():
+                    require_going_on()
+                    time.sleep(LOOK_SECONDS)
                 future = next(completed)
                 yield _result(future, under_way.pop(future))
         finally:

@@ -33,6 +33,7 @@ from abstain.errors import AbstainError
 from abstain.features.store import open_store
 from abstain.features.work import Done, ShardWork
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch, sweep
+from tasks.stopping import require_going_on
 
 DEPLOYMENT = "extract/gpu"
 POLL_SECONDS = 1.0
@@ -75,6 +76,7 @@ class PrefectRunner:
 def _wait(batch: Batch, waiting: dict[str, str], helpers: _Helpers) -> Iterator[Done]:
     """Yield what is done, and keep helpers at what is not, until nothing is."""
     while waiting:
+        require_going_on()
         helpers.look(waiting)
         for name in batch.names()["done"]:
             text = batch.read(name, "done")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -20,6 +22,7 @@ from abstain.errors import AbstainError
 from abstain.features.extract import FeatureSource
 from abstain.features.work import LocalRunner, ShardWork
 from tasks.fan_out import runner_for
+from tasks.stopping import Stopped, stopping_together
 from tests.fan_out import rows, shards, source_in
 from tests.llm.builders import save_tiny_model
 
@@ -75,6 +78,28 @@ def test_a_killed_worker_costs_one_shard_and_the_bytes_are_those_of_one_process(
     assert [path.name for path in Path(source.settings.features).iterdir()] == [source.space().digest]
     assert workers() == []
     assert logging.getLogger("distributed").level == logging.CRITICAL
+
+
+@pytest.mark.slow
+def test_a_stopped_run_leaves_no_worker(source: FeatureSource) -> None:
+    begun, raised = threading.Event(), list[BaseException]()
+    single = source.settings.model_copy(update={"workers": 1})
+
+    def fill() -> None:
+        try:
+            with closing(runner_for(single)) as runner:
+                source.fill(rows(100 * 64), lambda done, total: begun.set() if done else None, runner)
+        except AbstainError as error:
+            raised.append(error)
+
+    with pytest.raises(KeyboardInterrupt), stopping_together():
+        thread = threading.Thread(target=contextvars.copy_context().run, args=[fill])
+        thread.start()
+        assert begun.wait(100)
+        assert workers() != []
+        raise KeyboardInterrupt
+    thread.join(100)
+    assert [type(error) for error in raised] == [Stopped] and workers() == []
 
 
 @pytest.mark.slow

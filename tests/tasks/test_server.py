@@ -18,18 +18,27 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.server.addresses import post
 from tests.conftest import Project, new_project
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 SLEEPER = """
-import subprocess
-from prefect import flow
+from pathlib import Path
+from prefect import flow, task
+from prefect.futures import wait
+from tasks.shell import run
+from tasks.stopping import stopping_together
+
+@task
+def sleep():
+    run(["sh", "-c", "sleep 6000; true"], Path())
 
 @flow
 def sleeper():
-    subprocess.run(["sleep", "6000"])
+    with stopping_together():
+        wait([sleep.submit()])
 """
 
 RUN = """
@@ -97,7 +106,7 @@ def wait_until(what: Callable[[], bool], goal: float) -> None:
         time.sleep(0.2)
 
 
-def test_up_runs_what_is_deployed_and_down_leaves_nothing(
+def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     project: Project, server: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
@@ -122,13 +131,20 @@ def test_up_runs_what_is_deployed_and_down_leaves_nothing(
     for deployment in ("ingest/hourly", "sleeper/now"):  # there is nothing new, which is no failure
         started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", deployment])
         assert started.returncode == 0, started.stderr
-    wait_until(lambda: states(project, "ingest") == ["COMPLETED"], 30)
-    wait_until(lambda: "sleep 6000" in processes_of(project), 30)
+    wait_until(lambda: states(project, "ingest") == ["COMPLETED"], 90)
+    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
+    (sleeper,) = post(f"{api[1]}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    post(f"{api[1]}/flow_runs/{sleeper['id']}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
+    wait_until(lambda: "sleep 6000" not in processes_of(project), 100)
+    wait_until(lambda: states(project, "sleeper") == ["CANCELLED"], 100)
 
+    started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", "sleeper/now"])
+    assert started.returncode == 0, started.stderr
+    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
     down = server("down")
     assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
     assert processes_of(project) == []
-    assert states(project, "sleeper") == ["CRASHED"]
+    assert sorted(states(project, "sleeper")) == ["CANCELLED", "CRASHED"]
     assert server("down").stdout == "nothing is up\n"
 
 

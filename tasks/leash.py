@@ -1,0 +1,75 @@
+"""A command on a leash: `python -I -S leash.py COMMAND...`, whose standard input whoever wants it to run holds open.
+
+When that closes, because its holder let go or died in whatever way, SIGKILL included, the command is ended with all
+that it has started. The kernel closes it, so no death goes unseen at any moment, on any POSIX system.
+The standard library only, and little of it: every command waits for this to start.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+LEASH = 0
+STEPS = ((signal.SIGINT, 3.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0))
+"""What the command's process group is sent, and the seconds after which the next comes.
+
+SIGINT first, because Python cleans up after it, and because DVC leaves it to the stage and then ends in good order.
+"""
+ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals to this process that mean the same as letting go."""
+
+
+def main(command: list[str]) -> int:
+    """Run `command` in a process group of its own; its exit status, 128 + N where signal N ended it."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (*ASKED, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    pid = os.posix_spawnp(
+        command[0],
+        command,
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, LEASH, os.devnull, os.O_RDONLY, 0)],
+        setpgroup=0,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, *ASKED],  # Python ignores the first two, a background job SIGINT
+    )
+    status = None
+    while status is None:
+        status = _end(pid) if _is_let_go(woken) else _status(pid)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _is_let_go(woken: int) -> bool:
+    """Wait for a change: whether it is that the command has to end; else it may have ended."""
+    ready, _, _ = select.select([LEASH, woken], [], [])
+    return LEASH in ready or not set(ASKED).isdisjoint(os.read(woken, 1024))
+
+
+def _status(pid: int) -> int | None:
+    """The wait status of the command, None while it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return status if ended else None
+
+
+def _end(pid: int) -> int | None:
+    """End the process group of the command; the wait status of the command, None where even SIGKILL takes its time."""
+    status = None
+    for number, seconds in STEPS:
+        deadline = time.monotonic() + seconds
+        try:
+            os.killpg(pid, number)
+            while time.monotonic() < deadline:
+                status = _status(pid) if status is None else status
+                os.killpg(pid, 0)
+                time.sleep(0.02)
+        except ProcessLookupError:  # nobody is left of the group
+            break
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

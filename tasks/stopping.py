@@ -1,0 +1,92 @@
+"""Stopping: what a run's threads are at ends when the run is interrupted.
+
+Python raises KeyboardInterrupt, and Prefect its TerminationSignal, in the main thread alone, while the commands of a
+run are waited for in the threads of a task runner. The main thread says here that it stops, and each of those says how
+what it is at can be ended. Prefect gives a task's thread the context of its flow, and so it knows which run it is of.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from abstain.errors import AbstainError
+
+End = Callable[[], object]
+
+
+class Stopped(AbstainError):
+    """The run was interrupted while a thread of it was at work."""
+
+    def __init__(self) -> None:
+        super().__init__("the run was stopped: run the same command again to go on where it was")
+
+
+class _Run:
+    """What the threads of a run are at."""
+
+    def __init__(self) -> None:
+        self._alone, self._stopped = threading.Lock(), False
+        self._ends: list[End] = []
+
+    def stop(self) -> None:
+        with self._alone:
+            self._stopped = True
+            for end in self._ends:
+                end()
+
+    def require_going_on(self) -> None:
+        if self._stopped:
+            raise Stopped
+
+    def begin(self, end: End) -> None:
+        with self._alone:
+            self.require_going_on()
+            self._ends.append(end)
+
+    def finish(self, end: End) -> None:
+        with self._alone:
+            self._ends.remove(end)
+        self.require_going_on()
+
+
+_run: ContextVar[_Run | None] = ContextVar("run", default=None)
+
+
+@contextmanager
+def stopping_together() -> Iterator[None]:
+    """When an exception leaves this block, what threads are at for it is ended, and they begin nothing more."""
+    run = _Run()
+    token = _run.set(run)
+    try:
+        yield
+    except BaseException:
+        run.stop()
+        raise
+    finally:
+        _run.reset(token)
+
+
+@contextmanager
+def ended_by(end: End) -> Iterator[None]:
+    """In this block a thread is at something that `end`, called from another thread, ends.
+
+    Raises `Stopped` where the run was stopped before the block or in it.
+    """
+    run = _run.get()
+    if run is None:
+        yield
+        return
+    run.begin(end)
+    try:
+        yield
+    finally:
+        run.finish(end)
+
+
+def require_going_on() -> None:
+    """Raise `Stopped` where the run has been stopped: for a thread that waits and looks again."""
+    if run := _run.get():
+        run.require_going_on()
