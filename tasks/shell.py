@@ -95,6 +95,7 @@ def _execute(
     env = environment(cwd)
     if shutil.which(command[0], path=env["PATH"]) is None:
         raise AbstainError(f"`{command[0]}` is not installed, or not on PATH: install it and try again")
+    require_going_on()
     is_leashed = command[0] != "git"
     process = subprocess.Popen(
         [*LEASH, *command] if is_leashed else command,

@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -82,24 +83,23 @@ def test_a_killed_worker_costs_one_shard_and_the_bytes_are_those_of_one_process(
 
 @pytest.mark.slow
 def test_a_stopped_run_leaves_no_worker(source: FeatureSource) -> None:
-    begun, raised = threading.Event(), list[BaseException]()
+    works = list(source.shards(rows(4 * 64)))
     single = source.settings.model_copy(update={"workers": 1})
 
-    def fill() -> None:
-        try:
-            with closing(runner_for(single)) as runner:
-                source.fill(rows(100 * 64), lambda done, total: begun.set() if done else None, runner)
-        except AbstainError as error:
-            raised.append(error)
+    def run() -> None:
+        with closing(runner_for(single)) as runner:
+            list(runner.run(works))
 
-    with pytest.raises(KeyboardInterrupt), stopping_together():
-        thread = threading.Thread(target=contextvars.copy_context().run, args=[fill])
-        thread.start()
-        assert begun.wait(100)
-        assert workers() != []
-        raise KeyboardInterrupt
-    thread.join(100)
-    assert [type(error) for error in raised] == [Stopped] and workers() == []
+    with ThreadPoolExecutor() as threads:
+        with pytest.raises(KeyboardInterrupt), stopping_together():
+            at_work = threads.submit(contextvars.copy_context().run, run)
+            while not workers():
+                assert not at_work.done(), at_work.exception()
+                time.sleep(0.1)
+            raise KeyboardInterrupt
+        with pytest.raises(Stopped):
+            at_work.result(100)
+    assert workers() == []
 
 
 @pytest.mark.slow

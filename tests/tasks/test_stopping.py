@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,24 +120,19 @@ def test_a_command_that_ignores_being_asked_is_killed(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None:
-    raised: list[BaseException] = []
-
     def command(name: str) -> None:
-        try:
-            run(["sh", "-c", f"touch {name}; exec sleep 600"], tmp_path)
-        except BaseException as error:
-            raised.append(error)
+        run(["sh", "-c", f"touch {name}; exec sleep 600"], tmp_path)
 
-    threads = []
-    with pytest.raises(KeyboardInterrupt), stopping_together():
-        context = contextvars.copy_context()
-        threads.append(threading.Thread(target=context.run, args=[command, "begun"], daemon=True))
-        threads[0].start()
-        wait_until((tmp_path / "begun").exists)
-        raise KeyboardInterrupt
-    threads[0].join(SECONDS)
-    context.run(command, "later")
-    assert [type(error) for error in raised] == [Stopped, Stopped]
+    with ThreadPoolExecutor() as threads:
+        with pytest.raises(KeyboardInterrupt), stopping_together():
+            context = contextvars.copy_context()
+            at_work = threads.submit(context.run, command, "begun")
+            wait_until((tmp_path / "begun").exists)
+            raise KeyboardInterrupt
+        with pytest.raises(Stopped):
+            at_work.result(SECONDS)
+    with pytest.raises(Stopped):
+        context.run(command, "later")
     assert not (tmp_path / "later").exists()
     with pytest.raises(Stopped):
         context.run(require_going_on)
@@ -155,20 +150,15 @@ def test_a_fan_out_that_waits_is_stopped(tmp_path: Path) -> None:
         def staff(self, waiting: dict[str, str]) -> None:
             assert len(looks) == 1, "it looked again after the stop"
 
-    with pytest.raises(KeyboardInterrupt), stopping_together():
-        context = contextvars.copy_context()
-        waits = _wait(batch, {"1f": "a to b"}, Helpers())  # type: ignore[arg-type]
-        thread = threading.Thread(target=context.run, args=[_stops, waits])
-        thread.start()
-        wait_until(lambda: bool(looks))
-        raise KeyboardInterrupt
-    thread.join(SECONDS)
-    assert looks == [1] and not thread.is_alive()
-
-
-def _stops(waits: Iterator[object]) -> None:
-    with pytest.raises(Stopped):
-        next(waits)
+    with ThreadPoolExecutor() as threads:
+        with pytest.raises(KeyboardInterrupt), stopping_together():
+            waits = _wait(batch, {"1f": "a to b"}, Helpers())  # type: ignore[arg-type]
+            at_work = threads.submit(contextvars.copy_context().run, next, waits)
+            wait_until(lambda: bool(looks))
+            raise KeyboardInterrupt
+        with pytest.raises(Stopped):
+            at_work.result(SECONDS)
+    assert looks == [1]
 
 
 @pytest.fixture
