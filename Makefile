@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
+NUMERIC := $(addprefix tests/,decide evaluate features llm models scorers) # what computes figures; elsewhere they are carried
 PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.
@@ -30,7 +31,7 @@ test-fast: setup ## the tests that need no model, server, DVC or browser
 	@$(PYTEST) -m "not slow"
 
 test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
-	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m numeric
+	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m numeric $(NUMERIC)
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction
