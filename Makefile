@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
+NUMERIC := $(addprefix tests/,decide evaluate features llm models scorers) # what computes figures; elsewhere they are carried
 PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.
@@ -34,7 +35,7 @@ soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the 
 	@$(PYTEST) -m soak --durations 25
 
 test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
-	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m numeric
+	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m numeric $(NUMERIC)
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction

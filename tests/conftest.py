@@ -21,6 +21,8 @@ from urllib.request import urlopen
 import pytest
 import torch
 import yaml
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from abstain.config.settings import Settings
 from abstain.llm.loading import load, resolve
@@ -40,6 +42,10 @@ INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "MKL_ENABLE_INST
 """What makes libraries compute as on an older processor."""
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Of each command that a test starts, so that those of several processes do not wait for each other."""
+
+# Tests assert work, not time: by default an example that takes 200 ms fails, and so do those that are slow to make.
+hypothesis_settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

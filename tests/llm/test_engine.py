@@ -441,7 +441,6 @@ def relative_error(found: Tensor, expected: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.numeric
 def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
     layers = (1, 16, 30)
     engine = Engine(embedded, 2048)
@@ -455,7 +454,6 @@ def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.numeric
 def test_embedded_model_gives_a_row_the_same_states_in_any_batch(embedded: LoadedModel) -> None:
     layers = (1, 16, 30)
     alone = states_of(embedded, real_passes(), layers, tokens=1)
