@@ -1,8 +1,8 @@
 """Commands as subprocesses: one environment, output streamed line by line, errors in one line, and none outlives us.
 
-A command is on a leash (leash.py), so that it ends, with all that it has started, when it is interrupted here, when the
-run stops, and when this process dies in whatever way. Git alone is not: it may ask a person at the terminal for a
-passphrase, which only the terminal's own commands can, and it is soon done.
+A command has a supervisor (supervisor.py), so that it ends, with all that it has started, when it is interrupted here,
+when the run stops, and when this process dies in whatever way. Git alone has none: it may ask a person at the terminal
+for a passphrase, which only the terminal's own commands can, and it is soon done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from abstain.config.settings import load_settings
 from abstain.errors import AbstainError
 from tasks.stopping import ended_by, require_going_on
 
-LEASH = [sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py"))]
+SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -96,17 +96,17 @@ def _execute(
     if shutil.which(command[0], path=env["PATH"]) is None:
         raise AbstainError(f"`{command[0]}` is not installed, or not on PATH: install it and try again")
     require_going_on()
-    is_leashed = command[0] != "git"
+    is_supervised = command[0] != "git"
     process = subprocess.Popen(
-        [*LEASH, *command] if is_leashed else command,
+        [*SUPERVISOR, *command] if is_supervised else command,
         cwd=cwd,
         env=env,
-        stdin=subprocess.PIPE if is_leashed else subprocess.DEVNULL,
+        stdin=subprocess.PIPE if is_supervised else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         pass_fds=inherit,
-        start_new_session=is_leashed,  # Ctrl-C is for us: the leash ends the command in good order
+        start_new_session=is_supervised,  # Ctrl-C is for us: the supervisor ends the command in good order
     )
     end = process.stdin.close if process.stdin else process.terminate
     lines: list[str] = []

@@ -101,7 +101,9 @@ def none_lives(processes: list[psutil.Process]) -> bool:
 def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, tmp_path: Path) -> None:
     shell = f"sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait"
     holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5)  # leash, shells, sleeps
+    wait_until(
+        lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5
+    )  # supervisor, shells, sleeps
     started = children_of(holder.pid)
     holder.send_signal(number)
     holder.wait(SECONDS)
@@ -238,7 +240,7 @@ def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(
         run = retrain()
         wait_until(lambda: len(begun()) == 2)
         started = children_of(run.pid)
-        assert len(started) >= 6, "two stages, each with its DVC and its leash"
+        assert len(started) >= 6, "two stages, each with its DVC and its supervisor"
         os.kill(run.pid, number)
         code, output = run.ended()
         assert code == status, output

@@ -1,7 +1,8 @@
-"""A command on a leash: `python -I -S leash.py COMMAND...`, whose standard input whoever wants it to run holds open.
+"""Runs a command and ends it with its caller: `python -I -S supervisor.py COMMAND...`.
 
-When that closes, because its holder let go or died in whatever way, SIGKILL included, the command is ended with all
-that it has started. The kernel closes it, so no death goes unseen at any moment, on any POSIX system.
+The caller holds this process's standard input open. When that closes, because the caller closed it or died in whatever
+way, SIGKILL included, the command is ended with all that it has started. The kernel closes it, so no death is missed,
+on any POSIX system; a parent-death signal would be Linux's alone, and tied to the thread that started the command.
 The standard library only, and little of it: every command waits for this to start.
 """
 
@@ -11,14 +12,14 @@ import signal
 import sys
 import time
 
-LEASH = 0
+STDIN = 0
 STEPS = ((signal.SIGINT, 3.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0))
 """What the command's process group is sent, and the seconds after which the next comes.
 
 SIGINT first, because Python cleans up after it, and because DVC leaves it to the stage and then ends in good order.
 """
-ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals to this process that mean the same as letting go."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals to this process that mean the same as a closed standard input."""
 
 
 def main(command: list[str]) -> int:
@@ -26,27 +27,31 @@ def main(command: list[str]) -> int:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    for number in (*ASKED, signal.SIGCHLD):
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     pid = os.posix_spawnp(
         command[0],
         command,
         os.environ,
-        file_actions=[(os.POSIX_SPAWN_OPEN, LEASH, os.devnull, os.O_RDONLY, 0)],
+        file_actions=[(os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0)],
         setpgroup=0,
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, *ASKED],  # Python ignores the first two, a background job SIGINT
+        setsigdef=[
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+            *STOP_SIGNALS,
+        ],  # Python ignores the first two, a background job SIGINT
     )
     status = None
     while status is None:
-        status = _end(pid) if _is_let_go(woken) else _status(pid)
+        status = _end(pid) if _must_end(woken) else _status(pid)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _is_let_go(woken: int) -> bool:
+def _must_end(woken: int) -> bool:
     """Wait for a change: whether it is that the command has to end; else it may have ended."""
-    ready, _, _ = select.select([LEASH, woken], [], [])
-    return LEASH in ready or not set(ASKED).isdisjoint(os.read(woken, 1024))
+    ready, _, _ = select.select([STDIN, woken], [], [])
+    return STDIN in ready or not set(STOP_SIGNALS).isdisjoint(os.read(woken, 1024))
 
 
 def _status(pid: int) -> int | None:
