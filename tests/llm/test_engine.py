@@ -25,7 +25,7 @@ from .builders import LAYERS, WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pa
 
 FAMILIES = ["llama", "qwen2", "gemma3", "gpt2", "opt"]
 TOLERANCE = 1e-4
-"""Of the tiny models' float32 states, whose entries are of the order of 1: the largest difference of two entries."""
+"""Absolute, of any entry of the tiny models' float32 states. The largest are 34, and 4e-5 is measured."""
 
 
 @cache
