@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -143,8 +143,8 @@ def from_app(folder: Path) -> tuple[list[str], list[str]]:
     )
 
 
-def test_every_row_is_there_once_wherever_an_ingest_was_killed(project: Project, ingest: Ingests) -> None:
-    for number, step in enumerate(STEPS):
+def is_there_once_where_killed(project: Project, ingest: Ingests, steps: Sequence[str]) -> None:
+    for number, step in enumerate(steps):
         write_row(project, number)
         assert ingest(step) == -signal.SIGKILL, f"'{step}' was never reached"
         assert ingest() == 0, step
@@ -152,11 +152,21 @@ def test_every_row_is_there_once_wherever_an_ingest_was_killed(project: Project,
         assert from_app(project.workspace / "data") == (expected, expected), step
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
     batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
-    assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(STEPS), "a batch was recorded twice, or never"
+    assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(steps), "a batch was recorded twice, or never"
     state = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
+def test_rows_are_there_once_killed_before_the_add_and_the_push(project: Project, ingest: Ingests) -> None:
+    is_there_once_where_killed(project, ingest, ("dvc add", "git push"))
+
+
+@pytest.mark.soak(twin="test_rows_are_there_once_killed_before_the_add_and_the_push")
+def test_rows_are_there_once_wherever_an_ingest_was_killed(project: Project, ingest: Ingests) -> None:
+    is_there_once_where_killed(project, ingest, STEPS)
+
+
+@pytest.mark.soak(twin="test_of_two_pushes_the_second_is_refused_and_leaves_nothing")
 def test_the_same_file_by_two_machines_at_once_is_there_once(small_project: Project, tmp_path: Path) -> None:
     row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "answer": "That.", "contexts": [], "model": "m@1"}
     lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
