@@ -29,6 +29,7 @@ from abstain.llm.loading import load, resolve
 from tasks.shell import QUIET
 from tests.ports import free_port
 from tests.postgres import postgres
+from tests.warm import warm_commands
 
 __all__ = ["postgres"]
 
@@ -67,11 +68,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout in a temporary folder, with a home of its own; its runs report to `server`, or start one each."""
+    """A checkout in a temporary folder, with a home of its own; its runs report to `server`, or start one each.
+
+    `warm`: its commands find what they import of other people's code imported (tests/warm).
+    """
 
     root: Path
     home: Path
     server: str | None = None
+    warm: bool = True
 
     @property
     def workspace(self) -> Path:
@@ -95,13 +100,18 @@ class Project:
 
     def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`abstain ARGUMENTS`, ended by itself, output captured."""
-        return self.command([sys.executable, "-m", "flows.cli", *arguments], cwd)
+        return self.command(["python", "-m", "flows.cli", *arguments], cwd)
 
     def command(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """`command`, ended by itself, output captured; where the project is `warm`, with the libraries imported."""
+        environment = self.environment
+        if self.warm:
+            libraries_see = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+            environment["PATH"] = f"{warm_commands(libraries_see)}{os.pathsep}{environment['PATH']}"
         return subprocess.run(
             command,
             cwd=cwd or self.root,
-            env=self.environment,
+            env=environment,
             capture_output=True,
             text=True,
             timeout=3600,

@@ -1,0 +1,143 @@
+"""`python server.py FOLDER OWNER`: runs commands in forks of itself, asked on FOLDER/socket while process OWNER lives."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+LIBRARIES = (
+    *(
+        "numpy",
+        "pandas",
+        "pyarrow.parquet",
+        "pyarrow.dataset",
+        "scipy.optimize",
+        "scipy.stats",
+        "yaml",
+        "rich.progress",
+    ),
+    *(
+        "sklearn.linear_model",
+        "sklearn.ensemble",
+        "sklearn.model_selection",
+        "sklearn.isotonic",
+        "sklearn.decomposition",
+    ),
+    *("torch", "transformers.models.llama.modeling_llama", "transformers.models.auto", "safetensors.torch", "onnx"),
+    *("onnxruntime", "onnxscript", "torch.onnx", "skl2onnx", "great_expectations", "mapie.risk_control", "venn_abers"),
+    *("presidio_analyzer", "torchmetrics.text", "rouge_score.rouge_scorer", "matplotlib.figure", "markdown_it"),
+    *("pydantic_settings", "typer", "httpx", "anyio", "fastapi", "uvicorn", "sqlalchemy.ext.asyncio", "jinja2"),
+    *(
+        "dvc.cli",
+        "dvc.cli.parser",
+        "dvc.repo",
+        "dvc.commands.repro",
+        "dvc.stage",
+        "dvc.repo.reproduce",
+        "dvc_data.index",
+    ),
+)
+"""What the commands import of other people's code, but for Prefect, which reads its settings while it is imported."""
+
+
+def main(folder: Path, owner: int) -> None:
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "starting"))
+        listener.listen(64)
+        (folder / "starting").rename(folder / "socket")
+        listener.settimeout(2)
+        while _lives(owner):
+            with suppress(TimeoutError):
+                client, _ = listener.accept()
+                with client:
+                    if os.fork() == 0:
+                        listener.close()
+                        client.settimeout(None)
+                        _serve(client, folder)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _serve(client: socket.socket, folder: Path) -> None:
+    """Run what `client` asks for in this process, and end with its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    header, streams, _, _ = socket.recv_fds(client, 4, 3)
+    text = b""
+    while len(text) < struct.unpack("!I", header)[0]:
+        text += client.recv(1 << 16)
+    request = json.loads(text)
+    threading.Thread(target=_end_with, args=[client], daemon=True).start()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    sys.stdin = open(0, closefd=False)
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False, buffering=1 if unbuffered else -1)
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1, errors="backslashreplace")
+    sys.executable = str(folder / "python")  # so that what it starts is served, too
+    status = _run(request["name"], request["arguments"])
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with suppress(OSError):
+        client.send(bytes([status & 255]))
+    os._exit(status & 255)  # C++ libraries do not come through their own exit where they were forked
+
+
+def _end_with(client: socket.socket) -> None:
+    """Who asked is gone: nobody wants the rest."""
+    if not client.recv(1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    own = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    try:
+        if name == "dvc":
+            sys.argv = ["dvc", *arguments]
+            from dvc.cli import main as dvc
+
+            return int(dvc(arguments) or 0)
+        sys.path[:] = [os.getcwd(), *own, *sys.path[1:]]
+        module, sys.argv = arguments[1], arguments[1:]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
