@@ -16,4 +16,4 @@ if name == "dvc" or (arguments[:1] == ["-m"] and arguments[1].startswith(("absta
     server.sendall(request.encode())
     status = server.recv(1)
     sys.exit(status[0] if status else 255)
-os.execv(os.path.join(os.path.dirname(sys.executable), name), [name, *arguments])
+os.execv(sys.executable, [sys.executable, *arguments])  # by its path, from which it finds its libraries
