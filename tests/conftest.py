@@ -94,9 +94,18 @@ class Project:
             "HF_HUB_OFFLINE": "1",
             "DVC_NO_ANALYTICS": "1",
             "COLUMNS": "160",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
             "OMP_NUM_THREADS": str(THREADS),
             **({"PREFECT_API_URL": self.server} if self.server else {}),
         }
+
+    @property
+    def commands(self) -> Path:
+        """The folder of the `python` and the `dvc` that `command` finds first."""
+        if not self.warm:
+            return Path(sys.executable).parent
+        own = ("PYTHONPATH", "ABSTAIN_HOME", "PREFECT_API_URL")
+        return warm_commands({name: value for name, value in self.environment.items() if name not in own})
 
     def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`abstain ARGUMENTS`, ended by itself, output captured."""
@@ -105,9 +114,7 @@ class Project:
     def command(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`command`, ended by itself, output captured; where the project is `warm`, with the libraries imported."""
         environment = self.environment
-        if self.warm:
-            libraries_see = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-            environment["PATH"] = f"{warm_commands(libraries_see)}{os.pathsep}{environment['PATH']}"
+        environment["PATH"] = f"{self.commands}{os.pathsep}{environment['PATH']}"
         return subprocess.run(
             command,
             cwd=cwd or self.root,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,7 +134,7 @@ def test_what_each_scorer_takes_is_told(project: Project) -> None:
 
 def test_a_machine_that_never_trained_reads_the_origin(project: Project, tmp_path: Path) -> None:
     elsewhere = [f"ABSTAIN_HOME={tmp_path / 'serving'}", f"ABSTAIN_ORIGIN={project.home / 'origin.git'}"]
-    status = project.command(["env", *elsewhere, sys.executable, "-m", "flows.cli", "status"])
+    status = project.command(["env", *elsewhere, "python", "-m", "flows.cli", "status"])
     assert status.returncode == 0 and "in production: probe v1.0.0" in status.stdout, status.stderr
 
 

@@ -32,10 +32,12 @@ STEPS = (
 INGESTS = """
 import logging, os, signal, sys, traceback
 from pathlib import Path
+import great_expectations, presidio_analyzer
 import tasks.ingest, tasks.shell, tasks.workspace
 from abstain.feedback.sources.config import load_sources, open_source
 from abstain.config.settings import load_settings
 
+sys.executable = sys.argv[1]  # beside which commands are looked for
 tasks.ingest.publish_ingest = lambda *a, **k: None
 tasks.ingest.get_run_logger = logging.getLogger
 last, moved = "", 0
@@ -113,7 +115,9 @@ class Ingests:
     """Ingests of `project`, one after another, each with a step that it does not live to see, or none."""
 
     def __init__(self, project: Project) -> None:
-        self.process = project.start([sys.executable, "-c", INGESTS], stderr=subprocess.STDOUT)
+        self.process = project.start(
+            [sys.executable, "-c", INGESTS, str(project.commands / "python")], stderr=subprocess.STDOUT
+        )
 
     def __call__(self, last: str = "") -> int:
         """The exit status of one ingest; minus the signal that ended it."""

@@ -23,6 +23,8 @@ EVERY_STAGE = ["validate", "dataset", "features", "train_probe", "tune_threshold
 
 # The retrain without what comes after the DAG, on a DAG that ends with the probe: what is killed is the same.
 TRAIN = """
+import sys
+sys.executable = sys.argv[1]  # beside which commands are looked for
 from tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
@@ -132,7 +134,11 @@ def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
         yaml.safe_dump({"stages": {name: whole[name] for name in ("validate", "dataset", "features", "train_probe")}})
     )
     small_project.git("commit", "-qam", "A DAG that ends with the probe")
-    completes_after_kills(small_project, [sys.executable, "-c", TRAIN], ["features", "train_probe"])
+    completes_after_kills(
+        small_project,
+        [sys.executable, "-c", TRAIN, str(small_project.commands / "python")],
+        ["features", "train_probe"],
+    )
 
 
 @pytest.mark.soak(twin="test_killed_at_two_stages_it_completes")

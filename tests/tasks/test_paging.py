@@ -163,7 +163,7 @@ def test_a_refused_batch_pages_leaves_its_page_and_blocks_the_retrain_which_page
     project = replace(small_project, server=None)  # its runs bring their own
     bad = [row(f"bad-{number}", model=None) for number in range(5)]
     batch = write_lines(tmp_path / "batch.jsonl", row("good"), *bad)
-    command = ["env", f"ABSTAIN_PAGE_URL={listener.url}", sys.executable, "-m", "flows.cli"]
+    command = ["env", f"ABSTAIN_PAGE_URL={listener.url}", "python", "-m", "flows.cli"]
     done = project.command([*command, "ingest", str(batch)])
     assert done.returncode == 1 and "refused, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
     (page,) = listener.pages

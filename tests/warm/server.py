@@ -84,6 +84,7 @@ def _lives(process: int) -> bool:
 def _serve(client: socket.socket, folder: Path) -> None:
     """Run what `client` asks for in this process, and end with its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgid(0, 0)
     header, streams, _, _ = socket.recv_fds(client, 4, 3)
     text = b""
     while len(text) < struct.unpack("!I", header)[0]:
@@ -113,9 +114,9 @@ def _serve(client: socket.socket, folder: Path) -> None:
 
 
 def _end_with(client: socket.socket) -> None:
-    """Who asked is gone: nobody wants the rest."""
+    """The command ends, with all that it has started, where the client that stands for it was killed."""
     if not client.recv(1):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _run(name: str, arguments: list[str]) -> int:
