@@ -237,7 +237,7 @@ def store_of(folder: Path, *batches: Tables) -> Store:
 def test_a_store_is_checked_part_by_part_each_against_all_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("abstain.feedback.validation.AT_ONCE", 2)
+    monkeypatch.setattr("abstain.feedback.store_validation.AT_ONCE", 2)
     sound = store_of(
         tmp_path / "sound",
         {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
