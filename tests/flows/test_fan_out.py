@@ -162,6 +162,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[C
     assert processes_of(project) == []
 
 
+@pytest.mark.soak(twin="test_a_worker_computes_the_bytes_of_one_process")
 def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_of_one_process(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -195,6 +196,19 @@ def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_o
     assert {name: content for name, (content, _) in after.items()} == {
         name: content for name, (content, _) in shards(alone).items()
     }
+    assert list(run.todo.iterdir()) == []
+
+
+def test_a_worker_computes_the_bytes_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    if not cluster.workers:
+        cluster.start_worker()
+    alone = source_in(tmp_path / "local", cluster.model)
+    alone.fill(rows(2 * 64))
+    run = cluster.start_run(shards=2)
+    run.until("^finished")
+    assert run.process.wait(60) == 0
+    computed = {name: content for name, (content, _) in shards(source_in(cluster.project.home, cluster.model)).items()}
+    assert {name: content for name, (content, _) in shards(alone).items()}.items() <= computed.items()
     assert list(run.todo.iterdir()) == []
 
 

@@ -99,6 +99,19 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) 
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
+def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_server: str) -> None:
+    project = replace(new_project(tmp_path), server=prefect_server)
+    write_data(project.root / "data")
+    file = write_study(project.root)
+    done = project.abstain("study", file.name, "--data", "data", "--out", "report")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((project.home / "studies" / "small").glob("*.json"))) == 2
+    report = project.root / "report" / "report.json"
+    assert read_json(report)["missing"] == []
+    assert read_json(report)["tables"].keys() == DECLARED["tables"].keys()
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
     """`abstain study`, killed when its first cell was done; then the rest, again, without a cell, and with a bad one."""
@@ -128,6 +141,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_killed_run_goes_on_where_it_was_and_a_finished_one_computes_nothing(ran: Ran) -> None:
     assert ran.killed_at == 1
     rest, second, without_a_file = ran.of("done")
@@ -136,6 +150,7 @@ def test_a_killed_run_goes_on_where_it_was_and_a_finished_one_computes_nothing(r
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_cell_whose_file_is_gone_asks_no_model_anything(ran: Ran) -> None:
     (text,) = ran.of("again")
     before, after = json.loads(text)
@@ -146,6 +161,7 @@ def test_a_cell_whose_file_is_gone_asks_no_model_anything(ran: Ran) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_bad_cell_leaves_the_others_done_and_a_gap_that_is_named(ran: Ran) -> None:
     (error,) = ran.of("error:")
     assert error.startswith("1 of 3 cells could not be computed, the first one, embedded by absent, K = 2")
@@ -164,6 +180,7 @@ def test_a_bad_cell_leaves_the_others_done_and_a_gap_that_is_named(ran: Ran) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_every_cell_is_a_task_with_its_name_and_the_report_an_artifact(ran: Ran) -> None:
     (text,) = ran.of("tasks")
     tasks = [tuple(task) for task in json.loads(text) if " by " in task[0]]
@@ -175,6 +192,7 @@ def test_every_cell_is_a_task_with_its_name_and_the_report_an_artifact(ran: Ran)
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_the_command_fails_where_a_cell_does_and_prints_where_the_report_is(ran: Ran) -> None:
     bad = ran.project.abstain("study", "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad")
     assert bad.returncode == 1 and len(bad.stderr.strip().splitlines()) == 1
