@@ -108,7 +108,7 @@ def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefec
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((project.home / "studies" / "small").glob("*.json"))) == 2
     report = project.root / "report" / "report.json"
-    assert read_json(report)["missing"] == []
+    assert read_json(report)["missing"] == {}
     assert read_json(report)["tables"].keys() == DECLARED["tables"].keys()
 
 

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.slow
 def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     for key, value in small_project.environment.items():
         monkeypatch.setenv(key, value)
+    monkeypatch.setattr(
+        sys, "executable", str(small_project.commands / "python")
+    )  # beside it is the `dvc` that is found
     monkeypatch.chdir(small_project.root)
     return small_project
 
