@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
 from tests.conftest import MODELS, ROOT
-from tests.llm.builders import save_tiny_model
+from tests.stages.builders import save_speaking_model
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,11 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights in as many layers as the embedded model has, with a window for SQuAD's paragraphs in bytes."""
     torch.set_num_threads(1)
     changes = {"num_hidden_layers": 30, "max_position_embeddings": 8192, "initializer_range": 0.1}
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-deep", **changes)
+    folder = save_speaking_model(tmp_path_factory.mktemp("models") / "tiny-deep", **changes)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = "<|im_start|>"  # as the embedded model's
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
@@ -97,7 +102,9 @@ def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
 
 
 @NEEDS_VERDICTS
-def test_scorers_are_ranked(printed: Callable[..., str]) -> None:
+def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorers, "PLACES", scorers.PLACES[:2])
+    monkeypatch.setattr(scorers, "DRAWS", 100)
     ranks_scorers(printed(scorers.main, "--rows", "24", "--without", *COSTLY, "yes_score_fused", "entropy"), 24)
 
 

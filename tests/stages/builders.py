@@ -47,9 +47,9 @@ def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
     return Params.model_validate(raw)
 
 
-def save_speaking_model(folder: Path) -> Path:
+def save_speaking_model(folder: Path, **changes: Any) -> Path:
     """The tiny Llama, with words of its own for Yes and No."""
-    save_tiny_model(folder)
+    save_tiny_model(folder, **changes)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["Yes", "No"])
     tokenizer.save_pretrained(folder)
