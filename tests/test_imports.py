@@ -13,6 +13,8 @@ from tests.conftest import ROOT
 
 ONNX = "onnx onnxruntime"
 EXPECTED = {
+    "flows.usage": "",
+    "tasks.supervisor": "",
     "abstain.stages.validate": "pandas",
     "abstain.stages.dataset": "pandas scipy",
     "abstain.stages.features": "pandas torch",

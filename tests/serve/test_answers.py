@@ -99,7 +99,10 @@ def test_a_question_without_context_is_not_answered_unless_meant(scorer: Release
     assert "no context was given" in (found[1].verdict.reason or "")
     meant = answer(scorer, asked, ASK, no_context=True)
     assert meant[1].answer and meant[1].verdict.decision in ("show", "abstain")
-    assert [meant[0], meant[2]] == [found[0], found[2]]
+    for at in (0, 2):  # in another batch, so to the last bits only nearly
+        (one, other), (first, second) = (meant[at].verdict, found[at].verdict), (meant[at].answer, found[at].answer)
+        assert first == second and one.decision == other.decision
+        assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
 
 
 def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Released) -> None:

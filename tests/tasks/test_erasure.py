@@ -94,7 +94,8 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plain:
     for name in ("params.yaml", "registry.json", ".gitignore"):
         text = (ROOT / name).read_text().replace("bootstrap: 1000", "bootstrap: 100")
         (made.path / name).write_text(text)
-    commit(made, "A project", "params.yaml", "registry.json", ".gitignore")
+    (made.path / "requirements.lock").write_text("abstain==0\n")
+    commit(made, "A project", "params.yaml", "registry.json", ".gitignore", "requirements.lock")
     push(made)
     return made
 

@@ -132,9 +132,10 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
     start = subprocess.Popen
 
     def popen(command: list[str], *arguments: Any, **options: Any) -> Any:
-        started.append(list(command))
-        if command[0] == "dvc":
-            answer = {"dag": DAG, "status": "{}"}.get(command[1], "")
+        own = list(command[command.index("dvc") :] if "dvc" in command else command)  # without its supervisor
+        started.append(own)
+        if own[0] == "dvc":
+            answer = {"dag": DAG, "status": "{}"}.get(own[1], "")
             command = ["printf", "%s", answer]
         return start(command, *arguments, **options)
 
