@@ -303,7 +303,7 @@ def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     for module in (retrain_flow, promote_flow):
         monkeypatch.setattr(module, "promote_candidate", promote_candidate.fn)
         monkeypatch.setattr(module, "open_workspace", here)
-    monkeypatch.setattr(retrain_flow, "run_dag", lambda _: [])
+    monkeypatch.setattr(retrain_flow, "run_dag", lambda *_: [])
     for name in ("publish_validation", "publish_artifacts"):
         monkeypatch.setattr(retrain_flow, name, lambda _: None)
     monkeypatch.setattr("tasks.workspace.open_workspace", here)
