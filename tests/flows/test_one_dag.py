@@ -106,7 +106,7 @@ def repro_elsewhere(project: Project, folder: Path, shared: tuple[str, ...]) -> 
         (laptop.home / name).symlink_to(project.home / name)
     (folder / "empty").mkdir(exist_ok=True)
     (laptop.root / "dvc.lock").unlink()
-    remote = yaml.safe_load(laptop.command(["dvc", "config", "core.remote"]).stdout)
+    remote = laptop.command(["dvc", "config", "core.remote"]).stdout.strip()
     laptop.command(["dvc", "remote", "modify", "--local", remote, "url", remote_of(project)])
     pulled = laptop.command(["dvc", "pull", "--quiet", "data.dvc"])
     assert pulled.returncode == 0, pulled.stderr

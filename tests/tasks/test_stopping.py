@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 
 RUNS = """
 import sys
+import threading
 from pathlib import Path
 from tasks.shell import run
 run(["sh", "-c", sys.argv[1]], Path())
@@ -210,12 +212,16 @@ def retrain(project: Project, tmp_path: Path) -> Iterator[Callable[[], Retrain]]
     process = project.start(["env", *settings, sys.executable, "-c", RETRAINS], stderr=subprocess.STDOUT)
     assert process.stdin is not None and process.stdout is not None
     stdin, stdout = process.stdin, process.stdout
+    patience = threading.Timer(5 * SECONDS, process.kill)  # of four retrains: its end is an empty line, which fails
+    patience.daemon = True
+    patience.start()
 
     def begin() -> Retrain:
         print(tmp_path / "log", file=stdin, flush=True)
         return Retrain(int(stdout.readline()), process, tmp_path / "log")
 
     yield begin
+    patience.cancel()
     for one in (*children_of(process.pid), process):
         one.kill()
 

@@ -36,7 +36,7 @@ def warm_commands(environment: dict[str, str]) -> Path:
                 command.write_text(f"#!{sys.executable} -IS\n{CLIENT.read_text()}")
                 command.chmod(0o755)
             with (folder / "log").open("wb") as log:
-                subprocess.Popen(
+                server = subprocess.Popen(
                     [sys.executable, str(SERVER), str(folder), str(owner)],
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -45,5 +45,6 @@ def warm_commands(environment: dict[str, str]) -> Path:
                     start_new_session=True,
                 )
             while not (folder / "socket").exists():
+                assert server.poll() is None, (folder / "log").read_text()
                 time.sleep(0.05)
     return folder
