@@ -4,7 +4,7 @@ UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
 NUMERIC := $(addprefix tests/,decide evaluate features llm models scorers) # what computes figures; elsewhere they are carried
-PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 # Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.
 ifdef PIP_FIND_LINKS

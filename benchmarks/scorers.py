@@ -208,13 +208,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default=MODEL, help="an embedded model, a Hugging Face id or a folder")
     parser.add_argument("--rows", type=int, default=None, help="only so many training, and so many test answers")
     parser.add_argument("--without", nargs="*", default=[], help="scorers to leave out")
+    parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="what is fitted, and how")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        measure(asked.model, asked.cache or Path(folder), asked.rows, asked.without)
+        measure(load_params(asked.params), asked.model, asked.cache or Path(folder), asked.rows, asked.without)
 
 
-def measure(model: str, cache: Path, most: int | None, without: list[str]) -> None:
-    params = load_params(ROOT / "params.yaml")
+def measure(params: Params, model: str, cache: Path, most: int | None, without: list[str]) -> None:
     params = params.model_copy(update={"llm": params.llm.model_copy(update={"model": model})})
     listed = tuple(name for name in params.scorers.compare if name not in without)
     params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"compare": listed})})

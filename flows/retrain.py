@@ -17,7 +17,7 @@ from abstain.config.settings import load_settings
 from abstain.feedback.quarantine import require_unblocked
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.pipeline import StageResult, run_stage
-from tasks.plan import read_graph
+from tasks.plan import find_stale, read_graph
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.record import commit, push
@@ -59,19 +59,23 @@ def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = 
 def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
     """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised.
 
-    Where other processes compute features, they do so before the stage that finds them in the cache then. When the
-    flow is interrupted, so are the stages.
+    A stage that `dvc status` calls unchanged starts no command, where that holds of all before it, too. Where other
+    processes compute features, they do so before the stage that finds them in the cache then. When the flow is
+    interrupted, so are the stages.
     """
     graph = read_graph(workspace)
+    stale = find_stale(workspace, graph)
     futures: dict[str, PrefectFuture[Any]] = {}
     with stopping_together():
         for stage, waits_for in graph.items():
             upstream = [futures[up] for up in waits_for]
-            if stage in FANNED_OUT and load_settings().runner != "local":
+            if stage in FANNED_OUT and stale[stage] and load_settings().runner != "local":
                 step = step_before(stage)
                 futures[step] = fan_out.submit(workspace, stage, wait_for=upstream)  # type: ignore[call-overload]
                 upstream = [*upstream, futures[step]]
-            futures[stage] = run_stage.submit(workspace, stage, force, wait_for=upstream)  # type: ignore[call-overload]
+            futures[stage] = run_stage.submit(  # type: ignore[call-overload]
+                workspace, stage, is_stale=bool(stale[stage]), force=force, wait_for=upstream
+            )
         wait(list(futures.values()))
     for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running
         future.state.result()

@@ -44,11 +44,14 @@ def _was_busy(_task: Any, _run: Any, state: State) -> bool:
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE, retries=1, retry_condition_fn=_was_busy)
-def run_stage(workspace: Workspace, stage: str, force: bool = False) -> StageResult:
+def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bool = False) -> StageResult:
     """`dvc repro --single-item STAGE`, its log streamed. A finished stage is a no-op, so a retry is safe.
 
-    `force` runs a finished one again.
+    One that is not stale needs no command; `force` runs a finished one again.
     """
+    if not (is_stale or force):
+        observe(stage, "cached")
+        return StageResult(stage, "cached", 0.0)
     logger = get_run_logger()
     bar = None
     started = time.monotonic()

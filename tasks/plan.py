@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,7 @@ class Plan:
 
 def make_plan(workspace: Workspace) -> Plan:
     """A dry run: asks DVC what changed and the feature cache what it lacks; runs nothing."""
-    graph = read_graph(workspace)
-    changed = {name: _reasons(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
-    stale: dict[str, list[str]] = {}
-    for name, ups in graph.items():
-        after = [f"after {up}" for up in sorted(ups) if stale[up]]
-        stale[name] = changed.get(name, []) + after
+    stale = find_stale(workspace, read_graph(workspace))
     demand = None
     if any(stale.get(name) for name in READS_THE_BASE_MODEL):
         from tasks.demand import count_demand  # torch and the tokenizer: not where all is cached
@@ -63,6 +59,15 @@ def read_graph(workspace: Workspace) -> dict[str, set[str]]:
         ready = [name for name, ups in waits.items() if name not in ordered and ups <= ordered.keys()]
         ordered |= {name: waits[name] for name in ready}
     return ordered
+
+
+def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """Per stage of `graph` why it would run, by `dvc status`: what has changed, and after which stale stages it comes."""
+    changed = {name: _reasons(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
+    stale: dict[str, list[str]] = {}
+    for name, ups in graph.items():
+        stale[name] = changed.get(name, []) + [f"after {up}" for up in sorted(ups) if stale[up]]
+    return stale
 
 
 def computed_with_other_requirements(workspace: Workspace) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,16 +20,15 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-import torch
 import yaml
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from abstain.config.settings import Settings
-from abstain.llm.loading import load, resolve
 from tasks.shell import QUIET
+from tests.llm.builders import save_speaking_model
 from tests.ports import free_port
 from tests.postgres import postgres
+from tests.prefect_database import give_tables
 from tests.warm import warm_commands
 
 __all__ = ["postgres"]
@@ -44,9 +44,17 @@ INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "MKL_ENABLE_INST
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Of each command that a test starts, so that those of several processes do not wait for each other."""
 
+# A shell starts a job in the background to ignore SIGINT, and all that this starts: then nothing that is stopped by it is.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Tests assert work, not time: by default an example that takes 200 ms fails, and so do those that are slow to make.
 hypothesis_settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("untimed")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes the tests have: one more than there are cores, for many wait for what they have started."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -158,7 +166,7 @@ class Project:
 
 
 def new_project(folder: Path) -> Project:
-    """A git repository with this checkout's files as they are now, and an empty home but for the model copy."""
+    """A git repository with this checkout's files as they are now, and a home with the model copy and Prefect's tables."""
     project = Project(folder / "checkout", folder / "home")
     (folder / "empty").mkdir(parents=True)
     listed = subprocess.run(
@@ -175,6 +183,7 @@ def new_project(folder: Path) -> Project:
     project.home.mkdir()
     MODELS.mkdir(parents=True, exist_ok=True)
     (project.home / "models").symlink_to(MODELS)
+    give_tables(project.home, MODELS.parent)
     project.git("init", "-q", "--initial-branch=main")
     project.git("add", "--all")
     project.git("commit", "-qm", "The project as it is")
@@ -248,7 +257,8 @@ def trained_root(trained: tuple[Project, str]) -> Path:
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of one Prefect server that many tests report to: each of their commands would start one of its own."""
-    home = tmp_path_factory.mktemp("prefect")
+    home = tmp_path_factory.mktemp("server") / "prefect"
+    give_tables(home.parent, MODELS.parent)
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
@@ -268,25 +278,14 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait(30)
 
 
-def write_first_layers(folder: Path, layers: int) -> None:
-    """The embedded model's first `layers` decoder blocks, with its own embedding, head and tokenizer.
-
-    Its arithmetic, of the same widths, for a fraction of the work: for what asks whether the machinery is exact, not
-    whether the model is any good.
-    """
-    settings = Settings(home=MODELS.parent)
-    whole = load(resolve("smollm2-135m-instruct", settings), torch.device("cpu"), torch.float32)
-    whole.model.model.layers = whole.model.model.layers[:layers]
-    whole.model.config.num_hidden_layers = layers
-    whole.model.save_pretrained(folder)
-    whole.tokenizer.save_pretrained(folder)
-
-
 @pytest.fixture(scope="session")
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a fifth of the sample's answers as its data, which lie in a DVC remote as a team's would."""
+    """A project with a fifth of the sample's answers as its data, which lie in a DVC remote as a team's would.
+
+    Its base model is tiny, with random weights: these tests are about the machinery.
+    """
     folder = tmp_path_factory.mktemp("small")
-    write_first_layers(folder / "model", 4)
+    save_speaking_model(folder / "model", max_position_embeddings=8192)
     project = new_project(folder)
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
@@ -299,7 +298,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
     for command in (
-        [sys.executable, "-c", make_data, str(folder / "sample")],
+        ["python", "-c", make_data, str(folder / "sample")],
         ["dvc", "add", "--quiet", "data"],
         ["dvc", "remote", "add", "--default", "tests", str(folder / "remote")],
         ["dvc", "push", "--quiet", "data.dvc"],
@@ -310,7 +309,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.git("commit", "-qm", "Our own data")
     project.edit_params("  model: smollm2-135m-instruct ", f"  model: {folder / 'model'} ")
     project.edit_params("  layer: 16 ", "  layer: 3 ")
-    # Lenient where so few answers can promise nothing: these tests are about the machinery.
+    # Lenient where so few answers can promise nothing.
     project.edit_params("  target: 0.8 ", "  target: 0.5 ")
     project.edit_params("without_promise: fail", "without_promise: naive")
     project.edit_params("zoo: [linear, lstm, lstm_no_huber, attention, pca]", "zoo: [linear]")
@@ -333,6 +332,7 @@ def small_project(small_template: Project, prefect_server: str, tmp_path: Path) 
     (tmp_path / "small" / "empty").mkdir()
     project.home.mkdir()
     (project.home / "models").symlink_to(MODELS)
+    give_tables(project.home, MODELS.parent)
     return project
 
 

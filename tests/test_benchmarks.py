@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
 from tests.conftest import MODELS, ROOT
-from tests.stages.builders import save_speaking_model
+from tests.llm.builders import save_speaking_model
 
 pytestmark = pytest.mark.slow
 
@@ -102,10 +102,20 @@ def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
 
 
 @NEEDS_VERDICTS
-def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scorers, "PLACES", scorers.PLACES[:2])
     monkeypatch.setattr(scorers, "DRAWS", 100)
-    ranks_scorers(printed(scorers.main, "--rows", "24", "--without", *COSTLY, "yes_score_fused", "entropy"), 24)
+    params = (ROOT / "params.yaml").read_text()
+    for shipped, small in (
+        ("trees: 2100", "trees: 30"),
+        ("max_epochs: 60", "max_epochs: 3"),
+        ("tokens: 15", "tokens: 3"),
+    ):
+        assert shipped in params
+        params = params.replace(shipped, small)
+    (tmp_path / "params.yaml").write_text(params)
+    fast = ("--params", str(tmp_path / "params.yaml"), "--without", *COSTLY, "yes_score_fused", "entropy")
+    ranks_scorers(printed(scorers.main, "--rows", "24", *fast), 24)
 
 
 @pytest.mark.soak(twin="test_extraction_compares_before_it_times")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from abstain.errors import AbstainError
@@ -11,6 +12,8 @@ from tasks.server.temporary import serve_child
 
 
 def main() -> None:
+    # Server and worker are stopped by SIGINT, which a shell's background job is started to ignore, and so its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         prepare_environment()
         match sys.argv[1:]:

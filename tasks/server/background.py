@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -89,8 +88,6 @@ def worker() -> None:
     It joins the server at `PREFECT_API_URL`, else that of `make up`. Raises `AbstainError` where there is none.
     """
     _join_server()
-    # Prefect's worker stops by sending itself SIGINT, which a shell's background job is started to ignore.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     env = environment(project_root())
     command = ["prefect", "worker", "start", "--pool", GPU_POOL, "--type", "process", "--limit", "1"]
     os.execvpe(Path(sys.executable).parent / command[0], command, env)

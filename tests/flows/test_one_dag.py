@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from tests.conftest import Project, read_lock
+from abstain.config.settings import Settings
+from abstain.llm.loading import load, resolve
+from tests.conftest import MODELS, Project, read_lock
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +144,24 @@ def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
     )
 
 
+def write_first_layers(folder: Path, layers: int) -> None:
+    """The embedded model's first `layers` decoder blocks, with its own embedding, head and tokenizer.
+
+    Its arithmetic, of the same widths, for a fraction of the work: for what asks whether the machinery is exact, not
+    whether the model is any good.
+    """
+    settings = Settings(home=MODELS.parent)
+    whole = load(resolve("smollm2-135m-instruct", settings), torch.device("cpu"), torch.float32)
+    whole.model.model.layers = whole.model.model.layers[:layers]
+    whole.model.config.num_hidden_layers = layers
+    whole.model.save_pretrained(folder)
+    whole.tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.soak(twin="test_killed_at_two_stages_it_completes")
 def test_killed_at_every_stage_the_lock_is_that_of_dvc_repro(small_project: Project, tmp_path: Path) -> None:
+    params = yaml.safe_load((small_project.root / "params.yaml").read_text())
+    write_first_layers(tmp_path / "model", 4)
+    small_project.edit_params(params["llm"]["model"], str(tmp_path / "model"))
     completes_after_kills(small_project, RETRAIN, EVERY_STAGE, half_the_features_are_planned)
     assert repro_elsewhere(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)

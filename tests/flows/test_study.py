@@ -134,7 +134,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
     bad = write_study(project.root, tables={**DECLARED["tables"], "11": BAD})
     bad.rename(project.root / "bad.yaml")
     write_study(project.root)
-    done = project.command([sys.executable, "-c", RUNS, str(project.home)])
+    done = project.command(["python", "-c", RUNS, str(project.home)])
     assert done.returncode == 0, done.stdout + done.stderr
     said = [tuple(line.split(" ", 1)) for line in done.stdout.splitlines() if " " in line]
     return Ran(project, said, killed_at)  # type: ignore[arg-type]

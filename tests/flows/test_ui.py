@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from abstain.evaluate.plots import PLOTS
 from tests.browser import headless
 from tests.conftest import Project
+from tests.feedback.pages.test_browser import FAILED
+from tests.feedback.pages.test_pages import REFUSED
 from tests.ports import free_port
 from tests.tasks.test_server import processes_of
 
@@ -29,72 +34,101 @@ ARTIFACTS = {
     "evaluation": "markdown",
     "evaluation-report": "markdown",
 }
+PUBLISH = """
+import sys
+from pathlib import Path
+from tasks.server import prepare_environment, server_for_run
+prepare_environment()
+with server_for_run():
+    from prefect import flow
+    from abstain.feedback.report import IngestReport
+    from tasks.publish import publish_ingest, publish_validation
+    from tasks.workspace import Workspace
+
+workspace = Workspace(Path(sys.argv[1]), 0)
+
+@flow(name="retrain", flow_run_name="sunday")
+def retrain():
+    publish_validation(workspace)
+
+@flow(name="ingest", flow_run_name="monday")
+def ingest():
+    counts = dict(read=20, accepted=12, duplicate=1, held=2, quarantined=5)
+    report = IngestReport(**counts, contracts={"interactions": 12}, quarantine="quarantine/q.jsonl")
+    publish_ingest(report, workspace, refused="batch of a.jsonl refused, nothing accepted: 5 of 20 rows fail")
+
+retrain()
+ingest()
+"""
 SECONDS = 1000
 RUN_TAKES = 10 * 30 * SECONDS  # ten times the goal: a worker polls, then imports everything anew
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
+@dataclass(frozen=True)
+class Up:
+    """What `make up` serves in the project that the demo has run in."""
+
+    project: Project
+    ui: int
+    reports: int
+
+    def call(self, what: str) -> subprocess.CompletedProcess[str]:
+        """`python -m tasks.server up|down`."""
+        ports = [f"ABSTAIN_UI_PORT={self.ui}", f"ABSTAIN_REPORTS_PORT={self.reports}"]
+        return self.project.command(["env", *ports, sys.executable, "-m", "tasks.server", what])
 
 
-@pytest.fixture
-def server(trained: tuple[Project, str], port: int) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
-    """`python -m tasks.server up|down` in the project that the demo has run in; down at the end in any case."""
-
-    def call(what: str) -> subprocess.CompletedProcess[str]:
-        command = ["env", f"ABSTAIN_UI_PORT={port}", sys.executable, "-m", "tasks.server", what]
-        return trained[0].command(command)
-
-    yield call
-    call("down")
+@pytest.fixture(scope="module")
+def up(trained: tuple[Project, str]) -> Iterator[Up]:
+    """Up for the tests that look at it; at the end nothing is left, and the ports are free."""
+    served = Up(trained[0], free_port(), free_port())
+    try:
+        started = served.call("up")
+        assert started.returncode == 0, started.stdout + started.stderr
+        assert f"reports      http://127.0.0.1:{served.reports}\n" in started.stdout
+        yield served
+    finally:
+        down = served.call("down")
+    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
+    assert processes_of(served.project) == []
+    for port in (served.ui, served.reports):
+        with socket.create_server(("127.0.0.1", port)):
+            pass
 
 
 @pytest.fixture
 def refused() -> list[str]:
-    """What the pages asked of anybody but the server."""
+    """What the pages asked of anybody but the two servers."""
     return []
 
 
 @pytest.fixture
-def page(port: int, refused: list[str]) -> Iterator[Page]:
-    """A page of headless Chromium that reaches the server and nothing else."""
+def browser(up: Up, refused: list[str]) -> Iterator[BrowserContext]:
+    """Headless Chromium that reaches the two servers and nothing else."""
 
     def is_elsewhere(url: str) -> bool:
-        return urlsplit(url).netloc != f"127.0.0.1:{port}"
+        return urlsplit(url).netloc not in {f"127.0.0.1:{port}" for port in (up.ui, up.reports)}
 
     def refuse(route: Route) -> None:
         refused.append(route.request.url)
         route.abort()
 
-    with headless() as browser:
+    with headless() as opened:
         # The UI draws no more of a list than the window shows.
-        context = browser.new_context(base_url=f"http://127.0.0.1:{port}", viewport={"width": 1280, "height": 3000})
+        context = opened.new_context(base_url=f"http://127.0.0.1:{up.ui}", viewport={"width": 1280, "height": 3000})
         context.route(is_elsewhere, refuse)
         # Routed and not connected: no websocket opens there.
         context.route_web_socket(is_elsewhere, lambda opened: refused.append(opened.url))
         context.set_default_timeout(30 * SECONDS)
         expect.set_options(timeout=30 * SECONDS)
-        yield context.new_page()
+        yield context
 
 
-def test_shows_what_the_demo_did_and_runs_a_deployment(
-    page: Page,
-    refused: list[str],
-    server: Callable[[str], subprocess.CompletedProcess[str]],
-    trained: tuple[Project, str],
-    port: int,
-) -> None:
-    up = server("up")
-    assert up.returncode == 0, up.stdout + up.stderr
+def test_shows_what_the_demo_did_and_runs_a_deployment(browser: BrowserContext, refused: list[str]) -> None:
+    page = browser.new_page()
     shows_the_retrain_and_its_artifacts(page)
     runs_the_hourly_ingest(page)
     assert refused == []  # no telemetry, no fonts
-    down = server("down")
-    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
-    assert processes_of(trained[0]) == []
-    with socket.create_server(("127.0.0.1", port)):
-        pass  # the port is free
 
 
 def shows_the_retrain_and_its_artifacts(page: Page) -> None:
@@ -132,3 +166,41 @@ def runs_the_hourly_ingest(page: Page) -> None:
     # Its own page: the one before lists all runs. The drop folder is empty, which is no failure.
     state = page.locator(".page-heading-flow-run").get_by_text("Completed", exact=True)
     expect(state).to_be_visible(timeout=RUN_TAKES)
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Path:
+    """A workspace in which a stage and an ingest have left what they found."""
+    checked = tmp_path / "checked"
+    (checked / "artifacts").mkdir(parents=True)
+    found = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00", "markdown": FAILED.to_markdown()}
+    (checked / "artifacts" / "validation.json").write_text(json.dumps(found))
+    (checked / "artifacts" / "quality.json").write_text("of an earlier run, not to be read after a failure")
+    (checked / "data" / "quarantine").mkdir(parents=True)
+    lines = "".join(f"{row.canonical()}\n" for row in REFUSED)
+    (checked / "data" / "quarantine" / "q.jsonl").write_text(lines)
+    return checked
+
+
+def test_the_page_about_the_data_is_linked_from_the_run(
+    up: Up, browser: BrowserContext, refused: list[str], checked: Path
+) -> None:
+    """Of a run that failed, and of a batch that was refused."""
+    done = up.project.command(["python", "-c", PUBLISH, str(checked)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    for run, name, verdict, row in (
+        ("sunday", "validation", "1 expectation failed, by 3 rows", "answer: 31,204 characters"),
+        ("monday", "ingest", "Batch refused, nothing accepted", "line: not valid UTF-8"),
+    ):
+        page = browser.new_page()
+        page.goto("/runs")
+        page.get_by_role("link", name=run, exact=True).click()
+        page.get_by_text("Artifacts", exact=True).click()
+        page.get_by_role("link", name=re.compile(f"^markdown {name}-report Created")).click()
+        with browser.expect_page() as opened:  # the link opens a tab of its own
+            page.get_by_role("link", name=f"{name} report", exact=True).click()
+        report = opened.value
+        assert urlsplit(report.url).netloc == f"127.0.0.1:{up.reports}"
+        expect(report.locator("#verdict")).to_contain_text(verdict)
+        expect(report.locator("#failing")).to_contain_text(row)
+    assert refused == []

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
@@ -98,6 +99,15 @@ def save_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     loaded = tiny_model(seed=seed, **changes)
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_speaking_model(folder: Path, **changes: Any) -> Path:
+    """The tiny Llama, with words of its own for Yes and No."""
+    save_tiny_model(folder, **changes)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["Yes", "No"])
+    tokenizer.save_pretrained(folder)
     return folder
 
 

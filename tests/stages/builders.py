@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from transformers import AutoTokenizer
 
 from abstain import paths
 from abstain.config.params import Params
@@ -21,7 +20,7 @@ from abstain.feedback.sources.files import by_hand
 from abstain.feedback.splits import uniform
 from tests.conftest import ROOT
 from tests.feedback.builders import NOW, later, row, thumb, verdict, write_lines
-from tests.llm.builders import WINDOW, save_tiny_model
+from tests.llm.builders import WINDOW
 
 GROUPS, OF_A_GROUP = 64, 5
 PRODUCTS = ("cards",) * 4 + ("loans",) * 3 + ("vault",)
@@ -45,15 +44,6 @@ def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
     for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)}), *changes.items()):
         raw[section] |= values
     return Params.model_validate(raw)
-
-
-def save_speaking_model(folder: Path, **changes: Any) -> Path:
-    """The tiny Llama, with words of its own for Yes and No."""
-    save_tiny_model(folder, **changes)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(["Yes", "No"])
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def ingest_bank(params: Params) -> None:

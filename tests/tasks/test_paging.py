@@ -119,7 +119,7 @@ def test_a_failing_run_pages_once_and_nobody_when_nobody_is_to_be(
     assert ui_of(server("up", listener.url)) == ui
     assert automations(ui) == [NAME]
 
-    run = project.command([sys.executable, "-c", FAILING])
+    run = project.command(["python", "-c", FAILING])
     assert "failed: batch refused" in run.stdout, run.stdout + run.stderr
     wait_until(lambda: bool(listener.pages), 20)
     subject, message, link = listener.pages[0]["text"].split("\n")
@@ -133,13 +133,13 @@ def test_a_failing_run_pages_once_and_nobody_when_nobody_is_to_be(
     nobody = server("up")
     assert "nobody: set ABSTAIN_PAGE_URL" in nobody.stdout
     assert automations(ui) == []
-    assert project.command([sys.executable, "-c", FAILING]).returncode == 0
+    assert project.command(["python", "-c", FAILING]).returncode == 0
     assert len(listener.pages) == 1  # neither the flow that is not watched, nor the run that nobody is paged for
 
 
 @pytest.mark.slow
 def test_a_run_without_a_server_pages_too_before_it_ends(project: Project, listener: Receiver) -> None:
-    done = project.command(["env", f"ABSTAIN_PAGE_URL={listener.url}", sys.executable, "-c", FAILING])
+    done = project.command(["env", f"ABSTAIN_PAGE_URL={listener.url}", "python", "-c", FAILING])
     assert done.returncode == 0, done.stdout + done.stderr
     (page,) = listener.pages
     assert page["text"].startswith("ingest: run monday has failed\n")

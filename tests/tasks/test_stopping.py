@@ -236,7 +236,6 @@ def is_free(lock: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_a_command_ends_with_its_process_and_all_it_started")
 def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(
     project: Project, retrain: Callable[[], Retrain], tmp_path: Path
 ) -> None:

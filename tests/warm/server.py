@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import traceback
+import types
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,8 +129,13 @@ def _run(name: str, arguments: list[str]) -> int:
 
             return int(dvc(arguments) or 0)
         sys.path[:] = [os.getcwd(), *own, *sys.path[1:]]
-        module, sys.argv = arguments[1], arguments[1:]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(arguments[1], "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))
+        else:
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
