@@ -194,7 +194,7 @@ def cut_sample(project: Project, every: int) -> None:
     """Ship one answer of `every` as the project's sample; `data.dvc` records what its sample command writes then."""
     answers = project.root / "src" / "abstain" / "sample" / "answers.jsonl"
     answers.write_text("".join(answers.read_text().splitlines(keepends=True)[::every]))
-    for command in ([sys.executable, "-m", "abstain.sample", "data"], ["dvc", "add", "--quiet", "data"]):
+    for command in (["python", "-m", "abstain.sample", "data"], ["dvc", "add", "--quiet", "data"]):
         done = project.command(command)
         assert done.returncode == 0, done.stdout + done.stderr
     shutil.rmtree(project.root / "data")

@@ -27,7 +27,7 @@ DECLARED: dict[str, Any] = {
         "embedded": {"model": "smollm2-135m-instruct", "layout": "qa-chatml-v1"},
         "absent": {"model": "nobody/no-such-model"},
     },
-    "sizes": {"tiny": {"train": 24, "evaluation": 12}},
+    "sizes": {"tiny": {"train": 12, "evaluation": 6}},
     "regressors": {"folds": 2, "seed": 7, "trees": 20, "max_features": 0.33, "min_leaf": 2},
     "thresholds": [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
     "buffer": 0.05,

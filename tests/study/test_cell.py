@@ -17,10 +17,7 @@ from tests.llm.conftest import real_settings
 __all__ = ["real_settings"]
 
 SQUAD = ROOT.parent / "shared" / "data" / "squad"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here"),
-]
+pytestmark = pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +37,7 @@ def ran(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tu
     return laboratory, cell, laboratory.run(cell)
 
 
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_cell_has_all_that_its_tables_show(ran: tuple[Laboratory, Cell, dict[str, Any]]) -> None:
     laboratory, cell, found = ran
     assert [row["threshold"] for row in found["by_threshold"]] == list(laboratory.study.thresholds_of(cell))
@@ -60,6 +58,7 @@ def test_a_cell_has_all_that_its_tables_show(ran: tuple[Laboratory, Cell, dict[s
     assert "smollm2-135m-instruct@" in found["models"]["base"] == found["models"]["perturbation"]
 
 
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_second_time_nothing_is_asked_and_the_figures_are_the_same(
     ran: tuple[Laboratory, Cell, dict[str, Any]],
 ) -> None:
@@ -69,6 +68,7 @@ def test_a_second_time_nothing_is_asked_and_the_figures_are_the_same(
     assert json.dumps(again | {"computed": 0}) == json.dumps(found | {"computed": 0})
 
 
+@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_another_metric_needs_no_other_features(ran: tuple[Laboratory, Cell, dict[str, Any]]) -> None:
     laboratory, cell, found = ran
     other = laboratory.run(cell.model_copy(update={"metric": "token_f1", "regressor": "linear"}))

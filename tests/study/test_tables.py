@@ -40,7 +40,7 @@ def grid(text: str) -> list[dict[str, str]]:
 
 def test_every_figure_stands_with_its_interval_and_the_size_in_words(study: Study) -> None:
     text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "Table 2")
-    assert "Trained on 24 answers and evaluated on 12 others" in text
+    assert "Trained on 12 answers and evaluated on 6 others" in text
     two, three, *papers = grid(text)
     assert two["BM by PM"] == "smollm2-135m-instruct by itself" and (two["K"], three["K"]) == ("2", "3")
     assert two["t"] == "0.5" and two["MSE"] == "0.7500 (0.6500 to 0.8500)" and two["variance"] == "0.0400"

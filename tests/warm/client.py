@@ -8,7 +8,7 @@ import sys
 here = os.path.dirname(os.path.abspath(sys.argv[0]))
 name = os.path.basename(sys.argv[0])
 arguments = sys.argv[1:]
-ours = arguments[:1] == ["-m"] and arguments[1].startswith(("abstain.stages.", "flows.cli"))
+ours = arguments[:1] == ["-m"] and arguments[1].startswith(("abstain.", "flows.cli"))
 if name == "dvc" or ours or arguments[:1] == ["-c"]:
     server = socket.socket(socket.AF_UNIX)
     server.connect(os.path.join(here, "socket"))
