@@ -62,7 +62,7 @@ def read_graph(workspace: Workspace) -> dict[str, set[str]]:
 
 
 def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[str]]:
-    """Per stage of `graph` why it would run, by `dvc status`: what has changed, and which stale stages come before it."""
+    """Per stage of `graph` why it would run, by `dvc status`: what has changed, which stale stages come before."""
     changed = {name: _reasons(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}
     stale: dict[str, list[str]] = {}
     for name, ups in graph.items():
