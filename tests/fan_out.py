@@ -19,7 +19,7 @@ def rows(count: int) -> list[Interaction]:
             asked_at="2026-09-01T12:00:00Z",
             question=f"Question {n}?",
             answer="yes " * (n % 5 + 1),
-            contexts=(Context(chunk_id=f"doc#{n}", text=f"{n:04} " + "c" * (7 * n % 40 + 200)),),
+            contexts=(Context(chunk_id=f"doc#{n}", text=f"{n:04} " + "c" * (7 * n % 40 + 80)),),
             model="m@1",
         )
         for n in range(count)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
+from abstain.config.settings import Settings
+from abstain.llm.loading import load_tokenizer, resolve
 from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
 from tests.conftest import MODELS, ROOT
-from tests.llm.builders import save_speaking_model
+from tests.llm.builders import save_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +28,16 @@ Main = Callable[[list[str]], None]
 
 @pytest.fixture(scope="module")
 def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights in as many layers as the embedded model has, with a window for SQuAD's paragraphs in bytes."""
+    """Narrow, with random weights, in as many layers as the embedded model has, and with its tokenizer."""
     torch.set_num_threads(1)
-    changes = {"num_hidden_layers": 30, "max_position_embeddings": 8192, "initializer_range": 0.1}
-    folder = save_speaking_model(tmp_path_factory.mktemp("models") / "tiny-deep", **changes)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.bos_token = "<|im_start|>"  # as the embedded model's
+    tokenizer = load_tokenizer(resolve("smollm2-135m-instruct", Settings(home=MODELS.parent)))
+    folder = save_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-deep",
+        num_hidden_layers=30,
+        max_position_embeddings=8192,
+        initializer_range=0.1,
+        vocab_size=len(tokenizer),
+    )
     tokenizer.save_pretrained(folder)
     return folder
 

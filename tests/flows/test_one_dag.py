@@ -110,18 +110,13 @@ def repro_elsewhere(project: Project, folder: Path, shared: tuple[str, ...]) -> 
     (folder / "empty").mkdir(exist_ok=True)
     (laptop.root / "dvc.lock").unlink()
     remote = laptop.command(["dvc", "config", "core.remote"]).stdout.strip()
-    laptop.command(["dvc", "remote", "modify", "--local", remote, "url", remote_of(project)])
+    pushed_to = laptop.command(["dvc", "config", f"remote.{remote}.url"], cwd=project.workspace).stdout.strip()
+    laptop.command(["dvc", "remote", "modify", "--local", remote, "url", pushed_to])
     pulled = laptop.command(["dvc", "pull", "--quiet", "data.dvc"])
     assert pulled.returncode == 0, pulled.stderr
     repro = laptop.command(["dvc", "repro"])
     assert repro.returncode == 0, repro.stdout[-2000:] + repro.stderr[-2000:]
     return read_lock(laptop.root)
-
-
-def remote_of(project: Project) -> str:
-    """Where the workspace's runs push data to."""
-    listed = project.command(["dvc", "remote", "list"], cwd=project.workspace).stdout
-    return listed.split()[1]
 
 
 def test_dvc_repro_makes_the_lock_of_the_flow(trained: tuple[Project, str], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -66,7 +67,8 @@ time.sleep(float(sys.argv[1]))
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return new_project(tmp_path)
+    """Its processes are known by their environment, so they are started cold."""
+    return replace(new_project(tmp_path), warm=False)
 
 
 @pytest.fixture

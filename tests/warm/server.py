@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -16,7 +17,11 @@ import threading
 import traceback
 import types
 from contextlib import suppress
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+
+MOST_FILES = 64
 
 LIBRARIES = (
     *(
@@ -50,13 +55,37 @@ LIBRARIES = (
         "dvc_data.index",
     ),
 )
-"""What the commands import of other people's code, but for Prefect, which reads its settings while it is imported."""
+"""What the commands import of other people's code."""
+PREFECT = ("prefect.flows", "prefect.artifacts", "prefect.client.orchestration", "prefect.server.api.server")
+
+
+class SetAside(MetaPathFinder, Loader):
+    """Prefect, imported, and yet to be imported: it reads its settings then, which commands change before."""
+
+    def __init__(self) -> None:
+        names = [name for name in sys.modules if name.partition(".")[0] == "prefect"]
+        self.modules = {name: sys.modules.pop(name) for name in names}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name == "prefect" else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        sys.meta_path.remove(self)
+        self.spec = self.modules["prefect"].__spec__
+        sys.modules.update(self.modules)
+        return self.modules["prefect"]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self.spec
+        self.modules["prefect.context"].refresh_global_settings_context()
 
 
 def main(folder: Path, owner: int) -> None:
-    for name in LIBRARIES:
+    os.environ["PREFECT_HOME"] = str(folder / "prefect")
+    for name in (*LIBRARIES, *PREFECT):
         with suppress(ImportError):
             importlib.import_module(name)
+    sys.meta_path.insert(0, SetAside())
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -86,15 +115,16 @@ def _serve(client: socket.socket, folder: Path) -> None:
     """Run what `client` asks for in this process, and end with its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
-    header, streams, _, _ = socket.recv_fds(client, 4, 3)
+    client = socket.socket(fileno=_above(client.detach()))
+    header, received, _, _ = socket.recv_fds(client, 4, MOST_FILES)
     text = b""
     while len(text) < struct.unpack("!I", header)[0]:
         text += client.recv(1 << 16)
     request = json.loads(text)
     threading.Thread(target=_end_with, args=[client], daemon=True).start()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    for number, file in zip(request["files"], [_above(file) for file in received], strict=True):
+        os.dup2(file, number)
+        os.close(file)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
@@ -112,6 +142,13 @@ def _serve(client: socket.socket, folder: Path) -> None:
     with suppress(OSError):
         client.send(bytes([status & 255]))
     os._exit(status & 255)  # C++ libraries do not come through their own exit where they were forked
+
+
+def _above(file: int) -> int:
+    """The same file under a number that no command's own file has."""
+    moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 500)
+    os.close(file)
+    return moved
 
 
 def _end_with(client: socket.socket) -> None:
