@@ -35,7 +35,7 @@ soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the 
 	@$(PYTEST) -m soak --durations 25
 
 test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
-	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m numeric $(NUMERIC)
+	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)
 
 bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
 	@$(BIN)/python -m benchmarks.extraction

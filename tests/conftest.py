@@ -25,7 +25,6 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from tasks.shell import QUIET
-from tests.llm.builders import save_speaking_model
 from tests.ports import free_port
 from tests.postgres import postgres
 from tests.prefect_database import give_tables
@@ -284,6 +283,8 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
     Its base model is tiny, with random weights: these tests are about the machinery.
     """
+    from tests.llm.builders import save_speaking_model  # torch: pytest starts without it
+
     folder = tmp_path_factory.mktemp("small")
     save_speaking_model(folder / "model", max_position_embeddings=8192)
     project = new_project(folder)
