@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from abstain.config.settings import load_settings
-from abstain.llm.asks import NLL, Choices, Request, States
-from abstain.llm.engine import Engine
-from abstain.llm.layout import Segment
-from abstain.llm.loading import LoadedModel, choose_device, choose_dtype, load, resolve
-from abstain.llm.tokens import encode_pass
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import LoadedModel, choose_device, choose_dtype, load, resolve
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import NLL, Choices, Request, States
+from abstain.llm.engine.tokenization import encode_pass
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak
 from benchmarks.rows import Row, add_options, layout, repeated, unrelated

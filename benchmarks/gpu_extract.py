@@ -19,10 +19,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from abstain.config.settings import load_settings
-from abstain.llm.asks import NLL, Choices, Request, States
-from abstain.llm.engine import Engine
-from abstain.llm.layout import Pass, Segment
-from abstain.llm.loading import LoadedModel, ModelRef, choose_dtype
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import LoadedModel, ModelRef, choose_dtype
+from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.requests import NLL, Choices, Request, States
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak, seconds
 

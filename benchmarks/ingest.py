@@ -36,7 +36,7 @@ WORDS = (
 )
 FIRST = datetime(2026, 6, 1, tzinfo=UTC)
 USERS = 20_000
-ABSTAIN = (sys.executable, "-m", "flows.cli")
+ABSTAIN = (sys.executable, "-m", "abstain_cli.app")
 REPRO = """set -e
 dvc repro --quiet validate dataset
 git add dvc.lock

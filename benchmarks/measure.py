@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from abstain.llm.loading import LoadedModel
+from abstain.llm.engine.loading import LoadedModel
 
 
 def in_turns(other: Callable[[], Any], engine: Callable[[], Any], repeats: int) -> tuple[float, float, float]:

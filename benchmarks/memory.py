@@ -96,8 +96,8 @@ def measured(part: Callable[[argparse.Namespace], str], asked: argparse.Namespac
     """`part`, done here, and what it took; imports are in the memory and not in the time."""
     import torch
 
-    import abstain.features.table
-    import abstain.models.fitting  # noqa: F401
+    import abstain.data.store.state_table
+    import abstain.learning.estimators.cross_validation  # noqa: F401
 
     torch.set_num_threads(1)  # as training does: threads that wait for each other would be in the CPU time
     highest, stop = [anonymous()], threading.Event()
@@ -147,7 +147,7 @@ def assemble(asked: argparse.Namespace) -> str:
     """Generate the rows and write them, in an order as batches of similar length would come."""
     import torch
 
-    from abstain.features.table import write_table
+    from abstain.data.store.state_table import write_table
 
     lengths, correct = plan(asked)
     direction = torch.zeros(asked.width)
@@ -170,9 +170,9 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     import torch
 
     from abstain.config.params import load_params
-    from abstain.features.table import StateTable
-    from abstain.models.fitting import fit_probe
-    from abstain.models.rows import Rows
+    from abstain.data.store.state_table import StateTable
+    from abstain.learning.estimators.cross_validation import fit_probe
+    from abstain.learning.estimators.rows import Rows
 
     _, correct = plan(asked)
     index = (torch.arange(asked.rows) % 5 > 0).nonzero().flatten()

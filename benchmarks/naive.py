@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from abstain.llm.layout import Pass
-from abstain.llm.loading import LoadedModel
-from abstain.llm.tokens import EncodedPass, encode_pass
+from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.tokenization import EncodedPass, encode_pass
 
 
 def states(loaded: LoadedModel, passes: Sequence[Pass], layer: int) -> list[Tensor]:

@@ -25,15 +25,15 @@ from torch import Tensor
 
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import load_settings
-from abstain.features.work import row_key
-from abstain.llm.asks import Perturb, Request
-from abstain.llm.engine import Engine
-from abstain.llm.layout import Segment, load_layout
-from abstain.llm.loading import LoadedModel, choose_device, choose_dtype, load, resolve
-from abstain.llm.perturb.loop import Text, allowed_tokens, encode
-from abstain.llm.perturb.text import Pieces, to_steps
-from abstain.llm.tokens import encode_pass
-from abstain.scorers.conditions import Conditions
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import LoadedModel, choose_device, choose_dtype, load, resolve
+from abstain.llm.engine.prompts import Segment, load_layout
+from abstain.llm.engine.requests import Perturb, Request
+from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.features.shard_job import row_key
+from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
+from abstain.llm.perturbation.text import Pieces, to_steps
+from abstain.llm.signals.context_conditions import Conditions
 from benchmarks.measure import in_turns, seconds
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 from benchmarks.scaling import at as settings_in

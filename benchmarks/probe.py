@@ -2,7 +2,7 @@
 
 Three decisions:
 
-* Latency is the gate's own figure (`abstain.serve.probe_latency`), of an answer of 128 tokens, on one core.
+* Latency is the gate's own figure (`abstain.serving.probe_latency`), of an answer of 128 tokens, on one core.
 * Throughput is that of answers of many lengths, one thread, as `OnnxProbe.confidence` gives them: one at a time. It is
   measured in turns with torch's eager mode in both of its ways, one answer at a time without any padding, and in padded
   batches of 32.
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from abstain.config.params import Architecture, load_params
-from abstain.models.onnx_probe import OnnxProbe, export_probe, parity
-from abstain.models.probes.base import Probe, confidence
-from abstain.models.rows import pad
-from abstain.models.zoo import ZOO, load_probe, save_probe
+from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
+from abstain.learning.estimators.probes.base import Probe, confidence
+from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.zoo import ZOO, load_probe, save_probe
 from benchmarks.measure import in_turns
 
 ANSWERS, TOKENS, BATCH = 128, 128, 32
@@ -57,7 +57,10 @@ def measured(architecture: Architecture, width: int, folder: Path, repeats: int)
     save_probe(drawn(architecture, width), weights)
     subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
     latency = subprocess.run(
-        [sys.executable, "-m", "abstain.serve.probe_latency", str(file)], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "abstain.serving.probe_latency", str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     probe, served, rows = load_probe(weights), OnnxProbe(file), answers(width)
     yield (

@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 
 from abstain.config.settings import load_settings
-from abstain.contracts import Chunk, Document
-from abstain.knowledge.chunks import chunk_document
-from abstain.knowledge.embeddings import Embeddings, unit
-from abstain.knowledge.encoder import SentenceEncoder, Vectors
-from abstain.knowledge.faiss_index import FaissIndex
-from abstain.knowledge.index import Entry, VectorIndex
-from abstain.knowledge.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
-from abstain.knowledge.retriever import Retriever, open_index
+from abstain.core.contracts import Chunk, Document
+from abstain.knowledge.documents.chunks import chunk_document
+from abstain.knowledge.retrieval.embeddings import Embeddings, unit
+from abstain.knowledge.retrieval.encoder import SentenceEncoder, Vectors
+from abstain.knowledge.retrieval.faiss_index import FaissIndex
+from abstain.knowledge.retrieval.index import Entry, VectorIndex
+from abstain.knowledge.retrieval.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
+from abstain.knowledge.retrieval.retriever import Retriever, open_index
 
 FEEDBACKQA = Path(__file__).parents[1].parent / "shared/data/feedbackqa"
 K = 10

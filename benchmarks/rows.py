@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from abstain.llm.layout import Layout, Pass, load_layout
+from abstain.llm.engine.prompts import Layout, Pass, load_layout
 
 SQUAD = Path(__file__).parents[1].parent / "shared/data/squad/squad2_dev_cs224n.jsonl.gz"
 LAYOUT = "rag-chatml-v1"

@@ -22,11 +22,11 @@ import torch
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings, load_settings
-from abstain.contracts import Context, Interaction
-from abstain.features.cache import write_rows
-from abstain.features.extract import FeatureSource
-from abstain.features.store import open_store
-from abstain.features.work import Done, ShardWork, row_key
+from abstain.core.contracts import Context, Interaction
+from abstain.llm.features.cache import write_rows
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.shard_job import Done, ShardWork, row_key
+from abstain.llm.features.store import open_store
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 
 ANSWER_TOKENS = 8

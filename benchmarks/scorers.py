@@ -29,28 +29,28 @@ import torch
 
 from abstain.config.params import Params, load_params
 from abstain.config.settings import Settings, load_settings
-from abstain.contracts import ImportedInteraction, Interaction
-from abstain.evaluate import judged as evaluation
-from abstain.evaluate import metrics
-from abstain.evaluate.bootstrap import bootstrap, paired
-from abstain.evaluate.leaderboard import leaderboard
-from abstain.features.extract import FeatureSource
-from abstain.features.readings import Reading
-from abstain.features.work import Done
-from abstain.feedback.importers.qa_from_hf import IMPORTER, Options
-from abstain.llm.asks import Site
-from abstain.models.fitting import fit_probe
-from abstain.models.probes.base import Probe, predict_confidence
-from abstain.models.regressors.fitting import fit_regressor
-from abstain.models.regressors.onnx_regressor import Regressor
-from abstain.models.rows import Rows
-from abstain.scorers.asked import Listening, served
-from abstain.scorers.base import Answers, Scorer
-from abstain.scorers.catalogue import compared
-from abstain.scorers.conditions import Conditions
-from abstain.scorers.fusion import Fusion, fit_fusion
-from abstain.scorers.labels import Labels
-from abstain.scorers.reading import fill, forward_tokens, read_answers, readings_of
+from abstain.core.contracts import ImportedInteraction, Interaction
+from abstain.core.labels import Labels
+from abstain.ingest.importers.qa_from_hf import IMPORTER, Options
+from abstain.learning.estimators.cross_validation import fit_probe
+from abstain.learning.estimators.fusion import Fusion, fit_fusion
+from abstain.learning.estimators.probes.base import Probe, predict_confidence
+from abstain.learning.estimators.regressors.fitting import fit_regressor
+from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+from abstain.learning.estimators.rows import Rows
+from abstain.learning.evaluation import reviewed_answers as evaluation
+from abstain.learning.evaluation.leaderboard import leaderboard
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import bootstrap, paired
+from abstain.llm.engine.requests import Site
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.shard_job import Done
+from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.compute_features import fill, forward_tokens, read_answers, readings_of
+from abstain.llm.signals.context_conditions import Conditions
+from abstain.llm.signals.feature_plan import Listening, served
+from abstain.llm.signals.registry import compared
 from benchmarks.rows import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from abstain.config.settings import load_settings
-from abstain.contracts import ImportedInteraction
-from abstain.errors import AbstainError
-from abstain.feedback.report import IngestReport
+from abstain.core.contracts import ImportedInteraction
+from abstain.core.errors import AbstainError
+from abstain.ingest.pipeline.report import IngestReport
 from abstain.sample.write import write_sample
-from abstain.serve.released import Released, Verdict
+from abstain.serving.predictor import Released, Verdict
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.promotion import production

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from prefect import flow, get_run_logger
 
-from abstain import paths
 from abstain.config.settings import load_settings
-from abstain.feedback.quarantine import Quarantine
-from abstain.feedback.report import IngestReport
-from abstain.feedback.sources.config import load_sources, open_source
-from abstain.feedback.sources.files import by_hand
-from abstain.feedback.sources.released import Released
+from abstain.core import paths
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources.config import load_sources, open_source
+from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.released import Released
 from tasks.ingest import ingest_sources
 from tasks.record import OriginMoved
 from tasks.workspace import open_workspace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from abstain import paths
-from abstain.errors import AbstainError
+from abstain.core import paths
+from abstain.core.errors import AbstainError
 from tasks.promotion import Outcome, promote_candidate
 from tasks.workspace import open_workspace
 

@@ -12,9 +12,9 @@ from prefect import flow
 from prefect.futures import PrefectFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from abstain import paths
 from abstain.config.settings import load_settings
-from abstain.feedback.quarantine import require_unblocked
+from abstain.core import paths
+from abstain.ingest.quarantine import require_unblocked
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.pipeline import StageResult, run_stage
 from tasks.plan import find_stale, read_graph

@@ -17,8 +17,8 @@ from pathlib import Path
 from prefect import flow, get_run_logger
 
 from abstain.config.settings import load_settings
-from abstain.errors import AbstainError
-from abstain.files import write_atomically
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
 from abstain.study.cell import Laboratory
 from abstain.study.declared import Cell, load_study
 from abstain.study.markdown import to_markdown

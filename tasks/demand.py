@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from abstain import paths
 from abstain.config.params import Params, load_params
 from abstain.config.settings import load_settings
-from abstain.features.rows import RowSource
-from abstain.feedback.dataset import training_table
-from abstain.feedback.frames import read_frames
-from abstain.feedback.splits import reviewed_holdout
-from abstain.feedback.store import Store
-from abstain.scorers.asked import Labelled, conditions, everything
-from abstain.scorers.catalogue import compared
-from abstain.scorers.reading import requests_of
+from abstain.core import paths
+from abstain.data.labels.training_table import training_table
+from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import reviewed_holdout
+from abstain.llm.features.compute import RowSource
+from abstain.llm.signals.compute_features import requests_of
+from abstain.llm.signals.feature_plan import Labelled, conditions, everything
+from abstain.llm.signals.registry import compared
 from tasks.workspace import Workspace
 
 

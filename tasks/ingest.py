@@ -10,20 +10,20 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from abstain import paths
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
-from abstain.feedback.forget import forget
-from abstain.feedback.ingest import BatchRefused, ingest
-from abstain.feedback.privacy import Privacy
-from abstain.feedback.quarantine import Quarantine
-from abstain.feedback.report import IngestReport
-from abstain.feedback.sources import Source
-from abstain.feedback.store import Store
-from abstain.files import write_atomically
-from abstain.knowledge.documents import read_documents
-from abstain.knowledge.retriever import sync_index
-from abstain.registry.registry import Registry, load_registry
+from abstain.core import paths
+from abstain.core.files import write_atomically
+from abstain.data.store.dataset import Store
+from abstain.ingest.erasure import forget
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.pipeline.run import BatchRefused, ingest
+from abstain.ingest.privacy import Privacy
+from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources import Source
+from abstain.knowledge.documents.reader import read_documents
+from abstain.knowledge.retrieval.retriever import sync_index
+from abstain.release.registry import Registry, load_registry
 from tasks.progress import observe
 from tasks.publish import publish_ingest
 from tasks.record import commit, push

@@ -11,7 +11,7 @@ from prefect import State, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.progress import observe
 from tasks.shell import run
 from tasks.workspace import Workspace

@@ -23,18 +23,18 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from abstain import paths
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
-from abstain.decide.gate import Decision, Measured, Rule, Window, decide
-from abstain.errors import AbstainError
-from abstain.evaluate.metrics import row_weights
-from abstain.evaluate.report import Strong, markdown_table, warning_line
-from abstain.feedback.forget import erased_answers
-from abstain.feedback.splits import holdout_digest
-from abstain.feedback.store import Store
-from abstain.files import write_atomically
-from abstain.registry.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import holdout_digest
+from abstain.ingest.erasure import erased_answers
+from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.release.gate import Decision, Measured, Rule, Window, decide
+from abstain.release.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of
+from abstain.reports.evaluation import Strong, markdown_table, warning_line
 from tasks.plan import REQUIREMENTS
 from tasks.progress import observe
 from tasks.record import commit, push
@@ -183,8 +183,8 @@ def fetch_release(repository: Path, event: Event) -> Path:
 
 def smoke_test(bundle: Path, event: Event) -> None:
     """Score the answers that the bundle brings along; raises `AbstainError` unless they score as when promoted."""
-    from abstain.features.table import StateTable
-    from abstain.models.onnx_probe import OnnxProbe
+    from abstain.data.store.state_table import StateTable
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
 
     probe = OnnxProbe(bundle / paths.RELEASED_ONNX.name)
     expected = np.array(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
@@ -208,7 +208,7 @@ def _rejected(registry: Registry, reasons: list[str]) -> Outcome:
 def _gate(
     workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule
 ) -> Decision:
-    from abstain.models.onnx_probe import OnnxProbe
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
 
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
@@ -233,7 +233,7 @@ def _gate(
         target_precision=tuned["precision"] if of_errors else params.threshold.target,
         target_error_rate=params.threshold.target if of_errors else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
-        latency_p99_ms=float(run(["python", "-m", "abstain.serve.probe_latency", str(paths.ONNX)], workspace.path)),
+        latency_p99_ms=float(run(["python", "-m", "abstain.serving.probe_latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,
     )
     erased: int | None = 0
@@ -282,7 +282,7 @@ def _rejected_before(record_file: Path, now: dict[str, Any]) -> list[str]:
 
 def _champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
     """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
-    from abstain.serve.released import Released
+    from abstain.serving.predictor import Released
 
     bundle = fetch_release(workspace.path, event)
     scorer = Released.open(bundle / paths.RELEASED_ONNX.name, load_settings())
@@ -306,7 +306,7 @@ def _window(scores: pd.DataFrame, names: list[str]) -> Window:
 
 def _release(workspace: Workspace, registry: Registry, record: dict[str, Any], candidate: str, holdout: str) -> None:
     """Build the bundle, commit it with the moved pointer, tag, push."""
-    from abstain.models.onnx_probe import stamp
+    from abstain.learning.estimators.onnx_probe import stamp
 
     root, version = workspace.path, record["version"]
     bundle = root / paths.RELEASE
@@ -346,8 +346,8 @@ def _reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
 def _write_smoke_test(root: Path, bundle: Path) -> None:
     import torch
 
-    from abstain.features.table import StateTable, write_table
-    from abstain.models.onnx_probe import OnnxProbe
+    from abstain.data.store.state_table import StateTable, write_table
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
 
     table = StateTable(root / paths.FEATURES)
     rows = table.take(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())

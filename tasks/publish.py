@@ -17,14 +17,14 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 
-from abstain import paths
-from abstain.evaluate.report import add_warning, leaderboard_table, warning_line
-from abstain.feedback.pages.ingest import ingest_page
-from abstain.feedback.pages.validation import validation_page
-from abstain.feedback.quarantine import QuarantinedRow
-from abstain.feedback.report import IngestReport
-from abstain.feedback.store import read_rows
-from abstain.registry.registry import load_registry
+from abstain.core import paths
+from abstain.data.store.dataset import read_rows
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.quarantine import QuarantinedRow
+from abstain.release.registry import load_registry
+from abstain.reports.data_reports.ingest import ingest_page
+from abstain.reports.data_reports.validation import validation_page
+from abstain.reports.evaluation import add_warning, leaderboard_table, warning_line
 from tasks.server import reports
 from tasks.workspace import Workspace
 
@@ -73,7 +73,7 @@ def publish_artifacts(workspace: Workspace) -> None:
     create_markdown_artifact(
         leaderboard_table(metrics, evaluation), key="leaderboard", description="on the frozen hold-out"
     )
-    from abstain.evaluate.plots import PLOTS  # and with it matplotlib, which a run has no use for until here
+    from abstain.reports.plots import PLOTS  # and with it matplotlib, which a run has no use for until here
 
     table = pd.read_csv(root / paths.PLOTS / "threshold.csv").round(4)
     create_table_artifact(

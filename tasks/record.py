@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.workspace import BRANCH, Workspace
 
 

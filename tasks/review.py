@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection
 
 import pandas as pd
 
-from abstain import paths
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
-from abstain.contracts import Review
-from abstain.feedback.privacy import Privacy
-from abstain.feedback.review.drift import COMPARED, drift
-from abstain.feedback.review.window import NO_THUMB, Window, stream_interactions
-from abstain.feedback.rows import InputRow
-from abstain.feedback.splits import uniform
-from abstain.feedback.store import Store
-from abstain.knowledge.encoder import SentenceEncoder
-from abstain.registry.registry import load_registry
+from abstain.core import paths
+from abstain.core.contracts import Review
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import uniform
+from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.privacy import Privacy
+from abstain.knowledge.retrieval.encoder import SentenceEncoder
+from abstain.release.registry import load_registry
+from abstain.review.drift import COMPARED, drift
+from abstain.review.time_window import NO_THUMB, Window, stream_interactions
 from tasks.workspace import Workspace
 
 Progress = Callable[[int, int], None]
@@ -33,8 +33,8 @@ def prioritise(
     promoted = load_registry(workspace.path / paths.REGISTRY).prod
     if promoted is None:
         return None, ["nothing is in production, so nobody knows where it is unsure: every row is drawn at random"]
-    from abstain.serve.backlog import score_backlog  # torch and Prefect, which nothing else here needs
-    from abstain.serve.released import Released
+    from abstain.serving.batch_scoring import score_backlog  # torch and Prefect, which nothing else here needs
+    from abstain.serving.predictor import Released
     from tasks.promotion import fetch_release
 
     scorer = Released.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())

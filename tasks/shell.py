@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from abstain.config.settings import load_settings
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.stopping import ended_by, require_going_on
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]

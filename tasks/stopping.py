@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 
 End = Callable[[], object]
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 from pathlib import Path
 
-from abstain import paths
-from abstain.contracts import Feedback, Review
-from abstain.errors import AbstainError
-from abstain.feedback.lines import interaction_identity
-from abstain.feedback.store import Store
-from abstain.registry.registry import MODEL, tag_of, version_key
+from abstain.core import paths
+from abstain.core.contracts import Feedback, Review
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store
+from abstain.data.store.record_keys import interaction_identity
+from abstain.release.registry import MODEL, tag_of, version_key
 from tasks.workspace import Workspace
 
 

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from abstain import paths
 from abstain.config.settings import Settings, load_settings
-from abstain.errors import AbstainError
-from abstain.files import write_atomically
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
 from tasks.shell import git, run, succeeds
 
 BRANCH = "main"

@@ -93,7 +93,7 @@ class _Mentions:
         elif isinstance(node, ast.ImportFrom):
             base = self.package[: len(self.package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from abstain.evaluate import metrics` names a module, `from abstain.files import x` a part of one.
+            # `from abstain.evaluate import metrics` names a module, `from abstain.core.files import x` a part of one.
             yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
         elif isinstance(node, ast.Call) and _last_name(node.func) in IMPORTERS:
             name = node.args[0] if node.args else None

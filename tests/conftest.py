@@ -116,7 +116,7 @@ class Project:
 
     def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`abstain ARGUMENTS`, ended by itself, output captured."""
-        return self.command(["python", "-m", "flows.cli", *arguments], cwd)
+        return self.command(["python", "-m", "abstain_cli.app", *arguments], cwd)
 
     def command(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`command`, ended by itself, output captured; where the project is `warm`, with the libraries imported."""
@@ -290,8 +290,8 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = new_project(folder)
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
-        "from abstain.feedback.ingest import ingest; from abstain.config.params import load_params\n"
-        "from abstain.feedback.sources.files import by_hand\n"
+        "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
+        "from abstain.ingest.sources.files import by_hand\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
         "history.write_text(''.join(history.open().readlines()[::5]))\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from abstain.contracts import Context, Interaction
-from abstain.features.extract import FeatureSource
+from abstain.core.contracts import Context, Interaction
+from abstain.llm.features.extraction import FeatureSource
 
 
 def rows(count: int) -> list[Interaction]:

@@ -107,7 +107,7 @@ def imported_by(entry: str) -> list[str]:
 
 def count_tokens() -> None:
     """What cutting a page into chunks does."""
-    from abstain.knowledge.tokens import token_counter
+    from abstain.knowledge.documents.tokens import token_counter
 
     assert token_counter()("fee") > 0
 
@@ -116,7 +116,7 @@ def apply_calibrations() -> None:
     """What serving does with a calibration."""
     import numpy as np
 
-    from abstain.decide.calibration import calibrator_from_dict
+    from abstain.learning.metrics.calibration import calibrator_from_dict
 
     steps = {"low_at": [0.5], "low": [0.1, 0.6], "high_at": [0.5], "high": [0.4, 0.9]}
     for stored in (

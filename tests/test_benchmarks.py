@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from abstain.config.settings import Settings
-from abstain.llm.loading import load_tokenizer, resolve
+from abstain.llm.engine.loading import load_tokenizer, resolve
 from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
 from tests.conftest import MODELS, ROOT
 from tests.llm.builders import save_tiny_model

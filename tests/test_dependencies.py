@@ -55,8 +55,8 @@ def test_config_imports_no_code_of_ours_but_types() -> None:
     used = {file for module in modules for file in TREE.closure(f"abstain.config.{module}")}
     assert {file for file in used if not file.startswith(CONFIG)} == {
         "src/abstain/__init__.py",
-        "src/abstain/errors.py",
-        "src/abstain/timestamps.py",
+        "src/abstain/core/errors.py",
+        "src/abstain/core/timestamps.py",
     }
 
 
@@ -82,22 +82,22 @@ def test_config_gives_and_computes_no_parameter() -> None:
 
 
 def test_edit_of_the_stages_common_code_makes_all_stale() -> None:
-    assert stale_after_an_edit_of("src/abstain/stages/common.py") == STAGES.keys()
+    assert stale_after_an_edit_of("src/abstain/stages/shared/artifacts.py") == STAGES.keys()
 
 
 def test_edit_of_the_contracts_makes_readers_of_rows_stale() -> None:
     readers = "validate dataset features nll_features train_regressors export_onnx ablate evaluate"
-    assert stale_after_an_edit_of("src/abstain/contracts.py") == set(readers.split())
+    assert stale_after_an_edit_of("src/abstain/core/contracts.py") == set(readers.split())
 
 
 def test_edit_of_document_parsing_makes_validate_stale() -> None:
-    assert stale_after_an_edit_of("src/abstain/knowledge/documents.py") == {"validate"}
-    assert stale_after_an_edit_of("src/abstain/knowledge/html_tables.py") == {"validate"}
+    assert stale_after_an_edit_of("src/abstain/knowledge/documents/reader.py") == {"validate"}
+    assert stale_after_an_edit_of("src/abstain/knowledge/documents/html_tables.py") == {"validate"}
 
 
 def test_edit_of_a_prompt_layout_makes_its_readers_stale() -> None:
     readers = {"features", "nll_features", "export_onnx", "ablate", "evaluate"}
-    assert stale_after_an_edit_of("src/abstain/llm/layouts/rag-chatml-v1.yaml") == readers
+    assert stale_after_an_edit_of("src/abstain/llm/engine/layouts/rag-chatml-v1.yaml") == readers
 
 
 def test_edit_outside_the_dag_makes_nothing_stale() -> None:
@@ -110,11 +110,11 @@ def test_edit_outside_the_dag_makes_nothing_stale() -> None:
 
 def test_edit_of_the_report_makes_only_report_stale() -> None:
     files = [
-        "src/abstain/evaluate/plots.py",
-        "src/abstain/evaluate/theme.py",
-        *files_under("src/abstain/evaluate/report"),
+        "src/abstain/reports/plots.py",
+        "src/abstain/reports/theme.py",
+        *files_under("src/abstain/reports/evaluation"),
     ]
-    assert "src/abstain/evaluate/report/page.html" in files
+    assert "src/abstain/reports/evaluation/page.html" in files
     assert {file: stale_after_an_edit_of(file) for file in files} == {file: {"report"} for file in files}
 
 

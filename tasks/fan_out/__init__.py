@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from abstain.config.settings import Settings
 
 if TYPE_CHECKING:
-    from abstain.features.work import ShardRunner
+    from abstain.llm.features.shard_job import ShardRunner
 
 
 def runner_for(settings: Settings) -> ShardRunner:
@@ -25,6 +25,6 @@ def runner_for(settings: Settings) -> ShardRunner:
             from tasks.fan_out.on_prefect import PrefectRunner
 
             return PrefectRunner(settings)
-    from abstain.features.work import LocalRunner
+    from abstain.llm.features.shard_job import LocalRunner
 
     return LocalRunner(settings)

@@ -15,9 +15,9 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from abstain.config.settings import Settings, load_settings
-from abstain.errors import AbstainError
-from abstain.features.store import open_store
-from abstain.features.work import ShardWork, compute
+from abstain.core.errors import AbstainError
+from abstain.llm.features.shard_job import ShardWork, compute
+from abstain.llm.features.store import open_store
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch
 
 

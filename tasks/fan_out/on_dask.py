@@ -21,8 +21,8 @@ from dataclasses import asdict
 from typing import Any
 
 from abstain.config.settings import Settings, load_settings
-from abstain.errors import AbstainError
-from abstain.features.work import Done, ShardWork, compute
+from abstain.core.errors import AbstainError
+from abstain.llm.features.shard_job import Done, ShardWork, compute
 from tasks.stopping import require_going_on
 
 try:

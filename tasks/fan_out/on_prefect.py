@@ -29,9 +29,9 @@ from prefect.exceptions import MissingContextError, ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from abstain.config.settings import Settings
-from abstain.errors import AbstainError
-from abstain.features.store import open_store
-from abstain.features.work import Done, ShardWork
+from abstain.core.errors import AbstainError
+from abstain.llm.features.shard_job import Done, ShardWork
+from abstain.llm.features.store import open_store
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch, sweep
 from tasks.stopping import require_going_on
 

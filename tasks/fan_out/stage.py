@@ -16,15 +16,15 @@ from tasks.progress import observe
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
-    from abstain.features.rows import Progress
-    from abstain.features.work import Done, ShardRunner
-    from abstain.scorers.asked import Labelled
+    from abstain.llm.features.compute import Progress
+    from abstain.llm.features.shard_job import Done, ShardRunner
+    from abstain.llm.signals.feature_plan import Labelled
 
 
 def _features(params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner) -> Done:
-    from abstain.scorers.asked import everything
-    from abstain.scorers.catalogue import compared
-    from abstain.scorers.reading import fill
+    from abstain.llm.signals.compute_features import fill
+    from abstain.llm.signals.feature_plan import everything
+    from abstain.llm.signals.registry import compared
 
     asked = everything(params, compared(params, settings).scorers, labelled)
     return fill(params.llm, settings, asked, progress, runner)
@@ -33,7 +33,7 @@ def _features(params: Params, settings: Settings, labelled: Labelled, progress: 
 def _nll_features(
     params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner
 ) -> Done:
-    from abstain.scorers.asked import conditions
+    from abstain.llm.signals.feature_plan import conditions
 
     read, rows = conditions(params, settings, labelled)
     perturbing, reading = read.fill(rows, progress, runner)

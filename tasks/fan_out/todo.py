@@ -23,8 +23,8 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Literal, Self
 
-from abstain.errors import AbstainError
-from abstain.features.store import Entry, Store
+from abstain.core.errors import AbstainError
+from abstain.llm.features.store import Entry, Store
 
 Kind = Literal["todo", "done", "beat"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.server import background
 from tasks.server.addresses import prepare_environment
 from tasks.server.temporary import serve_child

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.server.processes import address_of
 from tasks.shell import QUIET
 from tasks.workspace import project_root

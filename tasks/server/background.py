@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.server import paging, reports
 from tasks.server.addresses import (
     HEALTH,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 
 VARIABLE = "ABSTAIN_PAGE_URL"
 NAME = "abstain-page"

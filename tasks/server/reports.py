@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from abstain.files import write_atomically
+from abstain.core.files import write_atomically
 from tasks.server.addresses import HOST, PORT, answers
 from tasks.server.processes import address_of, home, spawn
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.server import paging
 from tasks.server.addresses import HEALTH, HOST, START_SECONDS, answers, post, report_to, running_server
 from tasks.server.processes import STOP_SECONDS, log_of, starting_alone

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from abstain.config.params import CorrectnessTarget, Params, load_params
-from abstain.errors import AbstainError
-from abstain.evaluate.correctness import METRICS
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.correctness_targets import METRICS
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from abstain.config.settings import Settings, load_settings
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 
 
 @pytest.fixture(autouse=True)

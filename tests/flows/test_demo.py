@@ -134,7 +134,7 @@ def test_what_each_scorer_takes_is_told(project: Project) -> None:
 
 def test_a_machine_that_never_trained_reads_the_origin(project: Project, tmp_path: Path) -> None:
     elsewhere = [f"ABSTAIN_HOME={tmp_path / 'serving'}", f"ABSTAIN_ORIGIN={project.home / 'origin.git'}"]
-    status = project.command(["env", *elsewhere, "python", "-m", "flows.cli", "status"])
+    status = project.command(["env", *elsewhere, "python", "-m", "abstain_cli.app", "status"])
     assert status.returncode == 0 and "in production: probe v1.0.0" in status.stdout, status.stderr
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from abstain.contracts import Feedback, Interaction
-from abstain.feedback.store import Store
+from abstain.core.contracts import Feedback, Interaction
+from abstain.data.store.dataset import Store
 from tests.conftest import Project
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ import logging, os, signal, sys, traceback
 from pathlib import Path
 import great_expectations, presidio_analyzer
 import tasks.ingest, tasks.shell, tasks.workspace
-from abstain.feedback.sources.config import load_sources, open_source
+from abstain.ingest.sources.config import load_sources, open_source
 from abstain.config.settings import load_settings
 
 sys.executable = sys.argv[1]  # beside which commands are looked for
@@ -182,7 +182,7 @@ def test_the_same_file_by_two_machines_at_once_is_there_once(small_project: Proj
         f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}",
         f"ABSTAIN_USER_KEY={'k' * 40}",
     ]
-    command = [sys.executable, "-m", "flows.cli", "ingest", str(file)]
+    command = [sys.executable, "-m", "abstain_cli.app", "ingest", str(file)]
     machines = [Project(small_project.root, tmp_path / f"home-{n}", small_project.server) for n in (1, 2)]
     for machine in machines:  # what a real one would have pulled: the data is in the first one's cache and remote
         machine.home.mkdir()

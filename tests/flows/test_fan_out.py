@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 RUN = """
 import sys
 from pathlib import Path
-from abstain.errors import AbstainError
-from abstain.features.work import ShardWork
+from abstain.core.errors import AbstainError
+from abstain.llm.features.shard_job import ShardWork
 from tasks.fan_out.on_prefect import PrefectRunner
 from tests.fan_out import rows, source_in
 home, model, count, workers, lost_after, revision = sys.argv[1:]
@@ -48,7 +48,7 @@ except AbstainError as error:
 
 HOOK = """
 from prefect import flow, task
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from flows import retrain
 STEP = "fan_out"
 

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from abstain.config.settings import Settings
-from abstain.llm.loading import load, resolve
+from abstain.llm.engine.loading import load, resolve
 from tests.conftest import MODELS, Project, read_lock
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ with observed_by(lambda step, says: print(f"{step}: {says}", flush=True)):
     for stage in train():
         print(stage.stage, stage.status, flush=True)
 """
-RETRAIN = [sys.executable, "-m", "flows.cli", "retrain"]
+RETRAIN = [sys.executable, "-m", "abstain_cli.app", "retrain"]
 
 
 def run_until(project: Project, command: list[str], stage: str, signs: str) -> None:

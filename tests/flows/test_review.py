@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from abstain.contracts import Review
-from abstain.feedback.review.export import make_sheet
-from abstain.feedback.review.sample import draw
-from abstain.feedback.review.sheet import read_sheet
-from abstain.feedback.review.window import read_window
-from abstain.feedback.store import Store
+from abstain.core.contracts import Review
+from abstain.data.store.dataset import Store
+from abstain.review.export import make_sheet
+from abstain.review.sampling import draw
+from abstain.review.sheet import read_sheet
+from abstain.review.time_window import read_window
 from tasks.review import prioritise
 from tasks.workspace import Workspace
 from tests.browser import headless
@@ -66,7 +66,17 @@ def browser(port: int, asked: list[str]) -> Iterator[BrowserContext]:
 @contextmanager
 def served(project: Project, file: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """`abstain review serve`, answering; ended with Ctrl-C if it is still there."""
-    command = [sys.executable, "-m", "flows.cli", "review", "serve", str(file), "--port", str(port), "--no-browser"]
+    command = [
+        sys.executable,
+        "-m",
+        "abstain_cli.app",
+        "review",
+        "serve",
+        str(file),
+        "--port",
+        str(port),
+        "--no-browser",
+    ]
     running = project.start(command, stderr=subprocess.STDOUT)
     assert running.stdout is not None
     try:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from abstain.errors import AbstainError
-from flows.cli import app
+from abstain.core.errors import AbstainError
+from abstain_cli.app import app
 from tests.conftest import Project, new_project, read_json
 from tests.study.builders import BAD, DECLARED, TRAIN, write_data, write_study
 
@@ -29,7 +29,7 @@ with server_for_run():
     from flows.study import study
 from prefect.artifacts import Artifact
 from prefect.client.orchestration import get_client
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 
 def run(file):
     try:
@@ -122,7 +122,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
     project = replace(new_project(tmp_path_factory.mktemp("study")), server=prefect_server)
     write_data(project.root / "data")
     file = write_study(project.root)
-    command = [sys.executable, "-m", "flows.cli", "study", file.name, "--data", "data"]
+    command = [sys.executable, "-m", "abstain_cli.app", "study", file.name, "--data", "data"]
     process = project.start(command, stderr=subprocess.STDOUT)
     patience = threading.Timer(240, process.kill)
     patience.start()

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from abstain.evaluate.plots import PLOTS
+from abstain.reports.plots import PLOTS
 from tests.browser import headless
 from tests.conftest import Project
-from tests.feedback.pages.test_browser import FAILED
-from tests.feedback.pages.test_pages import REFUSED
 from tests.ports import free_port
+from tests.reports.data_reports.test_browser import FAILED
+from tests.reports.data_reports.test_pages import REFUSED
 from tests.tasks.test_server import processes_of
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ from tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
-    from abstain.feedback.report import IngestReport
+    from abstain.ingest.pipeline.report import IngestReport
     from tasks.publish import publish_ingest, publish_validation
     from tasks.workspace import Workspace
 

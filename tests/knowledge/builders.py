@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from abstain.contracts import Chunk, Document
-from abstain.knowledge.encoder import Vectors
+from abstain.core.contracts import Chunk, Document
+from abstain.knowledge.retrieval.encoder import Vectors
 
 VOCABULARY = ("fee", "limit", "card", "loan", "rate")
 

@@ -18,8 +18,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from abstain.llm.layout import Layout, Pass
-from abstain.llm.loading import LoadedModel, ModelRef
+from abstain.llm.engine.loading import LoadedModel, ModelRef
+from abstain.llm.engine.prompts import Layout, Pass
 
 LAYERS, WIDTH, WINDOW = 4, 32, 512
 LAYOUT = Layout(

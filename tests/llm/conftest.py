@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from abstain.config.settings import Settings
-from abstain.llm.loading import LoadedModel, load, resolve
+from abstain.llm.engine.loading import LoadedModel, load, resolve
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 

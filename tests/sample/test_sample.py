@@ -14,17 +14,17 @@ import pytest
 import torch
 import yaml
 
-from abstain import paths
 from abstain.config.params import load_params
 from abstain.config.settings import Settings
-from abstain.contracts import ImportedInteraction, Interaction
-from abstain.errors import AbstainError
-from abstain.feedback.ingest import IngestReport, ingest
-from abstain.feedback.quarantine import QuarantinedRow
-from abstain.feedback.sources.files import by_hand
-from abstain.feedback.store import Store, read_rows
-from abstain.llm.layout import load_layout
-from abstain.llm.loading import load, resolve
+from abstain.core import paths
+from abstain.core.contracts import ImportedInteraction, Interaction
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store, read_rows
+from abstain.ingest.pipeline.run import IngestReport, ingest
+from abstain.ingest.quarantine import QuarantinedRow
+from abstain.ingest.sources.files import by_hand
+from abstain.llm.engine.loading import load, resolve
+from abstain.llm.engine.prompts import load_layout
 from abstain.sample import generate
 from abstain.sample.__main__ import main
 from abstain.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
@@ -32,7 +32,7 @@ from abstain.sample.handbook import SEED, build_handbook
 from abstain.sample.questions import build_questions, source_digest
 from abstain.sample.write import EXPORTED, INCOMING_FROM, Answered, answered_questions, write_sample
 from tests.conftest import MODELS, ROOT, Project
-from tests.feedback.builders import bytes_of
+from tests.data.builders import bytes_of
 
 PARAMS = load_params(ROOT / paths.PARAMS)
 PAGES = build_handbook()

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from abstain import paths
 from abstain.config.params import Params
-from abstain.feedback.ingest import ingest
-from abstain.feedback.sources.files import by_hand
-from abstain.feedback.splits import uniform
+from abstain.core import paths
+from abstain.data.store.splits import uniform
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import by_hand
 from tests.conftest import ROOT
-from tests.feedback.builders import NOW, later, row, thumb, verdict, write_lines
+from tests.data.builders import NOW, later, row, thumb, verdict, write_lines
 from tests.llm.builders import WINDOW
 
 GROUPS, OF_A_GROUP = 64, 5

@@ -9,12 +9,11 @@ import pytest
 import torch
 import yaml
 
-from abstain import paths
 from abstain.config.params import Params
+from abstain.core import paths
 from tests.conftest import ROOT
 from tests.llm.builders import save_speaking_model
-
-from .builders import bank_params, ingest_bank
+from tests.stages.builders import bank_params, ingest_bank
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 

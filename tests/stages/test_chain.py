@@ -8,18 +8,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from abstain import paths
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
-from abstain.features.work import LocalRunner
-from abstain.feedback.splits import reviewed_holdout
-from abstain.feedback.store import Store
-from abstain.scorers.asked import Labelled
-from abstain.stages import common, features, report
+from abstain.core import paths
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import reviewed_holdout
+from abstain.llm.features.shard_job import LocalRunner
+from abstain.llm.signals.feature_plan import Labelled
+from abstain.stages.features import __main__ as features
+from abstain.stages.report import __main__ as report
+from abstain.stages.shared import artifacts
 from tasks.fan_out.stage import FANNED_OUT
-from tests.feedback.builders import bytes_of
-
-from .conftest import PLOTS, STAGES, Finished, run_stages, use_home
+from tests.data.builders import bytes_of
+from tests.stages.conftest import PLOTS, STAGES, Finished, run_stages, use_home
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,7 @@ def test_what_workers_compute_before_a_stage_is_all_that_it_asks_for(
     stage: str, bank: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_home(monkeypatch, tmp_path / "workers")
-    frame, settings = common.read_dataset_frame(), load_settings()
+    frame, settings = artifacts.read_dataset_frame(), load_settings()
     rows = Store(paths.DATA).interactions(frame["interaction_id"])
     labelled = Labelled(rows, reviewed_holdout(frame, rows))
     runner = LocalRunner(settings)
@@ -101,10 +102,10 @@ def test_a_scorer_that_cannot_be_had_is_named_with_its_reason_everywhere(
     bank: Params, base_model_is_gone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     why = "no model: set scorers.entailment_model in params.yaml"
-    assert common.read_json(paths.FEATURES_SUMMARY)["skipped_scorers"] == {"entailment": why}
-    assert common.read_json(paths.EVALUATION)["skipped"] == {"entailment": why}
-    assert "entailment" not in common.read_json(paths.METRICS)["holdout"]["scorers"]
-    assert "entailment" not in common.read_signals("asked")
+    assert artifacts.read_json(paths.FEATURES_SUMMARY)["skipped_scorers"] == {"entailment": why}
+    assert artifacts.read_json(paths.EVALUATION)["skipped"] == {"entailment": why}
+    assert "entailment" not in artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
+    assert "entailment" not in artifacts.read_signals("asked")
     features.stage(bank)
     assert f"skipped: scorer entailment: {why}\n" in capsys.readouterr().out
 
@@ -113,7 +114,7 @@ def test_the_report_shows_what_was_measured(bank: Params) -> None:
     report.stage(bank)
     first = bytes_of(paths.REPORT)
     html, markdown = ((paths.REPORT / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "md"))
-    auroc = common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]["auroc"]
+    auroc = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]["auroc"]
     for text in (html, re.sub(r"\\(.)", r"\1", markdown)):
         assert f"{auroc:.3f}" in text
         assert "no model: set scorers.entailment_model in params.yaml" in text

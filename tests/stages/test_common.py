@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from abstain import paths
 from abstain.config.params import load_params
-from abstain.errors import AbstainError
-from abstain.features.table import write_table
-from abstain.feedback.ingest import ingest
-from abstain.feedback.sources.files import by_hand
-from abstain.stages import common, train_probe
-from abstain.stages.ideal_answers import read_ideal_answers, read_rouge
-from abstain.stages.states import read_base_model, read_labelled_states
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.data.store.state_table import write_table
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import by_hand
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
+from abstain.stages.shared.states import read_base_model, read_labelled_states
+from abstain.stages.train_probe import __main__ as train_probe
 from tests.conftest import ROOT
-from tests.feedback.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
+from tests.data.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
 
 D = 6
 
@@ -58,7 +59,7 @@ def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: 
     got, lazy = read_labelled_states()
     assert list(got.index) == [0, 1, 2, 3]
     assert list(got["interaction_id"]) == ["i-0", "i-2", "i-4", "i-5"]
-    assert list(got.columns) == list(frame.columns) and (got.dtypes == common.read_dataset_frame().dtypes).all()
+    assert list(got.columns) == list(frame.columns) and (got.dtypes == artifacts.read_dataset_frame().dtypes).all()
     assert lazy.lengths.tolist() == [3, 1, 4, 2]
     for row_, i in zip(lazy, [0, 2, 4, 5], strict=True):
         assert torch.equal(row_, states[i])
@@ -67,7 +68,7 @@ def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: 
 def test_where_every_row_has_states_the_frame_is_the_data_set(workspace: Path) -> None:
     write_inputs([3, 1, 1, 2])
     got, lazy = read_labelled_states()
-    pd.testing.assert_frame_equal(got, common.read_dataset_frame())
+    pd.testing.assert_frame_equal(got, artifacts.read_dataset_frame())
     assert len(lazy) == 4
 
 
@@ -93,7 +94,7 @@ def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> Non
     assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
     correct = frame.set_index("interaction_id").loc[out_of_fold.index, "correct"] == 1
     assert out_of_fold[correct].median() > 0.9 and out_of_fold[~correct].median() < 0.1
-    assert common.read_json(paths.CHOICE)["out_of_fold"]["linear"] > 0.95
+    assert artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"] > 0.95
 
 
 @pytest.mark.slow
@@ -119,12 +120,12 @@ def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None
     pd.DataFrame(table).to_parquet(paths.SIGNALS, index=False)
     estimates = {"interaction_id": ["a", "b"], "variant": ["asked", "asked"], "linear_verdict": [0.7, 0.6]}
     pd.DataFrame(estimates).to_parquet(paths.REGRESSOR_SCORES, index=False)
-    signals = common.read_signals("asked")
+    signals = artifacts.read_signals("asked")
     assert list(signals) == ["entropy", "linear_verdict"] and list(signals.index) == ["b", "a"]
     np.testing.assert_array_equal(signals["entropy"], [0.1, np.nan])
     np.testing.assert_array_equal(signals["linear_verdict"], [0.6, 0.7])
-    assert common.read_signals("other").loc["b", "entropy"] == 0.3 and len(common.read_signals("third")) == 0
-    assert common.read_signals("other")["linear_verdict"].isna().all()
+    assert artifacts.read_signals("other").loc["b", "entropy"] == 0.3 and len(artifacts.read_signals("third")) == 0
+    assert artifacts.read_signals("other")["linear_verdict"].isna().all()
 
 
 @pytest.mark.slow
@@ -148,29 +149,29 @@ def test_an_answer_is_compared_with_the_latest_ideal_one(workspace: Path) -> Non
 
 def test_what_is_not_a_number_is_null(workspace: Path) -> None:
     figures = {"b": float("nan"), "a": [np.float64("nan"), {1: (0.5, "x")}]}
-    common.write_json(paths.METRICS, figures)
-    assert common.read_json(paths.METRICS) == {"a": [None, {"1": [0.5, "x"]}], "b": None}
+    artifacts.write_json(paths.METRICS, figures)
+    assert artifacts.read_json(paths.METRICS) == {"a": [None, {"1": [0.5, "x"]}], "b": None}
     assert "NaN" not in paths.METRICS.read_text()
     first = paths.METRICS.read_bytes()
-    common.write_json(paths.METRICS, dict(reversed(figures.items())))
+    artifacts.write_json(paths.METRICS, dict(reversed(figures.items())))
     assert paths.METRICS.read_bytes() == first
 
 
 def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(workspace: Path) -> None:
-    with common.whole_folder(paths.PLOTS) as folder:
-        common.write_text(folder / "roc.csv", "first")
-    with pytest.raises(ValueError), common.whole_folder(paths.PLOTS) as folder:
-        common.write_text(folder / "roc.csv", "half")
+    with artifacts.whole_folder(paths.PLOTS) as folder:
+        artifacts.write_text(folder / "roc.csv", "first")
+    with pytest.raises(ValueError), artifacts.whole_folder(paths.PLOTS) as folder:
+        artifacts.write_text(folder / "roc.csv", "half")
         raise ValueError
     assert (paths.PLOTS / "roc.csv").read_text() == "first"
-    with common.whole_folder(paths.PLOTS) as folder:
+    with artifacts.whole_folder(paths.PLOTS) as folder:
         assert not list(folder.iterdir()), "what a stopped run left"
-        common.write_text(folder / "other.csv", "second")
+        artifacts.write_text(folder / "other.csv", "second")
     assert [file.name for file in paths.PLOTS.iterdir()] == ["other.csv"]
     assert [entry.name for entry in paths.ARTIFACTS.iterdir()] == ["plots"]
 
 
 def test_progress_is_a_line_and_of_nothing_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    common.progress(0, 3)
-    common.progress(0, 0)
+    artifacts.progress(0, 3)
+    artifacts.progress(0, 0)
     assert capsys.readouterr().out == "progress 0/3\n"

@@ -7,24 +7,24 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from abstain import paths
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
-from abstain.errors import AbstainError
-from abstain.evaluate import metrics
-from abstain.features.extract import FeatureSource
-from abstain.feedback.splits import holdout_digest, reviewed
-from abstain.feedback.store import Store
-from abstain.models.onnx_probe import OnnxProbe
-from abstain.models.probes.base import predict_confidence
-from abstain.models.zoo import load_probe
-from abstain.scorers.fusion import Fusion
-from abstain.scorers.variants import answers_shuffled
-from abstain.stages import common, evaluate
-from abstain.stages.states import read_labelled_states
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import holdout_digest, reviewed
+from abstain.learning.estimators.fusion import Fusion
+from abstain.learning.estimators.onnx_probe import OnnxProbe
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals.counterfactuals import answers_shuffled
+from abstain.stages.evaluate import __main__ as evaluate
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_labelled_states
+from tests.stages.conftest import run_stages
 from tests.tolerance import assert_near
-
-from .conftest import run_stages
 
 pytestmark = pytest.mark.slow
 
@@ -56,16 +56,16 @@ def test_everybody_stands_there_once_with_his_own_confidences(bank: Params) -> N
     }
     np.testing.assert_allclose(scores["lstm"], zoo["lstm"], rtol=1e-6)
     np.testing.assert_allclose(scores["probe"], zoo["linear"], atol=1e-6)
-    signals = common.read_signals("asked").loc[rows.index]
+    signals = artifacts.read_signals("asked").loc[rows.index]
     pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
-    fusion = Fusion.from_dict(common.read_json(paths.FUSION))
+    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSION))
     np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**zoo)), rtol=1e-6)
     train = read_labelled_states()[0].query("split == 'train'")
     assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
 
 
 def test_the_tables_name_the_same_scorers(bank: Params) -> None:
-    found, said = common.read_json(paths.METRICS)["holdout"], common.read_json(paths.EVALUATION)
+    found, said = artifacts.read_json(paths.METRICS)["holdout"], artifacts.read_json(paths.EVALUATION)
     assert found["scorers"].keys() == said["kinds"].keys() == said["forward_tokens"].keys() == set(EVERYBODY)
     others = {"probe": "served probe", "fusion": "fusion", "lstm": "probe", "base_rate": "baseline"}
     others |= dict.fromkeys(REGRESSORS, "regressor")
@@ -73,7 +73,7 @@ def test_the_tables_name_the_same_scorers(bank: Params) -> None:
     costs = said["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
     assert said["served"].items() >= {"architecture": "linear", "layer": 2, "site": "residual"}.items()
-    assert said["served"]["out_of_fold"] == common.read_json(paths.CHOICE)["out_of_fold"]
+    assert said["served"]["out_of_fold"] == artifacts.read_json(paths.CHOICE)["out_of_fold"]
     assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == {"probe", "fusion", "length_only"} | best_signal(
         found
     )
@@ -86,15 +86,15 @@ def best_signal(found: dict) -> set[str]:
 
 def test_a_scorer_that_says_little_is_counted_and_has_no_probability(bank: Params) -> None:
     """Random weights seldom write a number when they are asked for a probability."""
-    row = common.read_json(paths.METRICS)["holdout"]["scorers"]["verbalised"]
+    row = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["verbalised"]
     rows, _ = holdout_rows()
-    silent = common.read_signals("asked").loc[rows.index, "verbalised"].isna()
+    silent = artifacts.read_signals("asked").loc[rows.index, "verbalised"].isna()
     assert row["unscored"] == silent.sum() > len(rows) / 2
     assert row["brier"] is row["ece"] is None and 0.3 < row["auroc"] < 0.7
 
 
 def test_others_are_compared_with_the_served_probe(bank: Params) -> None:
-    found = common.read_json(paths.METRICS)["holdout"]["scorers"]
+    found = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
     assert found["probe"]["auroc_difference"] is None and found["probe"]["chance_better"] is None
     for name in ("fusion", "sequence_log_prob", "base_rate"):
         row = found[name]
@@ -105,23 +105,23 @@ def test_others_are_compared_with_the_served_probe(bank: Params) -> None:
 
 def test_the_exam_has_a_digest_of_its_rows_and_labels(bank: Params) -> None:
     rows, _ = holdout_rows()
-    found = common.read_json(paths.METRICS)["holdout"]
+    found = artifacts.read_json(paths.METRICS)["holdout"]
     assert found["digest"] == holdout_digest(list(rows.index), rows["correct"].tolist())
     assert found["label_source"] == "sme"
 
 
 def test_both_thresholds_are_marked_in_the_table(bank: Params) -> None:
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
-    threshold = common.read_json(paths.THRESHOLD)
+    threshold = artifacts.read_json(paths.THRESHOLD)
     marked = table[table["mark"] != ""].set_index("mark")["threshold"].to_dict()
     assert marked == {"promised": threshold["threshold"], "naive": threshold["naive"]["threshold"]}
     assert table["threshold"].is_monotonic_increasing and len(table) == 12
 
 
 def test_everybody_has_a_threshold_that_validation_asks_for_or_a_note(bank: Params) -> None:
-    own = common.read_json(paths.EVALUATION)["at_own_threshold"]
+    own = artifacts.read_json(paths.EVALUATION)["at_own_threshold"]
     assert set(own) == set(EVERYBODY)
-    naive = common.read_json(paths.METRICS)["holdout"]["at_naive"]
+    naive = artifacts.read_json(paths.METRICS)["holdout"]["at_naive"]
     assert own["probe"]["precision"] == pytest.approx(naive["precision"]) and own["probe"]["note"] == ""
     assert all(row["note"] or 0 < row["display_rate"] <= 1 for row in own.values())
 
@@ -137,7 +137,7 @@ def test_reliability_is_shown_of_every_product_with_enough_answers(bank: Params)
 def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(bank: Params) -> None:
     """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
     could not be read, either, and is left out."""
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     everyone = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
     rows, states = holdout_rows()
     assert len(everyone) == len(rows) + 1
@@ -150,20 +150,20 @@ def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(
     own = dict(zip(rows.index, served.confidence(states).tolist(), strict=True))
     weight = pd.Series(metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows.index)
     right = [name for name in names if rows.loc[name, "correct"] == 1]
-    audit = {row["scorer"]: row for row in common.read_json(paths.EVALUATION)["audits"]["answers_shuffled"]}
+    audit = {row["scorer"]: row for row in artifacts.read_json(paths.EVALUATION)["audits"]["answers_shuffled"]}
     expected = roc_auc_score(
         np.repeat([1, 0], len(right)),
         [*(own[name] for name in right), *(confidence[name] for name in right)],
         sample_weight=np.tile(weight[right], 2),
     )
     assert list(audit) == EVERYBODY and audit["probe"]["auroc_against_shuffled"] == pytest.approx(expected)
-    shown = np.array([confidence[name] for name in names]) >= common.read_json(paths.THRESHOLD)["threshold"]
+    shown = np.array([confidence[name] for name in names]) >= artifacts.read_json(paths.THRESHOLD)["threshold"]
     assert audit["probe"]["shown_changed"] == pytest.approx(np.average(shown, weights=weight[names]))
     assert audit["fusion"]["shown_changed"] is None and audit["base_rate"]["auroc_against_shuffled"] == 0.5
 
 
 def test_without_the_context_length_is_what_it_was(bank: Params) -> None:
-    audit = {row["scorer"]: row for row in common.read_json(paths.EVALUATION)["audits"]["context_removed"]}
+    audit = {row["scorer"]: row for row in artifacts.read_json(paths.EVALUATION)["audits"]["context_removed"]}
     assert list(audit) == EVERYBODY
     for name in ("length_only", "base_rate"):
         assert (
@@ -174,8 +174,8 @@ def test_without_the_context_length_is_what_it_was(bank: Params) -> None:
 
 
 def test_slices_and_examples_are_of_the_threshold_that_is_used(bank: Params) -> None:
-    said, rows = common.read_json(paths.EVALUATION), holdout_rows()[0]
-    threshold = common.read_json(paths.THRESHOLD)["threshold"]
+    said, rows = artifacts.read_json(paths.EVALUATION), holdout_rows()[0]
+    threshold = artifacts.read_json(paths.THRESHOLD)["threshold"]
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
     by_product = {row["slice"]: row for row in said["slices"] if row["by"] == "product"}
     assert by_product.keys() == set(rows["product"])
@@ -194,11 +194,11 @@ def test_slices_and_examples_are_of_the_threshold_that_is_used(bank: Params) -> 
 
 
 def test_every_calibrator_is_measured_beside_the_one_that_is_used(bank: Params) -> None:
-    calibration = common.read_json(paths.EVALUATION)["calibration"]
+    calibration = artifacts.read_json(paths.EVALUATION)["calibration"]
     rows = {row["method"]: row for row in calibration["by_method"]}
     assert calibration["method"] == "isotonic"
     assert list(rows) == ["none", "temperature", "isotonic", "venn_abers", "none, lstm"]
-    own = common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
+    own = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
     assert all(rows["isotonic"][name] == pytest.approx(own[name]) for name in ("ece", "brier"))
 
 
@@ -212,41 +212,41 @@ def few_wrong(frame: pd.DataFrame, number: int) -> pd.DataFrame:
 def test_a_calibrator_that_has_too_little_to_learn_from_stops_nobody_who_asked_for_another(bank: Params) -> None:
     """Twelve wrong answers are enough for isotonic regression; of them, as few were drawn as others, Venn-Abers' even
     sample keeps too few."""
-    frame = few_wrong(common.read_dataset_frame(), 12)
+    frame = few_wrong(artifacts.read_dataset_frame(), 12)
     judged = (frame["split"] == "validation") & (frame["source"] == "sme")
     frame.loc[judged, "inclusion_probability"] = np.where(frame.loc[judged, "correct"] == 1, 0.3, 1.0)
     write(frame)
     evaluate.stage(bank)
-    rows = {row["method"]: row for row in common.read_json(paths.EVALUATION)["calibration"]["by_method"]}
+    rows = {row["method"]: row for row in artifacts.read_json(paths.EVALUATION)["calibration"]["by_method"]}
     assert {name for name, row in rows.items() if row["ece"] is row["brier"] is None} == {"venn_abers"}
     assert rows["isotonic"]["ece"] is not None
 
 
 def test_the_served_probe_is_judged_by_the_calibration_that_is_released(bank: Params) -> None:
     halved = {"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]}
-    common.write_json(paths.CALIBRATION, halved)
+    artifacts.write_json(paths.CALIBRATION, halved)
     evaluate.stage(bank)
     scores = pd.read_parquet(paths.SCORES)
     np.testing.assert_allclose(scores["probability"], scores["probe"] / 2)
 
 
 def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> None:
-    write(few_wrong(common.read_dataset_frame(), 9))
+    write(few_wrong(artifacts.read_dataset_frame(), 9))
     with pytest.raises(
         AbstainError, match=r"only 9 are wrong .*: bring more reviews, or set calibration.method to none"
     ):
         evaluate.stage(bank)
     raw = bank.model_copy(update={"calibration": bank.calibration.model_copy(update={"method": "none"})})
-    common.write_json(paths.CALIBRATION, {"method": "none"})
+    artifacts.write_json(paths.CALIBRATION, {"method": "none"})
     evaluate.stage(raw)
     scores = pd.read_parquet(paths.SCORES)
     np.testing.assert_array_equal(scores["probability"], scores["probe"])
-    rows = common.read_json(paths.EVALUATION)["calibration"]["by_method"]
+    rows = artifacts.read_json(paths.EVALUATION)["calibration"]["by_method"]
     assert [row["method"] for row in rows if row["ece"] is not None] == ["none", "none, lstm"]
 
 
 def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.loc[frame["split"] == "holdout", "source"] = "thumb"
     write(frame)
     with pytest.raises(AbstainError) as failed:
@@ -259,29 +259,29 @@ def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
 @pytest.mark.parametrize("only", [0, 1])
 def test_a_holdout_of_one_kind_has_no_figure_that_needs_both(bank: Params, only: int) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.loc[frame["split"] == "holdout", "correct"] = only
     write(frame)
     evaluate.stage(bank)
-    found = common.read_json(paths.METRICS)["holdout"]
+    found = artifacts.read_json(paths.METRICS)["holdout"]
     assert found["base_rate"] == only
     assert {row["auroc"] for row in found["scorers"].values()} == {None}
     assert found["scorers"]["probe"]["brier"] is not None and found["at_threshold"]["precision"] == only
-    notes = {row["note"] for row in common.read_json(paths.EVALUATION)["slices"] if row["slice"] == "cards"}
+    notes = {row["note"] for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["slice"] == "cards"}
     assert notes == {"one class only"}
 
 
 def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
     alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"compare": ()})})
     run_stages(alone, "features", "train_fusion", "evaluate")
-    said = common.read_json(paths.EVALUATION)
+    said = artifacts.read_json(paths.EVALUATION)
     assert set(said["kinds"]) == {"probe", "fusion", "length_only", *REGRESSORS, "lstm", "base_rate"}
     assert said["rank_correlation"] == {"names": [], "matrix": []} and said["skipped"] == said["improbable"] == {}
     assert said["neither"] is None
 
 
 def test_every_place_is_listened_at_and_one_of_them_is_served(bank: Params) -> None:
-    rows = common.read_json(paths.ABLATIONS)["listening"]
+    rows = artifacts.read_json(paths.ABLATIONS)["listening"]
     assert [(row["layer"], row["site"], row["chunks"]) for row in rows] == [
         (2, "residual", None),
         (1, "residual", None),
@@ -290,23 +290,23 @@ def test_every_place_is_listened_at_and_one_of_them_is_served(bank: Params) -> N
     ]
     assert [row["served"] for row in rows] == [True, False, False, False]
     assert len({row["auroc"] for row in rows}) == len({row["out_of_fold"] for row in rows}) == 4
-    assert common.read_json(paths.EVALUATION)["ablations"] == rows
+    assert artifacts.read_json(paths.EVALUATION)["ablations"] == rows
     # The sweep's architecture is the one that is served: there they are the same probe.
-    own = common.read_json(paths.METRICS)["holdout"]
+    own = artifacts.read_json(paths.METRICS)["holdout"]
     assert rows[0]["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
-    assert rows[0]["out_of_fold"] == pytest.approx(common.read_json(paths.CHOICE)["out_of_fold"]["linear"])
+    assert rows[0]["out_of_fold"] == pytest.approx(artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"])
     assert {name: rows[0][name] for name in ("precision", "recall", "rouge_displayed")} == pytest.approx(
         {name: own["at_naive"][name] for name in ("precision", "recall", "rouge_displayed")}
     )
 
 
 def test_every_product_is_left_out_but_small_ones(bank: Params) -> None:
-    rows = {row["product"]: row for row in common.read_json(paths.ABLATIONS)["left_out"]}
+    rows = {row["product"]: row for row in artifacts.read_json(paths.ABLATIONS)["left_out"]}
     assert list(rows) == ["cards", "loans", "vault"]
-    assert common.read_json(paths.EVALUATION)["audits"]["left_out"] == list(rows.values())
+    assert artifacts.read_json(paths.EVALUATION)["audits"]["left_out"] == list(rows.values())
     few = (holdout_rows()[0]["product"] == "vault").sum()
     assert rows["vault"] == {"product": "vault", "rows": few, "note": "fewer than 15 answers: not judged"}
-    slices = {row["slice"]: row for row in common.read_json(paths.EVALUATION)["slices"] if row["by"] == "product"}
+    slices = {row["slice"]: row for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["by"] == "product"}
     for name in ("cards", "loans"):
         assert rows[name]["note"] == "" and rows[name]["auroc"] != rows[name]["auroc_trained_on_all"]
         assert rows[name]["auroc_trained_on_all"] == pytest.approx(slices[name]["auroc"])

@@ -9,26 +9,26 @@ import pandas as pd
 import pytest
 import torch
 
-from abstain import paths
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
-from abstain.contracts import Interaction
-from abstain.errors import AbstainError
-from abstain.features.extract import FeatureSource
-from abstain.features.table import StateTable
-from abstain.feedback.splits import reviewed
-from abstain.feedback.store import Store
-from abstain.scorers.base import Scorer
-from abstain.scorers.catalogue import compared
-from abstain.scorers.labels import Labels
-from abstain.scorers.reading import forward_tokens, read_answers, readings_of
-from abstain.scorers.variants import VARIANTS
-from abstain.stages import common, features
-from abstain.stages.states import read_base_model
+from abstain.core import paths
+from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import reviewed
+from abstain.data.store.state_table import StateTable
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals.base import Scorer
+from abstain.llm.signals.compute_features import forward_tokens, read_answers, readings_of
+from abstain.llm.signals.counterfactuals import VARIANTS
+from abstain.llm.signals.registry import compared
+from abstain.stages.features import __main__ as features
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_base_model
+from tests.stages.builders import ONE_CHUNK_TOO_MANY
+from tests.stages.conftest import Finished
 from tests.tolerance import assert_near
-
-from .builders import ONE_CHUNK_TOO_MANY
-from .conftest import Finished
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +36,13 @@ NAMES = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "
 
 
 def labelled() -> list[Interaction]:
-    return Store(paths.DATA).interactions(common.read_dataset_frame()["interaction_id"])
+    return Store(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"])
 
 
 def scorers(params: Params) -> list[Scorer]:
     """As the stage makes them; length alone has to be fitted, on the training split."""
     found = list(compared(params, load_settings()).scorers)
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     train = frame["split"] == "train"
     answers = read_answers(
         params.llm, load_settings(), [one for one, of in zip(labelled(), train, strict=True) if of], ()
@@ -52,7 +52,7 @@ def scorers(params: Params) -> list[Scorer]:
 
 
 def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
-    table, frame = pd.read_parquet(paths.SIGNALS), common.read_dataset_frame()
+    table, frame = pd.read_parquet(paths.SIGNALS), artifacts.read_dataset_frame()
     assert list(table) == ["interaction_id", "variant", *NAMES]
     assert not table.duplicated(["interaction_id", "variant"]).any()
     asked = table[table["variant"] == "asked"]
@@ -67,8 +67,8 @@ def test_a_signal_is_a_confidence_or_nothing(bank: Params) -> None:
     values = pd.read_parquet(paths.SIGNALS)[NAMES]
     known = values.to_numpy()[~np.isnan(values.to_numpy())]
     assert ((known >= 0) & (known <= 1)).all()
-    refused = common.read_json(paths.FEATURES_SUMMARY)["refused"]
-    asked = common.read_signals("asked")
+    refused = artifacts.read_json(paths.FEATURES_SUMMARY)["refused"]
+    asked = artifacts.read_signals("asked")
     silent = asked[["sequence_log_prob", "context_gain", "yes_score_fused"]].isna().any(axis=1)
     assert set(asked.index[silent]) == set(refused) and len(refused) == 2
     assert asked["length_only"].notna().all(), "nobody has to read an answer to know its length"
@@ -80,12 +80,12 @@ def test_a_signal_is_a_confidence_or_nothing(bank: Params) -> None:
 def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     settings, made = load_settings(), scorers(bank)
     assert [one.name for one in made] == NAMES
-    rows, frame = labelled(), common.read_dataset_frame()
+    rows, frame = labelled(), artifacts.read_dataset_frame()
     judged = reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
     changed = {name: variant(Store(paths.DATA).interactions(judged)) for name, variant in VARIANTS.items()}
     for name, of in {"asked": rows, **changed}.items():
         few = of[::17]
-        found = common.read_signals(name).loc[[one.interaction_id for one in few]]
+        found = artifacts.read_signals(name).loc[[one.interaction_id for one in few]]
         answers = read_answers(bank.llm, settings, few, readings_of(made))
         for scorer in made:
             assert_near(found[scorer.name], scorer.score(answers), np.float32)
@@ -93,7 +93,7 @@ def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
 
 def test_length_alone_is_fitted_on_the_training_split(bank: Params) -> None:
     """Turned labels of all other splits change no signal."""
-    frame, before = common.read_dataset_frame(), pd.read_parquet(paths.SIGNALS)
+    frame, before = artifacts.read_dataset_frame(), pd.read_parquet(paths.SIGNALS)
     right = frame["correct"]
     frame.assign(correct=right.where(frame["split"] == "train", 1 - right)).to_parquet(paths.DATASET, index=False)
     features.stage(bank)
@@ -107,7 +107,7 @@ def test_length_alone_is_fitted_on_the_training_split(bank: Params) -> None:
 
 def test_states_are_those_of_the_served_place(bank: Params) -> None:
     table, rows = StateTable(paths.FEATURES), labelled()
-    refused = common.read_json(paths.FEATURES_SUMMARY)["refused"]
+    refused = artifacts.read_json(paths.FEATURES_SUMMARY)["refused"]
     assert [one.interaction_id for one, length in zip(rows, table.lengths, strict=True) if not length] == list(refused)
     assert table.model == read_base_model() and table.model.startswith("tiny-bank@")
     source = FeatureSource(bank.llm, load_settings())
@@ -117,8 +117,8 @@ def test_states_are_those_of_the_served_place(bank: Params) -> None:
 
 
 def test_what_was_refused_and_cut_is_told(finished: Finished, bank: Params) -> None:
-    summary = common.read_json(paths.FEATURES_SUMMARY)
-    frame = common.read_dataset_frame().set_index("interaction_id")
+    summary = artifacts.read_json(paths.FEATURES_SUMMARY)
+    frame = artifacts.read_dataset_frame().set_index("interaction_id")
     assert summary["rows"] == len(frame) - len(summary["refused"])
     assert {frame.loc[name, "split"] for name in summary["refused"]} == {"train", "holdout"}
     assert all(why.endswith("tokens are more than the 512 that tiny-bank reads") for why in summary["refused"].values())
@@ -126,7 +126,7 @@ def test_what_was_refused_and_cut_is_told(finished: Finished, bank: Params) -> N
 
 
 def test_what_a_scorer_costs_is_told(bank: Params) -> None:
-    costs = common.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
+    costs = artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
     assert costs.keys() == {*NAMES, "probe", "fusion"}
     settings, rows = load_settings(), labelled()
     for one in compared(bank, settings).scorers:
@@ -137,8 +137,8 @@ def test_what_a_scorer_costs_is_told(bank: Params) -> None:
 
 
 def test_a_base_model_that_can_read_nothing_is_an_error(bank: Params, tmp_path: Path) -> None:
-    frame = common.read_dataset_frame()
-    refused = list(common.read_json(paths.FEATURES_SUMMARY)["refused"])
+    frame = artifacts.read_dataset_frame()
+    refused = list(artifacts.read_json(paths.FEATURES_SUMMARY)["refused"])
     frame[frame["interaction_id"].isin(refused)].to_parquet(paths.DATASET, index=False)
     with pytest.raises(AbstainError, match=r"^no answer fits the base model's window: take a model that reads more"):
         features.stage(bank)

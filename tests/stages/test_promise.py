@@ -8,19 +8,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain import paths
 from abstain.config.params import Params
-from abstain.contracts import CONTRACT_VERSION
-from abstain.decide.calibration import calibrator_from_dict
-from abstain.errors import AbstainError
-from abstain.evaluate import metrics
-from abstain.feedback.splits import reviewed
-from abstain.llm.layout import load_layout
-from abstain.models.onnx_probe import OnnxProbe
-from abstain.models.probes.base import predict_confidence
-from abstain.models.zoo import load_probe
-from abstain.stages import common, evaluate, export_onnx, tune_threshold
-from abstain.stages.states import read_base_model, read_labelled_states
+from abstain.core import paths
+from abstain.core.contracts import CONTRACT_VERSION
+from abstain.core.errors import AbstainError
+from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.onnx_probe import OnnxProbe
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.calibration import calibrator_from_dict
+from abstain.llm.engine.prompts import load_layout
+from abstain.stages.evaluate import __main__ as evaluate
+from abstain.stages.export_onnx import __main__ as export_onnx
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_base_model, read_labelled_states
+from abstain.stages.tune_threshold import __main__ as tune_threshold
 
 pytestmark = pytest.mark.slow
 
@@ -40,13 +43,13 @@ def validation_rows() -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def change_inclusion(where: str, value: float) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.loc[frame.eval(where), "inclusion_probability"] = value
     frame.to_parquet(paths.DATASET, index=False)
 
 
 def test_what_is_promised_is_what_the_reviewed_validation_answers_give(bank: Params) -> None:
-    found = common.read_json(paths.THRESHOLD)
+    found = artifacts.read_json(paths.THRESHOLD)
     rows, confidence = validation_rows()
     assert found["promised"] is True and (found["metric"], found["target"], found["confidence"]) == (
         "precision",
@@ -77,8 +80,10 @@ def test_a_threshold_that_is_just_good_enough_is_lower_where_wrong_answers_count
         change_inclusion("split == 'validation'", 1.0)
         change_inclusion("split == 'validation' and correct == 1", rare)
         tune_threshold.stage(lenient)
-        found.append(common.read_json(paths.THRESHOLD))
-        calibrated.append(calibrator_from_dict(common.read_json(paths.CALIBRATION)).apply(np.linspace(0, 1, 50)).mean())
+        found.append(artifacts.read_json(paths.THRESHOLD))
+        calibrated.append(
+            calibrator_from_dict(artifacts.read_json(paths.CALIBRATION)).apply(np.linspace(0, 1, 50)).mean()
+        )
     even, uneven = (one["naive"] for one in found)
     assert uneven["threshold"] < even["threshold"] and uneven["precision"] >= 0.8
     assert even["effective_shown"] == even["shown"] and uneven["effective_shown"] < uneven["shown"]
@@ -89,7 +94,7 @@ def test_a_threshold_that_is_just_good_enough_is_lower_where_wrong_answers_count
 def test_the_calibration_is_of_the_reviewed_validation_answers(bank: Params) -> None:
     rows, confidence = validation_rows()
     weight = metrics.row_weights(rows["inclusion_probability"].to_numpy())
-    stored = common.read_json(paths.CALIBRATION)
+    stored = artifacts.read_json(paths.CALIBRATION)
     probability = calibrator_from_dict(stored).apply(confidence)
     assert stored["method"] == bank.calibration.method == "isotonic"
     assert np.average(probability, weights=weight) == pytest.approx(
@@ -114,7 +119,7 @@ def test_where_nothing_can_be_promised_the_stage_fails_and_names_reviews(bank: P
 def test_the_naive_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_end(bank: Params) -> None:
     naively = with_threshold(bank, without_promise="naive", **NEVER)
     tune_threshold.stage(naively)
-    found = common.read_json(paths.THRESHOLD)
+    found = artifacts.read_json(paths.THRESHOLD)
     assert found["promised"] is False and found["reviews_needed"] > found["rows"]
     for name in ("threshold", "precision", "display_rate"):
         assert found[name] == found["naive"][name]
@@ -134,10 +139,10 @@ def test_the_naive_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_
     evaluate.stage(naively)
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
     assert sorted(table["mark"].unique()) == ["", "naive"] and (table["mark"] == "naive").sum() == 1
-    holdout = common.read_json(paths.METRICS)["holdout"]
+    holdout = artifacts.read_json(paths.METRICS)["holdout"]
     assert holdout["at_threshold"]["threshold"] == found["threshold"]
     assert holdout["at_naive"].items() <= holdout["at_threshold"].items()
-    assert common.read_json(paths.EVALUATION)["threshold"] == found
+    assert artifacts.read_json(paths.EVALUATION)["threshold"] == found
 
 
 def test_a_target_that_not_even_the_naive_threshold_reaches_is_an_error(bank: Params) -> None:
@@ -148,7 +153,7 @@ def test_a_target_that_not_even_the_naive_threshold_reaches_is_an_error(bank: Pa
 
 
 def only_thumbs(split: str) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.loc[frame["split"] == split, "source"] = "thumb"
     frame.to_parquet(paths.DATASET, index=False)
 
@@ -162,15 +167,15 @@ def test_thumbs_promise_nothing(bank: Params) -> None:
 def test_thumbs_may_say_which_threshold_to_try_first(bank: Params) -> None:
     only_thumbs("train")
     tune_threshold.stage(bank)
-    threshold = common.read_json(paths.THRESHOLD)
+    threshold = artifacts.read_json(paths.THRESHOLD)
     assert threshold["promised"] and threshold["precision"] >= bank.threshold.target
 
 
 def test_the_file_that_serves_says_what_it_listens_to_and_promises(bank: Params) -> None:
-    served, threshold = OnnxProbe(paths.ONNX), common.read_json(paths.THRESHOLD)
+    served, threshold = OnnxProbe(paths.ONNX), artifacts.read_json(paths.THRESHOLD)
     promise = {name: threshold[name] for name in ("promised", "metric", "target", "confidence", "says")}
     assert json.loads(served.metadata.pop("promise")) == promise and promise["promised"] is True
-    assert json.loads(served.metadata.pop("calibration")) == common.read_json(paths.CALIBRATION)
+    assert json.loads(served.metadata.pop("calibration")) == artifacts.read_json(paths.CALIBRATION)
     assert float(served.metadata.pop("threshold")) == threshold["threshold"]
     assert served.metadata == {
         "version": "unreleased",
@@ -184,7 +189,7 @@ def test_the_file_that_serves_says_what_it_listens_to_and_promises(bank: Params)
         "site": "residual",
         "too_long": "drop_chunks",
     }
-    assert common.read_json(paths.PARITY)["max_abs_difference"] < 1e-5
+    assert artifacts.read_json(paths.PARITY)["max_abs_difference"] < 1e-5
     rows, confidence = validation_rows()
     states = read_labelled_states()[1].subset(rows.index)
     np.testing.assert_allclose(served.confidence(states), confidence, atol=1e-5)

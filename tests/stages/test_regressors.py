@@ -6,19 +6,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain import paths
 from abstain.config.params import Params
-from abstain.evaluate.metrics import auroc, row_weights
-from abstain.features.work import LocalRunner
-from abstain.feedback.splits import reviewed
-from abstain.feedback.store import Store
-from abstain.models.regressors.onnx_regressor import load_regressor
-from abstain.scorers.variants import VARIANTS
-from abstain.stages import common, nll_features, train_regressors
-from tests.feedback.builders import bytes_of
+from abstain.core import paths
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.regressors.onnx_regressor import load_regressor
+from abstain.learning.metrics.weighted_metrics import auroc, row_weights
+from abstain.llm.features.shard_job import LocalRunner
+from abstain.llm.signals.counterfactuals import VARIANTS
+from abstain.stages.nll_features import __main__ as nll_features
+from abstain.stages.shared import artifacts
+from abstain.stages.train_regressors import __main__ as train_regressors
+from tests.data.builders import bytes_of
+from tests.stages.conftest import Finished
 from tests.tolerance import assert_near
-
-from .conftest import Finished
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def of_variant(file: str, variant: str) -> pd.DataFrame:
 
 
 def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     holdout = reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
     for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES):
         assert of_variant(file, "asked").index.tolist() == frame["interaction_id"].tolist()
@@ -60,7 +61,7 @@ def test_the_conditions_differ_where_the_context_does(bank: Params) -> None:
 
 
 def test_an_answer_that_could_not_be_read_has_no_estimate(bank: Params) -> None:
-    refused = set(common.read_json(paths.FEATURES_SUMMARY)["refused"])
+    refused = set(artifacts.read_json(paths.FEATURES_SUMMARY)["refused"])
     scores = of_variant(paths.REGRESSOR_SCORES, "asked")
     assert len(refused) == 2
     assert set(scores.index[scores["linear_verdict"].isna()]) == refused
@@ -69,7 +70,7 @@ def test_an_answer_that_could_not_be_read_has_no_estimate(bank: Params) -> None:
 
 
 def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank: Params) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.assign(correct=frame["correct"].where(frame["split"] == "train", 1 - frame["correct"])).to_parquet(
         paths.DATASET, index=False
     )
@@ -79,7 +80,7 @@ def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank
 
 
 def test_estimates_of_training_answers_are_out_of_fold_and_others_the_files(bank: Params) -> None:
-    frame = common.read_dataset_frame().set_index("interaction_id")
+    frame = artifacts.read_dataset_frame().set_index("interaction_id")
     features, scores = (of_variant(file, "asked") for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES))
     features = features[features.notna().any(axis=1)]
     for name in NAMES:
@@ -91,7 +92,7 @@ def test_estimates_of_training_answers_are_out_of_fold_and_others_the_files(bank
 
 
 def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) -> None:
-    summary = common.read_json(paths.REGRESSOR_SUMMARY)
+    summary = artifacts.read_json(paths.REGRESSOR_SUMMARY)
     assert set(summary["regressors"]) == set(NAMES) and summary["skipped"] == {}
     for name, row in summary["regressors"].items():
         assert any(column.startswith("N.instruction.") for column in row["dropped"]), "the same text read first"
@@ -99,20 +100,20 @@ def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) ->
         assert row["parity"] <= bank.gate.max_parity
         assert row["bytes"] == (paths.REGRESSORS / f"{name}.onnx").stat().st_size
         assert row["folds"] == bank.regressors.folds
-    kinds = common.read_json(paths.EVALUATION)["kinds"]
-    board = common.read_json(paths.METRICS)["holdout"]["scorers"]
+    kinds = artifacts.read_json(paths.EVALUATION)["kinds"]
+    board = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
     assert all(kinds[name] == "regressor" and name in board for name in NAMES)
-    costs = common.read_json(paths.EVALUATION)["forward_tokens"]
+    costs = artifacts.read_json(paths.EVALUATION)["forward_tokens"]
     assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
 
 
 def test_the_hold_out_is_judged_at_the_t_that_was_tuned_out_of_fold(bank: Params) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     holdout = reviewed(frame[frame["split"] == "holdout"])
     scores = of_variant(paths.REGRESSOR_SCORES, "asked").loc[holdout["interaction_id"]]
     weight = row_weights(holdout["inclusion_probability"].to_numpy(float))
     for name in ("random_forest_verdict", "linear_verdict"):
-        found = common.read_json(paths.REGRESSOR_SUMMARY)["regressors"][name]["holdout"]
+        found = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"][name]["holdout"]
         predicted, correct = scores[name].to_numpy(), holdout["correct"].to_numpy()
         assert found["judged"] == len(holdout) and 0 < found["threshold"] < 1
         error = (np.where(np.isnan(predicted), 0, predicted) - correct) ** 2
@@ -126,7 +127,7 @@ def test_a_target_that_nobody_wrote_is_skipped_and_named(
 ) -> None:
     monkeypatch.setattr(train_regressors, "read_ideal_answers", dict)
     train_regressors.stage(bank)
-    skipped = common.read_json(paths.REGRESSOR_SUMMARY)["skipped"]
+    skipped = artifacts.read_json(paths.REGRESSOR_SUMMARY)["skipped"]
     assert set(skipped) == {"random_forest_cosine", "linear_cosine"}
     assert all("the target cosine is known for no training answer" in why for why in skipped.values())
     assert "skipped: regressor linear_cosine: the target cosine" in capsys.readouterr().out
@@ -137,9 +138,9 @@ def test_where_no_regressors_are_wanted_nothing_is_perturbed(bank: Params, monke
     monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("no model is needed for this"))
     nll_features.stage(with_regressors(bank, kinds=()))
     train_regressors.stage(with_regressors(bank, kinds=()))
-    assert common.read_json(paths.REGRESSOR_SUMMARY) == {"regressors": {}, "skipped": {}}
+    assert artifacts.read_json(paths.REGRESSOR_SUMMARY) == {"regressors": {}, "skipped": {}}
     assert list(of_variant(paths.REGRESSOR_SCORES, "asked")) == []
-    assert not common.read_signals("asked").empty
+    assert not artifacts.read_signals("asked").empty
 
 
 def test_what_is_in_the_cache_is_not_computed_again(bank: Params, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,6 +149,6 @@ def test_what_is_in_the_cache_is_not_computed_again(bank: Params, capsys: pytest
     assert capsys.readouterr().out.count(": 0 tokens were run for passes of 0\n") == 2
     assert paths.NLL_FEATURES.read_bytes() == before
     assert (
-        len(Store(paths.DATA).interactions(common.read_dataset_frame()["interaction_id"]))
-        == (common.read_json(paths.NLL_SUMMARY)["rows"])
+        len(Store(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"]))
+        == (artifacts.read_json(paths.NLL_SUMMARY)["rows"])
     )

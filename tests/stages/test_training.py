@@ -8,21 +8,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain import paths
 from abstain.config.params import Params
-from abstain.errors import AbstainError
-from abstain.evaluate.metrics import auroc, row_weights
-from abstain.feedback.splits import reviewed
-from abstain.models.probes.base import predict_confidence
-from abstain.models.zoo import load_probe
-from abstain.scorers.fusion import Fusion, fit_fusion
-from abstain.scorers.labels import Labels
-from abstain.stages import common, train_fusion, train_probe, tune_threshold
-from abstain.stages.states import read_labelled_states
-from tests.feedback.builders import bytes_of
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
+from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.fusion import Fusion, fit_fusion
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.metrics.weighted_metrics import auroc, row_weights
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_labelled_states
+from abstain.stages.train_fusion import __main__ as train_fusion
+from abstain.stages.train_probe import __main__ as train_probe
+from abstain.stages.tune_threshold import __main__ as tune_threshold
+from tests.data.builders import bytes_of
+from tests.stages.conftest import Finished
 from tests.tolerance import tolerance
-
-from .conftest import Finished
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +52,7 @@ def fit(params: Params) -> None:
 
 
 def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank: Params) -> None:
-    turn(common.read_dataset_frame(), ["validation", "holdout", "newest"])
+    turn(artifacts.read_dataset_frame(), ["validation", "holdout", "newest"])
     for name in (*FITTED, paths.PROBES / "lstm.safetensors"):
         name.write_bytes(b"old")
     fit(bank)
@@ -66,7 +68,7 @@ def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
     lenient = bank.model_copy(update={"threshold": bank.threshold.model_copy(update=changes)})
     tune_threshold.stage(lenient)
     before = [file.read_bytes() for file in TUNED]
-    turn(common.read_dataset_frame(), splits)
+    turn(artifacts.read_dataset_frame(), splits)
     for file in TUNED:
         file.write_bytes(b"old")
     tune_threshold.stage(lenient)
@@ -92,7 +94,7 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
     so that how far they go is the same."""
     short = with_probe(bank, zoo=("lstm",), max_epochs=1)
     train_probe.stage(short)
-    frame, before, probe = common.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
+    frame, before, probe = artifacts.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
     learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "sme")]
     of_both_kinds = learnt.groupby("group")["correct"].nunique() == 2
     group = of_both_kinds.index[of_both_kinds][0]
@@ -111,8 +113,8 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
 
 
 def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
-    choice = common.read_json(paths.CHOICE)
-    frame = common.read_dataset_frame()
+    choice = artifacts.read_json(paths.CHOICE)
+    frame = artifacts.read_dataset_frame()
     judged = reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
     judged = judged.loc[judged.index.isin(out_of_fold().index)]
     weight = row_weights(judged["inclusion_probability"].to_numpy())
@@ -126,7 +128,7 @@ def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finishe
     other = with_probe(bank, serve="lstm")
     train_probe.stage(other)
     assert paths.PROBE.read_bytes() == (paths.PROBES / "lstm.safetensors").read_bytes()
-    assert common.read_json(paths.CHOICE) == {**choice, "asked_for": "lstm", "served": "lstm"}
+    assert artifacts.read_json(paths.CHOICE) == {**choice, "asked_for": "lstm", "served": "lstm"}
     assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES), "the others are what they were"
     assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
 
@@ -138,7 +140,7 @@ def test_a_probe_that_left_the_zoo_leaves_no_file(bank: Params) -> None:
 
 def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
     """Thumbs alone would have a probe trained; which of two is better they cannot say."""
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.loc[frame["split"] == "train", "source"] = "thumb"
     frame.to_parquet(paths.DATASET, index=False)
     with pytest.raises(AbstainError) as wrong:
@@ -148,15 +150,15 @@ def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
         "bring reviews, or set probe.serve to one of linear, lstm"
     )
     train_probe.stage(with_probe(bank, serve="linear"))
-    assert common.read_json(paths.CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
+    assert artifacts.read_json(paths.CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
 
 
 def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> None:
-    fusion = Fusion.from_dict(common.read_json(paths.FUSION))
-    scores = out_of_fold().join(common.read_signals("asked"))
+    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSION))
+    scores = out_of_fold().join(artifacts.read_signals("asked"))
     assert set(fusion.names) == set(scores)
-    rows = common.read_dataset_frame().set_index("interaction_id").loc[scores.index]
+    rows = artifacts.read_dataset_frame().set_index("interaction_id").loc[scores.index]
     by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
     assert by_hand == fusion
-    learnt = {*out_of_fold(), "length_only", *common.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
+    learnt = {*out_of_fold(), "length_only", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
     assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from abstain import paths
 from abstain.config.params import Params, load_params
-from abstain.contracts import Interaction
-from abstain.errors import AbstainError
-from abstain.feedback.ingest import ingest
-from abstain.feedback.sources.files import by_hand
-from abstain.feedback.store import Store
-from abstain.stages import dataset, validate
+from abstain.core import paths
+from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import by_hand
+from abstain.stages.dataset import __main__ as dataset
+from abstain.stages.validate import __main__ as validate
 from tests.conftest import ROOT, read_json
-from tests.feedback.builders import NOW, row, thumb, verdict, write_lines
+from tests.data.builders import NOW, row, thumb, verdict, write_lines
 
 pytestmark = pytest.mark.slow
 

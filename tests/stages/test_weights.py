@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from abstain import paths
 from abstain.config.params import Params
-from abstain.stages import common, evaluate
-from abstain.stages.ideal_answers import read_ideal_answers, read_rouge
-from abstain.stages.states import read_labelled_states
-from tests.feedback.builders import bytes_of
+from abstain.core import paths
+from abstain.stages.evaluate import __main__ as evaluate
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
+from abstain.stages.shared.states import read_labelled_states
+from tests.data.builders import bytes_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def test_the_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Param
 
 
 def test_figures_are_those_of_all_answers(bank: Params) -> None:
-    found = common.read_json(paths.METRICS)["holdout"]
+    found = artifacts.read_json(paths.METRICS)["holdout"]
     rows, correct, weight = scores_of("holdout")
     assert found["rows"] == len(rows) and found["drawn_unevenly"] == (weight < 1).sum() > 0
     assert found["effective_rows"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
@@ -66,7 +67,7 @@ def test_figures_are_those_of_all_answers(bank: Params) -> None:
 
 
 def test_what_is_promised_is_measured_on_the_calibrated_probability(bank: Params) -> None:
-    found = common.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
+    found = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
     rows, correct, weight = scores_of("holdout")
     probability = rows["probability"].to_numpy()
     assert found["brier"] == pytest.approx(np.average((probability - correct) ** 2, weights=weight))
@@ -80,7 +81,7 @@ def test_what_is_promised_is_measured_on_the_calibrated_probability(bank: Params
 
 @pytest.mark.parametrize("name", ["at_threshold", "at_naive"])
 def test_what_a_threshold_shows_is_counted_of_all_answers(bank: Params, name: str) -> None:
-    row, threshold = common.read_json(paths.METRICS)["holdout"][name], common.read_json(paths.THRESHOLD)
+    row, threshold = artifacts.read_json(paths.METRICS)["holdout"][name], artifacts.read_json(paths.THRESHOLD)
     rows, correct, weight = scores_of("holdout")
     assert row["threshold"] == (threshold if name == "at_threshold" else threshold["naive"])["threshold"]
     shown = (rows["probe"] >= row["threshold"]).to_numpy()
@@ -95,7 +96,7 @@ def test_what_a_threshold_shows_is_counted_of_all_answers(bank: Params, name: st
 
 def test_displayed_answers_are_compared_with_ideal_ones_by_weight(bank: Params) -> None:
     """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
-    row = common.read_json(paths.METRICS)["holdout"]["at_threshold"]
+    row = artifacts.read_json(paths.METRICS)["holdout"]["at_threshold"]
     rows, _, weight = scores_of("holdout")
     ideal, examples = read_ideal_answers(), read_rouge(rows)
     known = rows["interaction_id"].isin(list(ideal)).to_numpy()
@@ -107,26 +108,26 @@ def test_displayed_answers_are_compared_with_ideal_ones_by_weight(bank: Params) 
 
 
 def test_the_newest_window_is_counted_apart(bank: Params) -> None:
-    found = common.read_json(paths.METRICS)["newest"]
+    found = artifacts.read_json(paths.METRICS)["newest"]
     rows, correct, weight = scores_of("newest")
     assert found["rows"] == len(rows) > 5 and found["drawn_unevenly"] == (weight < 1).sum() > 0
     assert found["effective_rows"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert found["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     turned = frame.assign(correct=frame["correct"].where(frame["split"] != "newest", 1 - frame["correct"]))
     turned.to_parquet(paths.DATASET, index=False)
-    before = common.read_json(paths.METRICS)
+    before = artifacts.read_json(paths.METRICS)
     evaluate.stage(bank)
-    after = common.read_json(paths.METRICS)
+    after = artifacts.read_json(paths.METRICS)
     assert after["holdout"] == before["holdout"]
     assert after["newest"]["auroc"] == pytest.approx(1 - before["newest"]["auroc"])
 
 
 def test_without_a_newest_window_its_figure_is_none(bank: Params) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     frame.assign(split=frame["split"].replace("newest", "excluded")).to_parquet(paths.DATASET, index=False)
     evaluate.stage(bank)
-    assert common.read_json(paths.METRICS)["newest"] == {
+    assert artifacts.read_json(paths.METRICS)["newest"] == {
         "rows": 0,
         "drawn_unevenly": 0,
         "effective_rows": 0.0,
@@ -138,7 +139,7 @@ def test_without_a_newest_window_its_figure_is_none(bank: Params) -> None:
 def test_curves_are_weighted(bank: Params) -> None:
     rows, correct, weight = scores_of("holdout")
     curve = pd.read_csv(paths.PLOTS / "risk_coverage.csv").query("scorer == 'probe'")
-    base_rate = common.read_json(paths.METRICS)["holdout"]["base_rate"]
+    base_rate = artifacts.read_json(paths.METRICS)["holdout"]["base_rate"]
     assert curve["risk"].iloc[-1] == pytest.approx(1 - base_rate) and curve["coverage"].iloc[-1] == pytest.approx(1)
     roc = pd.read_csv(paths.PLOTS / "roc.csv").query("scorer == 'probe'")
     area = np.trapezoid(roc["true_positive_rate"], roc["false_positive_rate"])
@@ -148,12 +149,12 @@ def test_curves_are_weighted(bank: Params) -> None:
 
 
 def test_equal_chances_give_the_figures_of_none(bank: Params) -> None:
-    frame = common.read_dataset_frame()
+    frame = artifacts.read_dataset_frame()
     found = []
     for chance in (np.nan, 0.3, 1.0):
         frame.assign(inclusion_probability=chance).to_parquet(paths.DATASET, index=False)
         evaluate.stage(bank)
-        found.append((common.read_json(paths.METRICS), common.read_json(paths.EVALUATION), bytes_of(paths.PLOTS)))
+        found.append((artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION), bytes_of(paths.PLOTS)))
     assert found[0] == found[1] == found[2]
     holdout = found[0][0]["holdout"]
     assert holdout["drawn_unevenly"] == 0 and holdout["effective_rows"] == holdout["rows"] == len(
@@ -162,6 +163,6 @@ def test_equal_chances_give_the_figures_of_none(bank: Params) -> None:
 
 
 def test_a_data_set_without_the_column_is_an_error_and_not_unweighted(bank: Params) -> None:
-    common.read_dataset_frame().drop(columns="inclusion_probability").to_parquet(paths.DATASET, index=False)
+    artifacts.read_dataset_frame().drop(columns="inclusion_probability").to_parquet(paths.DATASET, index=False)
     with pytest.raises(KeyError, match="inclusion_probability"):
         evaluate.stage(bank)

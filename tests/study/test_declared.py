@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from abstain.study.declared import VARIED, Grid, PaperRow, Size, load_study
 from tests.conftest import ROOT
 from tests.study.builders import BAD, DECLARED, declared, write_study

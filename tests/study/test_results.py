@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from abstain.config.settings import Settings
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from abstain.study.cell import Laboratory
 from abstain.study.results import Results, decided_by, file_digests
 from tests.llm.builders import save_tiny_model

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from abstain.study.rows import Asked, read_parts
 from tests.study.builders import EVALUATION, TRAIN, write_data, write_lines
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from abstain.study.declared import Study
 from abstain.study.markdown import to_markdown
 from abstain.study.tables import Outcome, tabulate

@@ -17,17 +17,17 @@ import pandas as pd
 import pytest
 import torch
 
-from abstain import paths
-from abstain.contracts import Feedback
-from abstain.errors import AbstainError
-from abstain.features.table import write_table
-from abstain.feedback.ingest import ingest
-from abstain.feedback.lines import interaction_identity
-from abstain.feedback.sources.files import by_hand
-from abstain.feedback.splits import holdout_digest
-from abstain.feedback.store import Forgotten, Store
-from abstain.registry.registry import Registry, load_registry
-from flows import cli
+from abstain.core import paths
+from abstain.core.contracts import Feedback
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Forgotten, Store
+from abstain.data.store.record_keys import interaction_identity
+from abstain.data.store.splits import holdout_digest
+from abstain.data.store.state_table import write_table
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import by_hand
+from abstain.release.registry import Registry, load_registry
+from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
 from tasks import promotion, publish
@@ -37,9 +37,9 @@ from tasks.record import commit, push
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace, open_workspace
 from tests.conftest import ROOT, Project
-from tests.decide.test_gate import related, window
-from tests.feedback.builders import NOW, PARAMS, accept_all, alone, row, thumb, verdict, write_lines
-from tests.models.builders import D, ragged, write_mean_probe
+from tests.data.builders import NOW, PARAMS, accept_all, alone, row, thumb, verdict, write_lines
+from tests.learning.estimators.builders import D, ragged, write_mean_probe
+from tests.release.test_gate import related, window
 
 DAY, NEXT_DAY = datetime(2026, 11, 20, tzinfo=UTC), datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -361,7 +361,7 @@ def test_what_a_run_publishes_says_it_too(
     (root / paths.PLOTS).mkdir()
     (root / paths.PLOTS / "threshold.csv").write_text("threshold\n0.5\n")
     (root / paths.REPORT / "report.html").write_text("<main>all is well</main>")
-    monkeypatch.setattr("abstain.evaluate.plots.PLOTS", {})
+    monkeypatch.setattr("abstain.reports.plots.PLOTS", {})
     monkeypatch.setattr(publish, "leaderboard_table", lambda *_: "")
     monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
     monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)

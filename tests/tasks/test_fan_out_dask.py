@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from abstain.config.settings import Settings
-from abstain.errors import AbstainError
-from abstain.features.extract import FeatureSource
-from abstain.features.work import LocalRunner, ShardWork
+from abstain.core.errors import AbstainError
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.shard_job import LocalRunner, ShardWork
 from tasks.fan_out import runner_for
 from tasks.stopping import Stopped, stopping_together
 from tests.fan_out import rows, shards, source_in

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.server.paging import NAME, receiver, told
 from tests.conftest import Project, new_project
-from tests.feedback.builders import row, write_lines
+from tests.data.builders import row, write_lines
 from tests.ports import free_port
 from tests.tasks.test_server import wait_until
 
@@ -27,7 +27,7 @@ from tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 
 @flow(name="ingest", flow_run_name="monday")
 def failing():
@@ -163,7 +163,7 @@ def test_a_refused_batch_pages_leaves_its_page_and_blocks_the_retrain_which_page
     project = replace(small_project, server=None)  # its runs bring their own
     bad = [row(f"bad-{number}", model=None) for number in range(5)]
     batch = write_lines(tmp_path / "batch.jsonl", row("good"), *bad)
-    command = ["env", f"ABSTAIN_PAGE_URL={listener.url}", "python", "-m", "flows.cli"]
+    command = ["env", f"ABSTAIN_PAGE_URL={listener.url}", "python", "-m", "abstain_cli.app"]
     done = project.command([*command, "ingest", str(batch)])
     assert done.returncode == 1 and "refused, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
     (page,) = listener.pages

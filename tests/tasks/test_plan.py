@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows import cli
+from abstain_cli import app as cli
 from tasks import demand
 from tasks.demand import Demand
 from tasks.plan import READS_THE_BASE_MODEL, Plan, computed_with_other_requirements, make_plan
@@ -61,8 +61,8 @@ def test_plan_of_unchanged_project_asks_no_model(
     repository("torch==1\n")
     monkeypatch.setattr(demand, "count_demand", lambda workspace: pytest.fail("models are asked"))
     assert plan(tmp_path) == Plan({"dataset": [], "features": [], "report": []}, None, [])
-    changed = [{"changed deps": {"src/abstain/evaluate/plots.py": "modified"}}]
-    assert plan(tmp_path, report=changed).stale["report"] == ["src/abstain/evaluate/plots.py modified"]
+    changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
+    assert plan(tmp_path, report=changed).stale["report"] == ["src/abstain/reports/plots.py modified"]
 
 
 def test_plan_of_stale_reader_counts_what_models_are_asked(
@@ -76,7 +76,9 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
 
 
 def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
-    with_engine = {name for name in STAGES if "src/abstain/llm/engine.py" in TREE.closure(f"abstain.stages.{name}")}
+    with_engine = {
+        name for name in STAGES if "src/abstain/llm/engine/engine.py" in TREE.closure(f"abstain.stages.{name}")
+    }
     assert with_engine == READS_THE_BASE_MODEL
 
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.server import addresses, reports
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.shell import environment, run, succeeds
 
 

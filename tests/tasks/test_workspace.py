@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 from tasks.record import commit, push
 from tasks.workspace import Workspace, open_workspace
 from tests.conftest import Project

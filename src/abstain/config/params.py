@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from abstain.config.declarations import Section, load
-from abstain.timestamps import Timestamp
+from abstain.config.yaml_model import Section, load
+from abstain.core.timestamps import Timestamp
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from abstain.errors import AbstainError
+from abstain.core.errors import AbstainError
 
 
 class Settings(BaseSettings):

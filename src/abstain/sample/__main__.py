@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 from abstain.config.params import ValidationParams
-from abstain.errors import AbstainError
-from abstain.feedback.ingest import ingest
-from abstain.feedback.sources.files import by_hand
+from abstain.core.errors import AbstainError
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import by_hand
 from abstain.sample.write import EXPORTED, write_sample
 
 VALIDATION = ValidationParams(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from datetime import datetime, timedelta
 
-from abstain.contracts import ImportedFeedback, ImportedReview
+from abstain.core.contracts import ImportedFeedback, ImportedReview
 from abstain.sample.judge import Judgement
 from abstain.sample.questions import Question
 

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import torch
 
-from abstain import paths
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
-from abstain.contracts import Chunk
-from abstain.files import write_atomically
-from abstain.knowledge.embeddings import Embeddings
-from abstain.knowledge.encoder import EMBEDDED_ENCODER, SentenceEncoder
-from abstain.knowledge.faiss_index import FaissIndex
-from abstain.knowledge.retriever import Retriever
-from abstain.llm.asks import Generate, Request
-from abstain.llm.engine import Engine
-from abstain.llm.layout import Pass, load_layout
-from abstain.llm.loading import LoadedModel, load, resolve
-from abstain.llm.tokens import encode_pass
+from abstain.core import paths
+from abstain.core.contracts import Chunk
+from abstain.core.files import write_atomically
+from abstain.knowledge.retrieval.embeddings import Embeddings
+from abstain.knowledge.retrieval.encoder import EMBEDDED_ENCODER, SentenceEncoder
+from abstain.knowledge.retrieval.faiss_index import FaissIndex
+from abstain.knowledge.retrieval.retriever import Retriever
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.prompts import Pass, load_layout
+from abstain.llm.engine.requests import Generate, Request
+from abstain.llm.engine.tokenization import encode_pass
 from abstain.sample.handbook import SEED, Page, build_handbook
 from abstain.sample.questions import Question, build_questions, source_digest
 

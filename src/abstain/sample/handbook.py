@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from abstain.contracts import Chunk, Document
-from abstain.knowledge.chunks import chunk_document
-from abstain.knowledge.documents import parse_document
+from abstain.core.contracts import Chunk, Document
+from abstain.knowledge.documents.chunks import chunk_document
+from abstain.knowledge.documents.reader import parse_document
 from abstain.sample.catalogue import LINES, Attribute, Line, Range, Section, Words
 from abstain.sample.topics import THEMES
 from abstain.sample.values import Value, phrase, write

@@ -17,8 +17,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from abstain.contracts import Context, ImportedInteraction
-from abstain.errors import AbstainError
+from abstain.core.contracts import Context, ImportedInteraction
+from abstain.core.errors import AbstainError
 from abstain.sample.catalogue import LINES
 from abstain.sample.feedback import draw_review, draw_thumb
 from abstain.sample.handbook import SEED, Page, build_handbook

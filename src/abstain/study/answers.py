@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from abstain.contracts import Interaction, Question
-from abstain.errors import AbstainError
-from abstain.features.extract import FeatureSource, Prepared
-from abstain.features.rows import Progress, RowSource
-from abstain.features.work import Done, ShardRunner
-from abstain.llm.asks import Generate, Request
-from abstain.llm.layout import load_layout
-from abstain.llm.loading import load_tokenizer, resolve
+from abstain.core.contracts import Interaction, Question
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.requests import Generate, Request
+from abstain.llm.features.compute import Progress, RowSource
+from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.shard_job import Done, ShardRunner
 
 ASKED_AT = datetime(2018, 6, 11, tzinfo=UTC)
 """A study has no time; the contract of an interaction wants one."""

@@ -11,18 +11,18 @@ import numpy as np
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from abstain.contracts import Interaction
-from abstain.evaluate import metrics
-from abstain.evaluate.bootstrap import Estimate, Resamples, bootstrap, paired
-from abstain.features.rows import Progress
-from abstain.features.work import Done, ShardRunner
-from abstain.llm.loading import load_tokenizer, resolve
-from abstain.scorers.base import Answers, Signal
-from abstain.scorers.labels import Labels
-from abstain.scorers.length import LengthOnly
-from abstain.scorers.likelihood import SIGNALS
-from abstain.scorers.reading import fill, read_answers, readings_of
-from abstain.scorers.yes_no import yes_no_signals
+from abstain.core.contracts import Interaction
+from abstain.core.labels import Labels
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, paired
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.features.compute import Progress
+from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.signals.base import Answers, Signal
+from abstain.llm.signals.compute_features import fill, read_answers, readings_of
+from abstain.llm.signals.length import LengthOnly
+from abstain.llm.signals.likelihood import SIGNALS
+from abstain.llm.signals.yes_no import yes_no_signals
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ import pandas as pd
 
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import Settings
-from abstain.contracts import Interaction
-from abstain.evaluate.bootstrap import Resamples
-from abstain.evaluate.correctness import correctness
-from abstain.evaluate.estimation import estimation, tune_t
-from abstain.features.rows import Progress
-from abstain.features.work import ShardRunner
-from abstain.llm.loading import resolve
-from abstain.models.regressors.fitting import fit_regressor
-from abstain.scorers.conditions import Conditions
+from abstain.core.contracts import Interaction
+from abstain.learning.estimators.correctness_targets import correctness
+from abstain.learning.estimators.regressors.fitting import fit_regressor
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.correctness_metrics import estimation, tune_t
+from abstain.llm.engine.loading import resolve
+from abstain.llm.features.compute import Progress
+from abstain.llm.features.shard_job import ShardRunner
+from abstain.llm.signals.context_conditions import Conditions
 from abstain.study.answers import NO_ANSWER, answered
 from abstain.study.baselines import Baselines
 from abstain.study.declared import Cell, Study

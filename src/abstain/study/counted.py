@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abstain.evaluate.report.markdown import escape, markdown_table
-from abstain.evaluate.report.words import listed
+from abstain.reports.evaluation.markdown import escape, markdown_table
+from abstain.reports.evaluation.words import listed
 
 STEPS = ("answering", "perturbing", "reading", "baselines")
 

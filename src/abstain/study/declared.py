@@ -16,11 +16,11 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from abstain.config.declarations import Section, load
 from abstain.config.params import Count, OpenFraction, RegressorFit, RegressorKind
-from abstain.errors import AbstainError
-from abstain.evaluate.correctness import METRICS
-from abstain.llm.layout import load_layout
+from abstain.config.yaml_model import Section, load
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.correctness_targets import METRICS
+from abstain.llm.engine.prompts import load_layout
 
 TableName = Annotated[str, BeforeValidator(str)]  # YAML reads the name of table 2 as a number
 Where = Literal["entropy", "random"]

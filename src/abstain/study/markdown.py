@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abstain.evaluate.report.markdown import escape, markdown_table
-from abstain.evaluate.report.words import bounds, count, defined, figure, percent, with_bounds
+from abstain.reports.evaluation.markdown import escape, markdown_table
+from abstain.reports.evaluation.words import bounds, count, defined, figure, percent, with_bounds
 from abstain.study.counted import counts
 from abstain.study.declared import words
 from abstain.study.tables import PAPER, WHO

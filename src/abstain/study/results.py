@@ -16,12 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from abstain.errors import AbstainError
-from abstain.files import write_atomically
-from abstain.knowledge.encoder import SentenceEncoder
-from abstain.llm.engine import NUMERICS
-from abstain.llm.layout import load_layout
-from abstain.llm.loading import choose_device, choose_dtype, resolve
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.knowledge.retrieval.encoder import SentenceEncoder
+from abstain.llm.engine.engine import NUMERICS
+from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
+from abstain.llm.engine.prompts import load_layout
 from abstain.study.cell import Laboratory
 from abstain.study.declared import Cell, Study
 from abstain.study.rows import read_parts

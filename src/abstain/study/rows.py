@@ -19,8 +19,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from abstain.contracts import Context, Question
-from abstain.errors import AbstainError
+from abstain.core.contracts import Context, Question
+from abstain.core.errors import AbstainError
 
 
 class _Line(BaseModel):

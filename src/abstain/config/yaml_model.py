@@ -1,0 +1,84 @@
+"""The YAML files that people write (params.yaml, sources.yaml, studies), each parsed once into one frozen model.
+
+An unknown or misspelt key is an error that names the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from abstain.core.errors import AbstainError
+
+
+class Section(BaseModel):
+    """A part of such a file: frozen, and without keys that it does not declare."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Declared = TypeVar("Declared", bound=Section)
+
+
+def load(path: Path, model: type[Declared], remedy: str) -> Declared:
+    """`path` as a `model`. Raises `AbstainError` naming the first thing that is wrong, or, where there is no such file,
+    the `remedy`."""
+    try:
+        return model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise AbstainError(f"{path} is missing: {remedy}") from None
+    except OSError as error:
+        raise AbstainError(f"{path} cannot be read: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AbstainError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise AbstainError(f"{path}: {_first_problem(error, model)}") from None
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """What may have been meant by `word`, as the end of a message."""
+    names = list(valid)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"valid: {', '.join(names)}"
+
+
+def _first_problem(error: ValidationError, model: type[Section]) -> str:
+    problems = error.errors()  # a misspelt key is missing too, but its name says more
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    location, context = problem["loc"], problem.get("ctx", {})
+    tags = {at for at, part in enumerate(location) if part in _tags(_models(model, location[:at]))}
+    where = ".".join(str(part) for at, part in enumerate(location) if at not in tags)
+    if problem["type"] == "extra_forbidden":
+        keys = [key for parent in _models(model, location[:-1]) for key in parent.model_fields]
+        return f"unknown key '{where}': {nearest(str(location[-1]), keys)}"
+    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        kind, there = context["discriminator"].strip("'"), _tags(_models(model, location))
+        if "tag" not in context:
+            return f"{where}: {kind} is missing: one of {', '.join(there)}"
+        return f"{where}.{kind}: unknown {kind} '{context['tag']}': {nearest(context['tag'], there)}"
+    says = str(context.get("error", problem["msg"]))
+    return f"{where}: {says}" if where else says
+
+
+def _models(annotation: Any, location: Sequence[str | int]) -> list[type[BaseModel]]:
+    """The models that keys, positions and tags lead to, from an annotation on: several in a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if not location:
+            return [annotation]
+        key, rest = str(location[0]), location[1:]
+        if key in annotation.model_fields:
+            return _models(annotation.model_fields[key].annotation, rest)
+        return _models(annotation, rest) if key in _tags([annotation]) else []
+    inside = location[1:] if get_origin(annotation) in (dict, list, tuple) else location
+    return [found for part in get_args(annotation) for found in _models(part, inside)]
+
+
+def _tags(models: Iterable[type[BaseModel]]) -> list[str]:
+    """What tells the models of a union apart: the one value that a key of theirs may have."""
+    annotations = (field.annotation for model in models for field in model.model_fields.values())
+    return [get_args(one)[0] for one in annotations if get_origin(one) is Literal and len(get_args(one)) == 1]

@@ -1,0 +1,167 @@
+"""The data contracts: every row that enters or leaves Abstain, typed and versioned.
+
+Three decisions:
+
+* One pydantic model a row, frozen, `extra="forbid"`: an unknown field is refused with its name rather
+  than dropped, because a silently dropped field is feedback that is lost.
+* Rows travel as JSON Lines with one canonical form (`canonical`): the same row is the same bytes, so a
+  duplicate is told from a conflict by comparing them, and DVC sees no change where there is none.
+* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews
+  inside it; `split` takes it apart, so nothing after ingest knows that it exists.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from abstain.core.timestamps import Timestamp
+
+CONTRACT_VERSION = 1
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Row(BaseModel):
+    """Base of all contracts: immutable, strict about unknown fields and about types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def canonical(self) -> str:
+        """The row as one line of JSON, fields in the contract's order, UTC timestamps, without a line break."""
+        return self.model_dump_json()
+
+
+class Context(Row):
+    """One retrieved chunk as the base model saw it."""
+
+    chunk_id: Text
+    text: Text
+
+
+class Question(Row):
+    """A question with what was retrieved for it, to be answered."""
+
+    interaction_id: Text
+    question: Text
+    contexts: tuple[Context, ...] = Field(description="ranked, best first; may be empty")
+
+
+class Interaction(Row):
+    """One answered question. The same id with the same content is a duplicate, with other content a conflict."""
+
+    interaction_id: Text
+    asked_at: Timestamp
+    question: Text
+    answer: Text
+    contexts: tuple[Context, ...] = Field(description="ranked, best first; may be empty")
+    model: Text = Field(description="the base model that wrote the answer, id@revision")
+    product: Text | None = None
+    line_of_business: Text | None = None
+    group: Text | None = Field(None, description="what may not straddle train and test")
+
+    @property
+    def split_group(self) -> str:
+        """`group`, else the first chunk's document, else the interaction itself."""
+        if self.group:
+            return self.group
+        return document_of(self.contexts[0].chunk_id) if self.contexts else self.interaction_id
+
+
+class Feedback(Row):
+    """A user's thumb: usefulness, a noisy stand-in for correctness."""
+
+    interaction_id: Text
+    given_at: Timestamp
+    thumb: Literal["up", "down"]
+    user: Text | None = Field(None, description="pseudonymous")
+    comment: Text | None = None
+
+
+class Review(Row):
+    """A subject-matter expert's verdict; outranks every thumb."""
+
+    interaction_id: Text
+    reviewed_at: Timestamp
+    reviewer: Text
+    complete: bool
+    correct: bool
+    truthful: bool
+    ideal_answer: Text | None = None
+    inclusion_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Document(Row):
+    """One handbook document: Markdown with front matter; headings give the section path."""
+
+    doc_id: Text
+    title: Text
+    product: Text | None = None
+    entitlements: tuple[Text, ...] = ()
+    updated_at: Timestamp
+    body: Text
+
+
+class Chunk(Row):
+    """A piece of one subsection: retrievable, or a tombstone once `removed_at` is set.
+
+    `chunk_id` is `doc_id#` and the beginning of `content_hash`: it means the same text for ever.
+    """
+
+    chunk_id: Text
+    doc_id: Text
+    section_path: tuple[Text, ...]
+    kind: Literal["text", "table", "list"]
+    text: Text
+    entitlements: tuple[Text, ...] = ()
+    updated_at: Timestamp
+    content_hash: Text
+    removed_at: Timestamp | None = None
+
+
+class ImportedFeedback(Row):
+    """A thumb inside an import row; its interaction is the row that holds it."""
+
+    given_at: Timestamp
+    thumb: Literal["up", "down"]
+    user: Text | None = None
+    comment: Text | None = None
+
+
+class ImportedReview(Row):
+    """A review inside an import row; its interaction is the row that holds it."""
+
+    reviewed_at: Timestamp
+    reviewer: Text
+    complete: bool
+    correct: bool
+    truthful: bool
+    ideal_answer: Text | None = None
+    inclusion_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class ImportedInteraction(Interaction):
+    """The import format: an interaction with its thumb and its review, where there are any."""
+
+    thumb: ImportedFeedback | None = None
+    review: ImportedReview | None = None
+
+    def split(self) -> tuple[Interaction, Feedback | None, Review | None]:
+        """Take the row apart into the three contracts it joins."""
+        # Every value was validated when this row was made: doing it again would be half of the time of reading one.
+        interaction = Interaction.model_construct(**self.__dict__)
+        key = self.interaction_id
+        feedback = Feedback.model_construct(interaction_id=key, **self.thumb.__dict__) if self.thumb else None
+        review = Review.model_construct(interaction_id=key, **self.review.__dict__) if self.review else None
+        return interaction, feedback, review
+
+
+def document_of(chunk_id: str) -> str:
+    """The document that a chunk belongs to: everything before the last `#`."""
+    return chunk_id.rpartition("#")[0] or chunk_id
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of the import format, for people who write exporters."""
+    return ImportedInteraction.model_json_schema()

@@ -1,0 +1,29 @@
+"""What was found of training answers: what every fit learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from abstain.core.errors import AbstainError
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What was found of training answers, all (rows,): `correct` 0/1, `weight` >= 0, and `groups` that err together."""
+
+    correct: np.ndarray
+    weight: np.ndarray
+    groups: np.ndarray
+
+    def at(self, rows: np.ndarray) -> Labels:
+        """Those of `rows`, (rows,) of bool."""
+        return Labels(self.correct[rows], self.weight[rows], self.groups[rows])
+
+    def require_both_kinds(self) -> None:
+        """Raise `AbstainError` where all answers that count are right, or all wrong: nothing can be learnt of those."""
+        if len(np.unique(self.correct[self.weight > 0])) < 2:
+            raise AbstainError(
+                "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
+            )

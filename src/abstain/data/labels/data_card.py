@@ -1,0 +1,115 @@
+"""What became a label and what did not, and how far the people behind the labels agree: the data card, for JSON. Pure.
+
+Small enough to be read whatever the size of the data: counts, shares and quantiles; users are never named, and lists
+of answers and of reviewers are cut at `LISTED` entries, the number of all beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import LabelParams
+from abstain.data.labels.reliability import DOWN, UP, Agreement, Reliability, Share
+from abstain.data.labels.reviewers import LISTED, reviewer_agreement
+
+JUDGED = ("train", "validation", "holdout", "newest")
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+def data_card(
+    answers: pd.DataFrame,
+    votes: pd.DataFrame,
+    last: pd.DataFrame,
+    pool: Agreement,
+    known: Reliability | None,
+    params: LabelParams,
+) -> dict[str, Any]:
+    """The summary of a training table.
+
+    Args:
+        answers: every answer with its split, its label where it has one, how many thumbs count, and their balance.
+        votes: the thumbs that reliability was estimated on.
+        last: each reviewer's last word on each answer.
+        pool: these thumbs against experts.
+        known: what they tell, or None where that is not known.
+    """
+    used = answers["split"] != "excluded"
+    by_thumb, by_expert = answers["source"] == "thumb", answers["source"] == "sme"
+    silent = answers[used & ~by_thumb & ~by_expert]
+    conflicts = answers.loc[answers["reviews_disagree"], "interaction_id"]
+    weights = answers.loc[by_thumb & (answers["split"] == "train"), "weight"].to_numpy()
+    return {
+        "labels": {
+            "sme": int(by_expert.sum()),
+            "thumb": int(by_thumb.sum()),
+            "right": int(answers.loc[by_expert | by_thumb, "correct"].sum()),
+            "unlabelled": len(silent),
+            "tied_thumbs": int(((silent["thumbs"] > 0) & (silent["balance"] == 0)).sum()),
+            "thumbs_without_weight": int((silent["balance"] != 0).sum()),
+            "conflicting_reviews": len(conflicts),
+            "excluded": int((~used).sum()),
+        },
+        "splits": [_split(answers[(by_expert | by_thumb) & (answers["split"] == name)], name) for name in JUDGED],
+        "thumbs": _thumbs(votes, weights, pool, known, params),
+        "conflicts": {
+            "rule": params.conflicts,
+            "answers": conflicts.tolist()[:LISTED],
+            "more": max(len(conflicts) - LISTED, 0),
+            "thumbs_against_experts": int(answers["thumbs_disagree"].sum()),
+        },
+        "reviewers": reviewer_agreement(last, params),
+    }
+
+
+def _split(rows: pd.DataFrame, name: str) -> dict[str, Any]:
+    return {
+        "split": name,
+        "answers": len(rows),
+        "groups": int(rows["group"].nunique()),
+        "right": round(float(rows["correct"].mean()), 3) if len(rows) else None,
+        "by experts": int((rows["source"] == "sme").sum()),
+    }
+
+
+def _thumbs(
+    votes: pd.DataFrame, weights: np.ndarray, pool: Agreement, known: Reliability | None, params: LabelParams
+) -> dict[str, Any]:
+    """Thumbs against experts on the training rows, and what that made of weights and users."""
+    wrong, right = (round(effective, 1) for effective in pool.effective)
+    enough = "" if known else f": {params.min_agreement} of each are needed (labels.min_agreement)"
+    return {
+        "weights": f"estimated, {params.thumb_model}" if known else "fixed",
+        "why": f"{right:g} right and {wrong:g} wrong training answers (effective) have thumb and review{enough}",
+        "right": _share(pool.prior),
+        "agreement": [
+            {
+                "thumb": name,
+                "right": int(pool.votes[thumb, 1]),
+                "wrong": int(pool.votes[thumb, 0]),
+                "experts_agree": _share(pool.right_of[thumb] if thumb == UP else pool.right_of[thumb].rest()),
+            }
+            for name, thumb in (("up", UP), ("down", DOWN))
+        ],
+        "liked": {"right": _share(pool.up_of[1]), "wrong": _share(pool.up_of[0])},
+        "users": {
+            "known": int(votes.loc[votes["user"] > 0, "user"].nunique()),
+            "anonymous_thumbs": int((votes["user"] == 0).sum()),
+            "reliability": _quantiles(known.of_users(votes) if known else np.array([])),
+        },
+        "label_weight": _quantiles(weights),
+    }
+
+
+def _share(share: Share) -> dict[str, float]:
+    names = ("value", "low", "high", "effective")
+    return {name: round(getattr(share, name), 3) for name in names}
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float] | None:
+    """By percent, as text."""
+    if not len(values):
+        return None
+    return {f"{at:.0%}": round(float(np.quantile(values, at)), 3) for at in QUANTILES}

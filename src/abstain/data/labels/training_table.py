@@ -1,0 +1,97 @@
+"""The joined training table: one row a labelled answer, with its split. Columnar and pure.
+
+Three decisions:
+
+* The hold-out is frozen in its labels too: what is said from `split.holdout_frozen_at` on does not change it, and its
+  thumbs count by majority with a fixed weight, because how far thumbs are trusted changes as reviews come in.
+* How far that is comes from training rows alone, so that no verdict on the validation split, the hold-out or the newest
+  window reaches what is trained on.
+* The same rows in any order are the same table: by batch, moment and id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import LabelParams, SplitParams
+from abstain.core.errors import AbstainError
+from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
+from abstain.data.labels.data_card import data_card
+from abstain.data.labels.reliability import compare, estimate
+from abstain.data.store.splits import assign_splits, check_splits
+
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
+FEEDBACK = ("given_at", "thumb", "user")
+REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
+COLUMNS = (
+    *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
+    *("line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
+    *("asked_at", "batch"),
+)
+
+ON_CARD = ("interaction_id", "group", "split", "correct", "weight", "source", "reviews_disagree", "thumbs_disagree")
+
+
+def training_table(
+    interactions: pd.DataFrame, feedback: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table and its summary for the data card. Columns that are not named are not looked at.
+
+    Args:
+        interactions: interaction_id, asked_at, group, product, line_of_business, batch.
+        feedback: interaction_id, given_at, thumb, user (or null).
+        reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
+
+    Returns the table, of `COLUMNS`: correct is 0 or 1, source sme or thumb; inclusion_probability and what the deciding
+    review says (complete, judged_correct, truthful) are null without one; reviews_disagree where one review says right
+    and another wrong, thumbs_disagree where the thumbs' majority says the opposite of the experts.
+
+    Raises `AbstainError` when a split that is needed lacks right or wrong answers.
+    """
+    asked = interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
+    ids = pd.Index(asked["interaction_id"])
+    if not ids.is_unique:
+        raise AbstainError(f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows")
+    asked["split"] = assign_splits(asked["group"], asked["asked_at"], split)
+    thumbs = _placed(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
+    judged = _placed(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)
+    user, names = pd.factorize(thumbs["user"], sort=True)
+    votes = votes_of(thumbs.assign(user=user + 1))
+    last = last_verdicts(judged, labels)
+    verdicts = resolve(last, labels)
+
+    train = (asked["split"] == "train").to_numpy(bool)
+    learnt = votes[train[votes["row"]]], verdicts[train[verdicts.index]]
+    pool = compare(*learnt)
+    known = estimate(*learnt, pool, len(names), labels)
+    balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
+    said = pd.DataFrame({"right": balance > 0, "weight": labels.thumb_weight})
+    if known:
+        said = said.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
+
+    answers = asked.join(label_rows(len(asked), verdicts, balance, said, labels))
+    answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
+    against = verdicts["right"] != (balance > 0)[verdicts.index]
+    answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
+    table = answers.loc[answers["source"].notna(), list(COLUMNS)].reset_index(drop=True)
+    check_splits(table["split"], table["correct"] == 1, split.by)
+    counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
+    return table, data_card(counted, learnt[0], last, pool, known, labels)
+
+
+def _placed(
+    rows: pd.DataFrame, columns: Sequence[str], ids: pd.Index, splits: pd.Series, frozen_at: datetime
+) -> pd.DataFrame:
+    """The thumbs or reviews that count, with the `row` of their answer; the first of `columns` is their moment."""
+    row = ids.get_indexer(pd.Index(rows["interaction_id"]))
+    # One more at the end, for the rows of unknown answers (-1).
+    held, left_out = (np.append(splits == name, False)[row] for name in ("holdout", "excluded"))
+    late = (rows[columns[0]] >= frozen_at).to_numpy(bool)
+    counts = (row >= 0) & ~left_out & ~(held & late)
+    placed: pd.DataFrame = rows.loc[counts, list(columns)].assign(row=row[counts])
+    return placed

@@ -1,0 +1,278 @@
+"""The data folder: typed rows in parts, read as a stream, written all at once.
+
+    data/documents/<doc_id>.md, .html      current sources, as they came
+    data/documents.jsonl                   every version of every document that was ever accepted
+    data/chunks.jsonl                      their chunks; those of removed text stay as tombstones
+    data/interactions/000001.jsonl ...     one immutable part a batch; feedback/ and reviews/ likewise
+    data/batches.jsonl                     what each batch brought, from where, when
+    data/held/feedback.jsonl, reviews.jsonl      thumbs and reviews whose interaction is not known yet
+    data/sources/<name>.json               where each configured source was left
+    data/quarantine/                       refused rows with their reasons (`quarantine`)
+    data/forgotten.json                    who asked to be forgotten (`forget`)
+
+Three decisions:
+
+* A batch adds parts and rewrites none: DVC stores what is new, and nothing has to fit into memory.
+* Where a source was left lies beside the rows that it gave, so both become visible in one commit or not at all:
+  that is what makes ingest exactly-once.
+* A batch is written into a folder of its own and moved in at the end, files in the order of their references:
+  whatever a crash leaves behind has no row that refers to a missing one, and the same input again completes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from abstain.core.contracts import Chunk, Interaction, Row, Text
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.core.timestamps import Timestamp
+from abstain.data.store.key_index import Index, IndexedFile, read_lines
+from abstain.data.store.profile import Profile
+from abstain.data.store.record_keys import TABLES, Line
+
+R = TypeVar("R", bound=Row)
+
+DOCUMENT_SUFFIXES = (".md", ".html")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ORDER = (
+    "documents",
+    "documents.jsonl",
+    "chunks.jsonl",
+    "interactions",
+    "feedback",
+    "reviews",
+    "held",
+    "forgotten.json",
+    "quarantine",
+    "batches.jsonl",
+    "sources",
+)
+"""In which a batch's files are moved in: what is referred to comes first, where the sources were left last."""
+
+
+class DocumentVersion(Row):
+    """One accepted version of a document, known by the digest of its source; the last line of a `doc_id` counts."""
+
+    doc_id: Text
+    version: Text
+    updated_at: Timestamp
+    state: Literal["current", "removed"]
+
+
+class Batch(Row):
+    """What one ingest accepted: how many rows of each table, and how its interactions are written."""
+
+    batch: Text
+    arrived_at: Timestamp
+    sources: tuple[str, ...]
+    rows: dict[str, int]
+    profile: Profile = Profile()
+
+
+class Forgotten(Row):
+    """Who asked to be forgotten: pseudonyms of users, and the interactions (identities, hex) that went with them."""
+
+    users: tuple[str, ...] = ()
+    interactions: tuple[str, ...] = ()
+
+
+class Store:
+    """The read side of a data folder; a missing folder or file has no rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def parts(self, contract: type[Row]) -> list[Path]:
+        """The files of a table, in order of arrival."""
+        return sorted((self.folder / TABLES[contract]).glob("*.jsonl"))
+
+    def rows(self, contract: type[R]) -> Iterator[R]:
+        """Every row of a table, in order of arrival, one in memory at a time.
+
+        Raises `AbstainError` naming file and line of the first row that breaks its contract.
+        """
+        for part in self.parts(contract):
+            yield from read_rows(part, contract)
+
+    def part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
+        """The rows of one of `parts`."""
+        return read_rows(part, contract)
+
+    def interactions(self, ids: Iterable[str]) -> list[Interaction]:
+        """These interactions, in this order. Raises `KeyError` for one that is not there."""
+        wanted = list(ids)
+        among = set(wanted)
+        found = {row.interaction_id: row for row in self.rows(Interaction) if row.interaction_id in among}
+        return [found[key] for key in wanted]
+
+    def document_files(self) -> list[Path]:
+        """The files of the current documents, to be read by `knowledge.documents.read_documents`."""
+        folder = self.folder / "documents"
+        return sorted(path for suffix in DOCUMENT_SUFFIXES for path in folder.glob(f"*{suffix}"))
+
+    def versions(self) -> Iterator[DocumentVersion]:
+        """Every version of every document, in order of arrival, removals among them."""
+        return read_rows(self.folder / "documents.jsonl", DocumentVersion)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks of all documents, tombstones among them."""
+        return read_rows(self.folder / "chunks.jsonl", Chunk)
+
+    def batches(self) -> tuple[Batch, ...]:
+        return tuple(read_rows(self.folder / "batches.jsonl", Batch))
+
+    def held(self) -> dict[str, Path]:
+        """The files of thumbs and reviews whose interaction is not known yet, by table."""
+        files = {table: self.folder / "held" / f"{table}.jsonl" for table in ("feedback", "reviews")}
+        return {table: path for table, path in files.items() if path.exists()}
+
+    def index(self) -> Index:
+        """Every stored row of the three tables, by identity."""
+        index = Index()
+        for contract, table in TABLES.items():
+            for part in self.parts(contract):
+                index.add_file(table, part)
+        return index
+
+    def state(self, source: str) -> dict[str, Any]:
+        """Where `source` was left; empty before its first reading."""
+        path = self.folder / "sources" / f"{source}.json"
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return state
+
+    def forgotten(self) -> Forgotten:
+        """Whose rows are refused."""
+        path = self.folder / "forgotten.json"
+        return Forgotten.model_validate_json(path.read_bytes()) if path.exists() else Forgotten()
+
+    def require_interactions(self) -> Store:
+        """This store, for a stage that has nothing to do without interactions: then an `AbstainError`."""
+        if not self.parts(Interaction):
+            raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
+        return self
+
+
+class Staging:
+    """The write side: one batch, built beside the data folder and moved into it by `publish`, or thrown away.
+
+    A context manager; leaving it without `publish` leaves the data folder as it was. What is written under a name
+    that begins with a dot is scratch and never moved.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        numbers = [int(part.stem) for contract in TABLES for part in store.parts(contract)]
+        self.batch = f"{max(numbers, default=0) + 1:06d}"
+        self._parts: dict[str, IndexedFile] = {}
+        self._gone: list[Path] = []
+
+    def __enter__(self) -> Staging:
+        target = self._store.folder
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """New rows by table."""
+        return {table: self._parts[table].rows if table in self._parts else 0 for table in TABLES.values()}
+
+    def append(self, lines: Iterable[Line], index: Index) -> None:
+        """Add accepted rows to this batch's parts, and to `index`, from where they can be read again at once."""
+        for line in lines:
+            table = TABLES[type(line.row)]
+            if table not in self._parts:
+                self._parts[table] = IndexedFile(self.folder / table / f"{self.batch}.jsonl", table, index)
+            self._parts[table].append(line)
+        for part in self._parts.values():
+            part.flush()
+
+    def write(self, name: str, content: bytes) -> None:
+        """The whole new content of a file of the data folder, `name` relative to it."""
+        write_atomically(self.folder / name, content)
+
+    def delete(self, path: Path) -> None:
+        """A file of the data folder that is to go."""
+        self._gone.append(path)
+
+    def publish(self, *only: str) -> None:
+        """Move everything into the data folder, in the order of references; or `only` these files and folders."""
+        for part in self._parts.values():
+            part.close()
+        if self._parts and not only:
+            self._complete()
+        written = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
+        wanted = [name for name in written if name.parts[0] in (only or _ORDER)]
+        for name in sorted(wanted, key=lambda name: (_ORDER.index(name.parts[0]), name)):
+            target = self._store.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).replace(target)
+        for path in () if only else self._gone:
+            path.unlink(missing_ok=True)
+
+    def _complete(self) -> None:
+        """Every table is there once there are rows of any: what the DAG depends on may be empty, but not missing."""
+        folder = self._store.folder
+        for contract, table in TABLES.items():
+            if table not in self._parts and not self._store.parts(contract):
+                self.write(f"{table}/{self.batch}.jsonl", b"")
+        for name in ("documents.jsonl", "chunks.jsonl"):
+            if not (folder / name).exists() and not (self.folder / name).exists():
+                self.write(name, b"")
+
+
+def suffix_of(source: str) -> str:
+    """The suffix under which the document that came as the file `source` is kept."""
+    return ".html" if source.lower().endswith((".html", ".htm")) else ".md"
+
+
+def file_name_problem(doc_id: str) -> str | None:
+    """Why `doc_id` cannot name a file in data/documents; None where it can."""
+    if _FILE_NAME.fullmatch(doc_id):
+        return None
+    return f"doc_id: '{doc_id}' cannot name a file: use letters, digits, '.', '_' and '-', 128 at most"
+
+
+def read_rows(path: Path, contract: type[R]) -> Iterator[R]:
+    """The rows of a JSON Lines file; a missing one has none. Raises `AbstainError` naming file and line."""
+    if not path.exists():
+        return
+    for number, (_, text) in enumerate(read_lines(path), start=1):
+        yield _parse(text, contract, path, number)
+
+
+def as_lines(rows: Iterable[Row]) -> bytes:
+    """Rows as JSON Lines."""
+    return "".join(f"{row.canonical()}\n" for row in rows).encode()
+
+
+def _parse(text: bytes, contract: type[R], path: Path, number: int) -> R:
+    try:
+        return contract.model_validate_json(decode(text, f"{path} line {number}"), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "row"
+        raise AbstainError(f"{path} line {number}: {where}: {problem['msg']}") from None
+
+
+def decode(content: bytes, where: str) -> str:
+    """UTF-8, or an `AbstainError` that names `where`."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise AbstainError(f"{where}: not valid UTF-8 (byte {error.start + 1})") from None

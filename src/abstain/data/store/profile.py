@@ -1,0 +1,108 @@
+"""How a batch's interactions are written, in counts that can be kept beside the batch and added up. Pure.
+
+Three decisions:
+
+* Lengths are counted in half octaves of characters, languages by ISO 639 code: one kind of table for both.
+* Languages are told (py3langid) of at most `TEXTS` questions and as many answers of a batch, those whose interactions
+  have the smallest digests: the same sample whatever the order. Short texts are often of no certain language (`und`).
+* Only counts are kept. They say nothing of anybody once the texts are gone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field
+
+from abstain.core.contracts import Interaction, Row
+from abstain.data.store.record_keys import Line
+
+TEXTS = 1_000
+"""Texts of each kind whose language is told, a batch."""
+
+TOLD_BY = 500
+"""Characters of a text by which its language is told."""
+
+CERTAIN = 0.5
+"""Less likely languages are `und`."""
+
+LENGTHS = ("question length", "answer length", "context length")
+LANGUAGES = ("question language", "answer language")
+MEASURES = (*LENGTHS, *LANGUAGES)
+
+
+class Profile(Row):
+    """Counts of a batch's interactions by measure and class; a length's class is its lower bound."""
+
+    rows: int = 0
+    counts: dict[str, dict[str, int]] = Field(default_factory=dict)
+
+    def of(self, measure: str) -> dict[str, int]:
+        """The counts of one measure, empty where it was not taken."""
+        return self.counts.get(measure, {})
+
+    def __add__(self, other: Profile) -> Profile:
+        added = {name: Counter(self.of(name)) + Counter(other.of(name)) for name in {**self.counts, **other.counts}}
+        return Profile(rows=self.rows + other.rows, counts={name: dict(counts) for name, counts in added.items()})
+
+
+class Profiler:
+    """Takes the interactions of a batch one by one; keeps counts and a sample of texts."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._lengths: dict[str, Counter[str]] = {name: Counter() for name in LENGTHS}
+        self._sample: list[tuple[int, str, str]] = []
+
+    def add(self, line: Line) -> None:
+        """Count `line`, which holds an interaction."""
+        row = line.row
+        assert isinstance(row, Interaction)
+        self._rows += 1
+        texts = (len(row.question), len(row.answer), sum(len(context.text) for context in row.contexts))
+        for name, length in zip(LENGTHS, texts, strict=True):
+            self._lengths[name][length_class(length)] += 1
+        # A heap of the smallest digests, the largest of them first.
+        place = -int.from_bytes(line.identity, "big")
+        if len(self._sample) < TEXTS:
+            heapq.heappush(self._sample, (place, row.question[:TOLD_BY], row.answer[:TOLD_BY]))
+        elif place > self._sample[0][0]:
+            heapq.heapreplace(self._sample, (place, row.question[:TOLD_BY], row.answer[:TOLD_BY]))
+
+    def profile(self) -> Profile:
+        """The counts so far."""
+        counts: dict[str, Counter[str]] = dict(self._lengths)
+        for name, position in zip(LANGUAGES, (1, 2), strict=True):
+            counts[name] = Counter(language(str(entry[position])) for entry in self._sample)
+        return Profile(rows=self._rows, counts={name: dict(sorted(found.items())) for name, found in counts.items()})
+
+
+def batch_profile(lines: Iterable[Line]) -> Profile:
+    """The profile of a batch's interactions."""
+    profiler = Profiler()
+    for line in lines:
+        profiler.add(line)
+    return profiler.profile()
+
+
+def length_class(length: int) -> str:
+    """The lower bound of the half octave that `length` lies in."""
+    return "0" if length < 1 else str(math.ceil(2 ** (math.floor(2 * math.log2(length)) / 2)))
+
+
+def language(text: str) -> str:
+    """ISO 639 code of the likeliest language of `text`, `und` where none is."""
+    code: str = _identifier().classify(text)[0]
+    return code
+
+
+@lru_cache(maxsize=1)
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=CERTAIN)

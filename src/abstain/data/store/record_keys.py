@@ -1,0 +1,99 @@
+"""A row as it is stored: its canonical line, and two digests that tell what it is and what it says.
+
+`identity` is what may be known only once: an interaction's id; the interaction, moment and person of a thumb or a
+review. `content` is of the whole line. Equal identities with equal content are duplicates, with other content a
+conflict. Both are 16 bytes of BLAKE2b: a million rows' worth fits into memory, and no two rows are mixed up by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from abstain.core.contracts import Feedback, Interaction, Review, Row
+
+Stored = Interaction | Feedback | Review
+"""The rows that arrive in batches and are kept in parts."""
+
+TABLES: dict[type[Row], str] = {Interaction: "interactions", Feedback: "feedback", Review: "reviews"}
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Line(NamedTuple):
+    """One row with its canonical line (without the line break), its digests, and its moment as in `Glance`."""
+
+    row: Stored
+    text: bytes
+    identity: bytes
+    content: bytes
+    moment: int
+
+    @property
+    def key(self) -> str:
+        """The row's name in reports, `table/id`; unique in a data folder."""
+        name = f"{TABLES[type(self.row)]}/{self.row.interaction_id}"
+        return name if isinstance(self.row, Interaction) else f"{name}/{self.content.hex()[:12]}"
+
+
+class Glance(NamedTuple):
+    """What an index keeps of a stored line, without making a row of it; `moment` in microseconds since 1970."""
+
+    identity: bytes
+    content: bytes
+    moment: int
+
+
+def line_of(row: Stored) -> Line:
+    """`row` as it is stored."""
+    text = row.canonical().encode()
+    content = _digest(text)
+    key = row.interaction_id
+    match row:
+        case Interaction():
+            return Line(row, text, interaction_identity(key), content, microseconds(row.asked_at))
+        case Feedback():
+            moment = microseconds(row.given_at)
+            return Line(row, text, _reply(b"f", key, moment, row.user, content), content, moment)
+        case Review():
+            moment = microseconds(row.reviewed_at)
+            return Line(row, text, _reply(b"r", key, moment, row.reviewer, content), content, moment)
+
+
+def glance(table: str, text: bytes) -> Glance:
+    """The digests of a stored line of `table`. Raises `ValueError` or `KeyError` for a line that is none."""
+    fields: Mapping[str, Any] = json.loads(text)
+    content = _digest(text)
+    key = fields["interaction_id"]
+    if table == "interactions":
+        return Glance(interaction_identity(key), content, microseconds(datetime.fromisoformat(fields["asked_at"])))
+    at, who = ("given_at", "user") if table == "feedback" else ("reviewed_at", "reviewer")
+    moment = microseconds(datetime.fromisoformat(fields[at]))
+    return Glance(_reply(table[:1].encode(), key, moment, fields[who], content), content, moment)
+
+
+def interaction_identity(interaction_id: str) -> bytes:
+    return _digest(b"i\0" + interaction_id.encode())
+
+
+def microseconds(moment: datetime) -> int:
+    """Since 1970, exact."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment_of(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def _reply(kind: bytes, interaction_id: str, moment: int, who: str | None, content: bytes) -> bytes:
+    """An anonymous thumb is itself: two may be two people's."""
+    if who is None:
+        return _digest(kind + b"\0" + content)
+    return _digest(b"\0".join((kind, interaction_id.encode(), str(moment).encode(), who.encode())))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()

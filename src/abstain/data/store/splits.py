@@ -1,0 +1,106 @@
+"""Which rows train, tune and judge the probe: by group or by time (`split.by`). Pure.
+
+Three decisions:
+
+* A group never straddles what trains and what judges. By group, it goes where a hash of (seed, group) sends it, and
+  never moves as data grows. By time, the hold-out is what was asked in [`holdout_from`, `holdout_frozen_at`), and
+  earlier rows of a group that is asked about then or later are `excluded`: neither trained on nor judged.
+* The hold-out is frozen by date, the same rows for every challenger; what is asked from `holdout_frozen_at` on is
+  `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on.
+* Too little data is an error here, with its remedy, rather than a meaningless figure later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import SplitParams
+from abstain.core.errors import AbstainError
+
+Row = TypeVar("Row")
+Split = Literal["train", "validation", "holdout", "newest", "excluded"]
+
+NEEDED: tuple[Split, ...] = ("train", "validation", "holdout")
+
+
+def uniform(seed: int, group: str) -> float:
+    """A number in [0, 1) that depends on `seed` and `group` alone: the top 53 bits of a sha256."""
+    digest = hashlib.sha256(f"{seed}:{group}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -> pd.Series:
+    """The split of each row, as text, with the index of `groups`.
+
+    Args:
+        groups: what may not straddle, a name a row.
+        asked_at: timestamps in UTC, aligned with `groups`.
+    """
+    codes, names = pd.factorize(groups)
+    position = np.array([uniform(params.seed, name) for name in names], float)
+    frozen = (asked_at >= params.holdout_frozen_at).to_numpy(bool)
+    if params.by == "group":
+        held, drawn = position < params.holdout, position < params.holdout + params.validation
+        split = np.where(held[codes], np.where(frozen, "newest", "holdout"), _train_or(drawn[codes]))
+    else:
+        late = (asked_at >= params.holdout_from).to_numpy(bool)
+        held = np.zeros(len(names), bool)
+        held[codes[late]] = True
+        early = np.where(held[codes], "excluded", _train_or((position < params.validation)[codes]))
+        split = np.where(late, np.where(frozen, "newest", "holdout"), early)
+    return pd.Series(split, index=groups.index, dtype="str")
+
+
+def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.Series, by: str = "group") -> None:
+    """Raise `AbstainError`, naming split and remedy, unless each needed split has right and wrong answers."""
+    if len(splits) != len(right):
+        raise ValueError(f"{len(splits)} splits for {len(right)} labels")
+    labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "right": pd.Series(right, dtype=bool)})
+    found = labelled.value_counts().to_dict()
+    for split in NEEDED:
+        rights, wrongs = found.get((split, True), 0), found.get((split, False), 0)
+        if not rights + wrongs:
+            raise AbstainError(f"no labelled rows in the split '{split}': {_remedy(split, by)}")
+        if not rights or not wrongs:
+            only, lacking = ("right", "wrong") if rights else ("wrong", "right")
+            raise AbstainError(
+                f"only {only} answers in the split '{split}' ({rights + wrongs} rows): "
+                f"ingest feedback on {lacking} ones, or review more rows of other groups"
+            )
+
+
+def holdout_digest(ids: Sequence[str], labels: Sequence[bool]) -> str:
+    """sha256 (hex) over rows and labels, whatever their order: equal digests, the same exam."""
+    pairs = sorted((key, bool(label)) for key, label in zip(ids, labels, strict=True))
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=False).encode()).hexdigest()
+
+
+def _train_or(validates: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(validates, "validation", "train"))
+
+
+def _remedy(split: Split, by: str) -> str:
+    if by == "group":
+        fraction = "" if split == "train" else f", or raise split.{split} in params.yaml"
+        frozen = ", or move split.holdout_frozen_at" if split == "holdout" else ""
+        return f"ingest feedback on more groups{fraction}{frozen}"
+    if split == "holdout":
+        return "ingest feedback on what was asked from split.holdout_from to split.holdout_frozen_at, or move these"
+    fraction = ", raise split.validation" if split == "validation" else ""
+    return f"too few groups are asked about only before split.holdout_from: move that{fraction}, or split by group"
+
+
+def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the training table that an expert judged: thumbs say useful, not correct, and are no test."""
+    return frame[frame["source"] == "sme"]
+
+
+def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
+    """Those of `rows`, one a row of the training table, that are in the hold-out and were judged by an expert."""
+    return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "sme")).tolist()]

@@ -1,0 +1,183 @@
+"""What accepted rows must satisfy beyond their types: the expectations on each table.
+
+Pure and declarative; `columns` computes what they look at, `validation` hands both to Great Expectations. Three
+decisions:
+
+* An expectation is a simple one on one column. Whatever needs a look at another table, at earlier batches or at the
+  clock is a plain column too (`delay_days`, `unknown_contexts`, `known_before`), so rows can be checked a batch at a
+  time.
+* An error refuses a row; a warning is only counted and shown. An answer without contexts is a warning: the
+  contract allows it, but a rising share is a retrieval problem.
+* The document of every context must be known, removed or not. Its chunk may be a tombstone by now: the
+  interactions that saw it stay valid, so that is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from abstain.config.params import ValidationParams
+from abstain.core.contracts import Chunk, Document
+from abstain.data.store.key_index import Index
+from abstain.data.store.record_keys import Line
+
+Severity = Literal["error", "warning"]
+
+TABLES = ("interactions", "feedback", "reviews", "documents", "chunks")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation on one column; `reason` is told of a row that fails.
+
+    In it, `{value}` is what the row held, `{percent}` that as a share, and `{row}` its name.
+
+    A missing value (None, nan) satisfies every expectation but `present`: there is nothing to judge.
+    """
+
+    column: str
+    expectation: str
+    reason: str
+    severity: Severity = "error"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is checked together: a batch that arrives, or a part of the data folder."""
+
+    interactions: Sequence[Line] = ()
+    feedback: Sequence[Line] = ()
+    reviews: Sequence[Line] = ()
+    documents: Sequence[Document] = ()
+    chunks: Sequence[Chunk] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was there before: rows by identity, every document that ever was, the chunks that can be retrieved."""
+
+    index: Index
+    doc_ids: Set[str] = frozenset()
+    chunk_ids: Set[str] = frozenset()
+
+
+def present(column: str) -> Check:
+    return Check(column, "ExpectColumnValuesToNotBeNull", f"{column}: this field is empty")
+
+
+def unique(column: str, reason: str) -> Check:
+    return Check(column, "ExpectColumnValuesToBeUnique", reason)
+
+
+def one_of(column: str, values: list[Any], reason: str, severity: Severity = "error") -> Check:
+    return Check(column, "ExpectColumnValuesToBeInSet", reason, severity, {"value_set": values})
+
+
+def between(column: str, reason: str, severity: Severity = "error", **bounds: Any) -> Check:
+    return Check(column, "ExpectColumnValuesToBeBetween", reason, severity, bounds)
+
+
+def percent(share: float) -> str:
+    """A share as people write it."""
+    return f"{100 * share:.3g} %"
+
+
+def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Check:
+    limit = params.max_text_chars
+    reason = f"{name}: {{value}} characters, {limit} allowed (validation.max_text_chars)"
+    return between(column or f"{name}_chars", reason, max_value=limit)
+
+
+def _not_ahead(name: str, params: ValidationParams) -> Check:
+    skew = params.max_clock_skew_seconds
+    reason = f"{name}: {{value}} s in the future, {skew:g} allowed (validation.max_clock_skew_seconds)"
+    return between(f"{name}_seconds_ahead", reason, max_value=skew)
+
+
+def _new(column: str, reason: str) -> tuple[Check, Check]:
+    """Neither twice in this batch nor in an earlier one."""
+    return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
+
+
+def _timely(name: str, params: ValidationParams) -> list[Check]:
+    days = params.max_feedback_delay_days
+    late = f"{name}: {{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
+    skew = params.max_clock_skew_seconds / 86400
+    return [
+        between("delay_days", f"{name}: before the question was asked ({{value}} days)", min_value=-skew),
+        between("delay_days", late, max_value=days),
+        _not_ahead(name, params),
+    ]
+
+
+def suites(
+    params: ValidationParams, *, with_documents: bool, unknown_contexts: Severity = "error"
+) -> dict[str, tuple[Check, ...]]:
+    """The expectations by table. Without any documents, contexts are not checked against them.
+
+    `unknown_contexts` is how severe it is that no document holds one: rows that were accepted before there was a
+    handbook cannot be asked to cite it.
+    """
+    interactions = [
+        present("interaction_id"),
+        *_new("interaction_id", "interaction_id: '{value}' occurs more than once"),
+        present("asked_at"),
+        _not_ahead("asked_at", params),
+        between("question_chars", "question: this field is empty", min_value=1),
+        _no_longer("question", params),
+        between("answer_chars", "answer: this field is empty", min_value=1),
+        _no_longer("answer", params),
+        _no_longer("contexts", params, "longest_context_chars"),
+        present("model"),
+        between("contexts", "contexts: answered without any context", "warning", min_value=1),
+    ]
+    if with_documents:
+        interactions += [
+            one_of("unknown_contexts", [""], "contexts: no ingested document holds {value}", unknown_contexts),
+            one_of("outdated_contexts", [""], "contexts: {value} is not retrievable any more, or never was", "warning"),
+        ]
+    known = one_of("interaction_known", [True], "interaction_id: there is no such interaction")
+    return {
+        "interactions": tuple(interactions),
+        "feedback": (
+            present("interaction_id"),
+            known,
+            *_new("identity", "thumb: this user gave two thumbs at the same time"),
+            one_of("thumb", ["up", "down"], "thumb: '{value}' is neither up nor down"),
+            *_timely("given_at", params),
+            _no_longer("comment", params),
+        ),
+        "reviews": (
+            present("interaction_id"),
+            known,
+            *_new("identity", "review: this reviewer gave two verdicts at the same time"),
+            present("reviewer"),
+            *_timely("reviewed_at", params),
+            _no_longer("ideal_answer", params),
+            between(
+                "inclusion_probability",
+                "inclusion_probability: {value} is not in (0, 1]",
+                min_value=0,
+                max_value=1,
+                strict_min=True,
+            ),
+        ),
+        "documents": (
+            present("doc_id"),
+            unique("doc_id", "doc_id: '{value}' occurs more than once"),
+            _not_ahead("updated_at", params),
+            between("chunks", "document: nothing in it can be retrieved: write text below a heading", min_value=1),
+        ),
+        "chunks": (
+            present("chunk_id"),
+            unique("chunk_id", "chunk_id: '{value}' occurs more than once"),
+            one_of("kind", ["text", "table", "list"], "kind: '{value}' is neither text, table nor list"),
+            between("text_chars", "text: this field is empty", min_value=1),
+            _no_longer("text", params),
+            one_of("document_known", [True], "doc_id: there is no such document"),
+            one_of("document_named", [True], "chunk_id: does not open with its doc_id and '#'"),
+        ),
+    }

@@ -1,0 +1,107 @@
+"""The columns that the expectations of `checks` look at: one table a contract, one row a row. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from abstain.core.contracts import Feedback, Interaction, Review, document_of
+from abstain.data.store.record_keys import Line, moment_of
+from abstain.data.validation.checks import Known, Rows
+
+Table = list[dict[str, Any]]
+
+
+def tables(rows: Rows, known: Known, now: datetime) -> dict[str, Table]:
+    """The columns that the expectations look at; `row` is the key of the row they belong to."""
+    asked = {line.row.interaction_id: moment_of(line.moment) for line in rows.interactions}
+    chunk_counts = Counter(chunk.doc_id for chunk in rows.chunks if chunk.removed_at is None)
+
+    def reply(line: Line, at: str) -> dict[str, Any]:
+        """The columns that feedback and reviews share."""
+        row = line.row
+        asked_at = asked.get(row.interaction_id) or known.index.asked_at(row.interaction_id)
+        moment: datetime = getattr(row, at)
+        return {
+            "row": line.key,
+            "interaction_id": row.interaction_id,
+            "interaction_known": asked_at is not None,
+            "delay_days": (moment - asked_at) / timedelta(days=1) if asked_at else float("nan"),
+            "identity": line.identity.hex(),
+            "known_before": known.index.find(line.identity) is not None,
+            f"{at}_seconds_ahead": _seconds(moment, now),
+        }
+
+    return {
+        "interactions": [_interaction(line, known, now) for line in rows.interactions],
+        "feedback": [
+            {**reply(line, "given_at"), "thumb": line.row.thumb, "comment_chars": len(line.row.comment or "")}
+            for line in rows.feedback
+            if isinstance(line.row, Feedback)
+        ],
+        "reviews": [
+            {
+                **reply(line, "reviewed_at"),
+                "reviewer": line.row.reviewer,
+                "ideal_answer_chars": len(line.row.ideal_answer or ""),
+                "inclusion_probability": (
+                    float("nan") if line.row.inclusion_probability is None else line.row.inclusion_probability
+                ),
+            }
+            for line in rows.reviews
+            if isinstance(line.row, Review)
+        ],
+        "documents": [
+            {
+                "row": f"documents/{row.doc_id}",
+                "doc_id": row.doc_id,
+                "updated_at_seconds_ahead": _seconds(row.updated_at, now),
+                "chunks": chunk_counts[row.doc_id],
+            }
+            for row in rows.documents
+        ],
+        "chunks": [
+            {
+                "row": f"chunks/{row.chunk_id}",
+                "chunk_id": row.chunk_id,
+                "kind": row.kind,
+                "text_chars": len(row.text),
+                "document_known": row.doc_id in known.doc_ids,
+                "document_named": document_of(row.chunk_id) == row.doc_id,
+            }
+            for row in rows.chunks
+        ],
+    }
+
+
+def _interaction(line: Line, known: Known, now: datetime) -> dict[str, Any]:
+    row = line.row
+    assert isinstance(row, Interaction)
+    cited = [context.chunk_id for context in row.contexts]
+    unknown = [chunk_id for chunk_id in cited if document_of(chunk_id) not in known.doc_ids]
+    return {
+        "row": line.key,
+        "interaction_id": row.interaction_id,
+        "known_before": known.index.find(line.identity) is not None,
+        "asked_at": line.moment,
+        "asked_at_seconds_ahead": _seconds(row.asked_at, now),
+        "question_chars": len(row.question),
+        "answer_chars": len(row.answer),
+        "contexts": len(row.contexts),
+        "longest_context_chars": max((len(context.text) for context in row.contexts), default=0),
+        "unknown_contexts": _listed(unknown),
+        "outdated_contexts": _listed(
+            chunk_id for chunk_id in cited if chunk_id not in known.chunk_ids and chunk_id not in unknown
+        ),
+        "model": row.model,
+    }
+
+
+def _seconds(moment: datetime, now: datetime) -> float:
+    return (moment - now).total_seconds()
+
+
+def _listed(chunk_ids: Iterable[str]) -> str:
+    return ", ".join(f"'{chunk_id}'" for chunk_id in sorted(set(chunk_ids)))

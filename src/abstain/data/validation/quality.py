@@ -1,0 +1,142 @@
+"""The training table as a whole: balance, who labelled it, leakage across splits, labels that contradict each other.
+
+Two decisions:
+
+* Leakage is an error: a group on both sides of the split, or too many hold-out answers that are trained on word for
+  word, make every figure that follows a lie. All else is a warning: it says how far to trust the figures.
+* Texts are equal when their words are (`text_digest`): case, punctuation and spaces do not make another answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import QualityParams
+from abstain.core.contracts import Interaction
+from abstain.data.validation.checks import Check, Severity, between, one_of, percent
+from abstain.data.validation.runner import ValidationResult, run_suites
+
+SIDES = {"train": "train", "validation": "validation", "holdout": "the hold-out", "newest": "the hold-out"}
+"""What a group may not straddle: the newest window has the hold-out's groups, and excluded rows are on no side."""
+
+SMALL = 20
+"""Splits with fewer answers are shown, not judged."""
+
+_WORDS = re.compile(r"\w+")
+
+
+def text_digest(row: Interaction) -> int:
+    """64 bits that are equal for interactions whose question and answer consist of the same words."""
+    words = (
+        " ".join(_WORDS.findall(unicodedata.normalize("NFKC", text).casefold())) for text in (row.question, row.answer)
+    )
+    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def text_digests(rows: Iterable[Interaction]) -> pd.Series:
+    """`text_digest` (int64) of each row, by interaction_id."""
+    digests = {row.interaction_id: text_digest(row) for row in rows}
+    return pd.Series(digests.values(), index=pd.Index(digests.keys(), dtype="str"), dtype="int64")
+
+
+def validate_training(table: pd.DataFrame, digests: pd.Series, params: QualityParams) -> ValidationResult:
+    """Judge a training table.
+
+    Args:
+        table: what `dataset.training_table` makes; columns interaction_id, group, split, correct, source,
+            reviews_disagree and thumbs_disagree are looked at.
+        digests: what `text_digests` makes of its interactions, or more.
+    """
+    used = table[table["split"].isin(list(SIDES))].reset_index(drop=True)
+    labels = _labels(used, digests)
+    splits = _splits(used, labels)
+    return run_suites({"labels": labels, "splits": splits}, _suites(params), figures={"splits": _figures(splits)})
+
+
+def _labels(used: pd.DataFrame, digests: pd.Series) -> pd.DataFrame:
+    """One row an answer: the sides that its group `straddles`, "" for one; whether its text `leaked` into training."""
+    side = used["split"].map(SIDES)
+    straddles = pd.Series("", index=used.index, dtype="str")
+    by_group = side.groupby(used["group"]).nunique()
+    both = used["group"].isin(by_group.index[by_group > 1])
+    named = side[both].groupby(used["group"]).agg(lambda sides: " and ".join(sorted(set(sides))))
+    straddles[both] = "'" + used["group"][both] + "' in " + used["group"][both].map(named)
+    text = used["interaction_id"].map(digests)
+    trained_on = text[used["split"].isin(["train", "validation"])]
+    leaked = (used["split"] == "holdout") & text.isin(trained_on)
+    return pd.DataFrame({"row": "labels/" + used["interaction_id"], "straddles": straddles, "leaked": leaked})
+
+
+def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """One row a split, and one for all: shares of its answers, nan where there are too few to judge."""
+    parts = [("all", pd.Series(True, index=used.index)), *((name, used["split"] == name) for name in SIDES)]
+    rows = []
+    for name, chosen in parts:
+        part, reviewed = used[chosen], used[chosen & (used["source"] == "sme")]
+        judged = len(part) >= SMALL
+        rows.append(
+            {
+                "row": f"splits/{name}",
+                "answers": len(part),
+                "right": int(part["correct"].sum()),
+                "reviewed": len(reviewed),
+                "right_share": _share(part["correct"], judged),
+                "expert_share": _share(part["source"] == "sme", judged and name == "holdout"),
+                "leaked_share": _share(labels["leaked"][chosen], judged and name == "holdout"),
+                "reviews_disagree_share": _share(
+                    reviewed["reviews_disagree"], len(reviewed) >= SMALL and name == "all"
+                ),
+                "thumbs_disagree_share": _share(reviewed["thumbs_disagree"], len(reviewed) >= SMALL and name == "all"),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _suites(params: QualityParams) -> dict[str, tuple[Check, ...]]:
+    low, experts = params.min_class_share, params.min_expert_share
+
+    def at_most(column: str, name: str, says: str, severity: Severity = "warning") -> Check:
+        bound = getattr(params, name)
+        return between(column, f"{says}, {percent(bound)} allowed (quality.{name})", severity, max_value=bound)
+
+    def expected(column: str, name: str, says: str, **bounds: float) -> Check:
+        wanted = " to ".join(percent(bound) for bound in bounds.values())
+        return between(column, f"{says}, {wanted} expected (quality.{name})", "warning", **bounds)
+
+    right = "{row}: {percent} of the answers are right"
+    return {
+        "labels": (
+            one_of("straddles", [""], "group: {value}: a group may be on one side only (split.by, split.seed)"),
+            one_of("leaked", [False], "{row}: the same question and answer are trained on", "warning"),
+        ),
+        "splits": (
+            at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),
+            expected("right_share", "min_class_share", right, min_value=low, max_value=1 - low),
+            expected(
+                "expert_share", "min_expert_share", "{row}: {percent} of the labels are by experts", min_value=experts
+            ),
+            at_most(
+                "reviews_disagree_share", "max_review_conflicts", "reviews disagree on {percent} of reviewed answers"
+            ),
+            at_most("thumbs_disagree_share", "max_thumb_conflicts", "thumbs say the opposite of {percent} of reviews"),
+        ),
+    }
+
+
+def _share(flags: pd.Series, judged: bool) -> float:
+    return float(flags.mean()) if judged else np.nan
+
+
+def _figures(splits: pd.DataFrame) -> list[dict[str, Any]]:
+    """For charts: counts by split."""
+    names = splits["row"].str.partition("/")[2]
+    counts = zip(names, splits["answers"], splits["right"], splits["reviewed"], strict=True)
+    return [{"split": name, "answers": int(a), "right": int(b), "reviewed": int(c)} for name, a, b, c in counts]

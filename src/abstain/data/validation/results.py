@@ -1,0 +1,212 @@
+"""What the checks found, as plain data: for ingest, for JSON, for Markdown (`validation_page` makes HTML of it).
+
+Results of several batches are merged into one, which keeps the counts of all and the reasons of the first rows: a
+million refused rows are told in as little memory as ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from abstain.data.validation.checks import TABLES, Severity
+
+SAMPLE = 5
+"""Failing rows that a check names."""
+
+LISTED = 1_000
+"""Failing rows whose reasons a merged result keeps."""
+
+SHOWN = 50
+"""Failing rows that a page lists."""
+
+UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers"}
+"""What the rows of a table are called where they are no rows of data/."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One expectation's outcome. `sample` holds the keys of the first failing rows, `told` what is said of them.
+
+    `note` is what is said of a failing row without what it held.
+    """
+
+    suite: str
+    expectation: str
+    column: str
+    arguments: Mapping[str, Any]
+    severity: Severity
+    success: bool
+    unexpected: int
+    sample: tuple[str, ...]
+    told: tuple[str, ...]
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "expectation": self.expectation,
+            "column": self.column,
+            "arguments": dict(self.arguments),
+            "severity": self.severity,
+            "success": self.success,
+            "unexpected": self.unexpected,
+            "sample": list(self.sample),
+            "told": list(self.told),
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """`rows` by table. `reasons`: why each failing row fails, by its key; warnings fail no row.
+
+    `unlisted` counts failing rows whose reasons were not kept. `figures` is what charts are drawn from.
+    """
+
+    rows: Mapping[str, int]
+    checks: tuple[CheckResult, ...] = ()
+    reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    unlisted: int = 0
+
+    @classmethod
+    def merge(cls, results: Iterable[ValidationResult]) -> ValidationResult:
+        """One result for rows that were checked in turns."""
+        merged = cls(rows={})
+        for result in results:
+            merged = merged._with(result)
+        return merged
+
+    @property
+    def success(self) -> bool:
+        """Whether every expectation of severity error holds."""
+        return not self.errors
+
+    @property
+    def errors(self) -> tuple[CheckResult, ...]:
+        """The errors that found something."""
+        return tuple(check for check in self.checks if check.severity == "error" and not check.success)
+
+    @property
+    def warnings(self) -> tuple[CheckResult, ...]:
+        """The warnings that found something."""
+        return tuple(check for check in self.checks if check.severity == "warning" and not check.success)
+
+    @property
+    def failing(self) -> int:
+        """Rows that fail."""
+        return len(self.reasons) + self.unlisted
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Tables without rows, of which nothing can be said."""
+        return tuple(name for name, count in self.rows.items() if not count)
+
+    def warning_lines(self) -> list[str]:
+        """What the warnings found, one line each; of figures each is told, of rows how many there are."""
+        lines: list[str] = []
+        for check in self.warnings:
+            if check.suite in TABLES:
+                lines.append(f"{check.unexpected:,} of {self.rows[check.suite]:,} {check.suite}: {check.note}")
+            else:
+                lines += check.told
+        return lines
+
+    def first_failure(self) -> str:
+        """One line about the first row that fails, in the order of their names."""
+        key = min(self.reasons)
+        return f"{' '.join(key.split())} first: {'; '.join(self.reasons[key])}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the same rows give the same dictionary, in the same order."""
+        skipped = [f"{name}: no rows, the suite was skipped" for name in self.skipped]
+        return {
+            "success": self.success,
+            "rows": dict(self.rows),
+            "notes": [*skipped, *self.notes],
+            "warnings": self.warning_lines(),
+            "expectations": [check.to_dict() for check in self.checks],
+            "failing": self.failing,
+            "reasons": {key: list(self.reasons[key]) for key in sorted(self.reasons)},
+            "figures": dict(self.figures),
+        }
+
+    def to_markdown(self, title: str = "Data validation") -> str:
+        """A report: the verdict, one table of expectations a suite, the failing rows."""
+        errors = len(self.errors)
+        verdict = f"{errors} expectations fail" if errors else "every expectation holds"
+        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        lines = [f"# {title}", "", f"**{'Failed' if errors else 'Passed'}**: {verdict}{warned}."]
+        notes = self.to_dict()["notes"]
+        lines += [""] * bool(notes) + [f"- {note}" for note in notes]
+        for suite in self.rows:
+            checks = [check for check in self.checks if check.suite == suite]
+            if not checks:
+                continue
+            lines += ["", f"## {suite} ({self.rows[suite]:,} {UNITS.get(suite, 'rows')})", ""]
+            lines += ["| column | must be | outcome | failing rows | for example |", "| --- | --- | --- | ---: | --- |"]
+            for check in checks:
+                outcome = "ok" if check.success else {"error": "**fails**", "warning": "warning"}[check.severity]
+                sample = ", ".join(key.partition("/")[2] for key in check.sample)
+                must = condition(check.expectation, check.arguments)
+                lines.append(f"| {check.column} | {must} | {outcome} | {check.unexpected} | {_cell(sample)} |")
+        told = [line for check in self.warnings if check.suite not in TABLES for line in check.told]
+        lines += ["", "## Warnings", ""] * bool(told) + [f"- {line}" for line in told]
+        if self.reasons:
+            lines += ["", "## Rows that fail", ""]
+            lines += [f"- `{_cell(key)}`: {'; '.join(self.reasons[key])}" for key in sorted(self.reasons)[:SHOWN]]
+            lines += [f"- and {self.failing - SHOWN:,} more"] if self.failing > SHOWN else []
+        return "\n".join(lines) + "\n"
+
+    def _with(self, other: ValidationResult) -> ValidationResult:
+        reasons = {**self.reasons, **other.reasons}
+        kept = dict(list(reasons.items())[:LISTED])
+        checks = {_identity(check): check for check in self.checks}
+        for check in other.checks:
+            known = checks.get(_identity(check))
+            checks[_identity(check)] = check if known is None else _joined(known, check)
+        return ValidationResult(
+            rows={name: self.rows.get(name, 0) + other.rows.get(name, 0) for name in {**self.rows, **other.rows}},
+            checks=tuple(checks.values()),
+            reasons=kept,
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+            figures={**self.figures, **other.figures},
+            unlisted=self.unlisted + other.unlisted + len(reasons) - len(kept),
+        )
+
+
+def condition(expectation: str, arguments: Mapping[str, Any]) -> str:
+    """What a column must be, in few words."""
+    if expectation == "ExpectColumnValuesToBeBetween":
+        low, high = arguments.get("min_value"), arguments.get("max_value")
+        lower = "" if low is None else f"{'above' if arguments.get('strict_min') else 'at least'} {_figure(low)}"
+        upper = "" if high is None else f"at most {_figure(high)}"
+        return f"{lower}, {upper}" if lower and upper else lower or upper
+    if expectation == "ExpectColumnValuesToBeInSet":
+        return " or ".join(str(value) or "empty" for value in arguments["value_set"])
+    return {"ExpectColumnValuesToNotBeNull": "present", "ExpectColumnValuesToBeUnique": "unique"}[expectation]
+
+
+def _identity(check: CheckResult) -> tuple[str, ...]:
+    return check.suite, check.column, check.expectation, check.severity, check.note
+
+
+def _joined(one: CheckResult, other: CheckResult) -> CheckResult:
+    return replace(
+        one,
+        success=one.success and other.success,
+        unexpected=one.unexpected + other.unexpected,
+        sample=(*one.sample, *other.sample)[:SAMPLE],
+        told=(*one.told, *other.told)[:SAMPLE],
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

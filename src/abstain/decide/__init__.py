@@ -1,1 +1,0 @@
-"""Thresholds, calibration, and the gate that a version must pass."""

@@ -1,1 +1,0 @@
-"""How good a confidence is: metrics, intervals, audits, plots and the report."""

@@ -1,1 +1,0 @@
-"""What the base model said, kept by content, and who computes what is missing."""

@@ -1,0 +1,271 @@
+"""One batch on its way into data/: documents and rows are settled and validated in turns, and staged.
+
+Rows go through in blocks of `AT_ONCE`, of which one is in memory; what is known of all others is in an `Index`. What is
+held is written beside the batch and looked at again at the end, when every interaction is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import IO, cast
+
+from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review, document_of
+from abstain.data.store.dataset import DocumentVersion, Staging, Store, as_lines, suffix_of
+from abstain.data.store.key_index import AT_ONCE, CONTRACTS, Index, IndexedFile, batched, read_lines
+from abstain.data.store.profile import Profiler
+from abstain.data.store.record_keys import TABLES, Line, interaction_identity
+from abstain.data.validation.checks import Known, Rows
+from abstain.data.validation.runner import ValidationResult
+from abstain.ingest.pipeline.deduplicate import Decision, Parsed, Reasons, Settled, settle, settle_documents, version_of
+from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.report import kinds
+from abstain.ingest.privacy import Privacy
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of
+from abstain.knowledge.documents.reader import read_documents
+from abstain.knowledge.documents.versioning import revise
+
+Check = Callable[[Rows, Known], ValidationResult]
+
+HELD = ("feedback", "reviews")
+"""The tables of rows that may come before their interaction."""
+
+FORGOTTEN = InputRow("", 0, b"", reasons=("user: asked to be forgotten, so the row was not kept",))
+"""What is left of a row that a forgotten user gave: that it came."""
+
+
+class Intake:
+    """Takes documents, then rows, then what was held; counts what became of each."""
+
+    def __init__(self, store: Store, staging: Staging, privacy: Privacy, check: Check, now: datetime) -> None:
+        self._store, self._staging, self._privacy, self._check, self._now = store, staging, privacy, check, now
+        self._index = store.index()
+        self._held = Index()
+        for table, path in store.held().items():
+            self._held.add_file(table, path)
+        self._documents = {document.doc_id: document for document in read_documents(store.document_files())}
+        self._versions = list(store.versions())
+        self._chunks: dict[str, tuple[Chunk, ...]] = {}
+        for chunk in store.chunks():
+            self._chunks[chunk.doc_id] = (*self._chunks.get(chunk.doc_id, ()), chunk)
+        self._changed: dict[str, InputRow | None] = {}
+        forgotten = store.forgotten()
+        self._forgotten, self._gone = frozenset(forgotten.users), frozenset(forgotten.interactions)
+        self.quarantine = Quarantine(store.folder)
+        self._writer = Writer(staging)
+        self._waiting = {table: IndexedFile(staging.folder / f".waiting-{table}", table, self._held) for table in HELD}
+        self._cleared: set[str] = set()
+        self._again: Counter[bytes] = Counter()
+        self.read = 0
+        self.outcomes: Counter[str] = Counter()
+        self.joined: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.newly_refused = 0
+        self.refused_before: str | None = None
+        self.results: list[ValidationResult] = []
+        self.profiler = Profiler()
+
+    # Documents
+
+    def take_documents(self, rows: Sequence[InputRow]) -> None:
+        """Settle and check `rows`, which hold documents or the reasons why not."""
+        self.read += len(rows)
+        known = {(version.doc_id, version.version) for version in self._versions if version.state == "current"}
+        refused: dict[str, Reasons] = {}
+        while True:  # each turn refuses at least one version more, so it ends
+            decisions, winners = settle_documents(
+                rows, self._documents, lambda doc_id, version: (doc_id, version) in known, refused
+            )
+            revised = {doc_id: self._revise(doc_id, row.document) for doc_id, row in winners.items()}
+            if not revised:
+                break
+            documents = [row.document for row in winners.values() if row.document]
+            live = [chunk for chunks in revised.values() for chunk in chunks if chunk.removed_at is None]
+            result = self._check(Rows(documents=documents, chunks=live), self._known(also=revised))
+            if not refused:
+                self.results.append(result)
+            failing = {_document_of(key): reasons for key, reasons in result.reasons.items()}
+            if not failing:
+                break
+            refused |= {version_of(winners[doc_id].raw): reasons for doc_id, reasons in failing.items()}
+        for doc_id, row in winners.items():
+            self._adopt(doc_id, row, revised[doc_id])
+        for row, decision in zip(rows, decisions, strict=True):
+            self._count(row, decision)
+
+    def remove_documents(self, doc_ids: Iterable[str]) -> None:
+        """Documents that their source does not have any more: their chunks become tombstones."""
+        for doc_id in sorted(self._documents.keys() & set(doc_ids)):
+            self._adopt(doc_id, None, self._revise(doc_id, None))
+
+    def _revise(self, doc_id: str, document: Document | None) -> tuple[Chunk, ...]:
+        return revise(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now).chunks
+
+    def _adopt(self, doc_id: str, row: InputRow | None, chunks: tuple[Chunk, ...]) -> None:
+        self._chunks[doc_id], self._changed[doc_id] = chunks, row
+        before = self._documents.pop(doc_id, None)
+        if row is not None and row.document is not None:
+            self._documents[doc_id] = row.document
+            current = row.document.updated_at
+            self._versions.append(
+                DocumentVersion(doc_id=doc_id, version=version_of(row.raw), updated_at=current, state="current")
+            )
+        elif before is not None:
+            self._versions.append(
+                DocumentVersion(doc_id=doc_id, version="removed", updated_at=self._now, state="removed")
+            )
+
+    def _known(self, also: Iterable[str] = ()) -> Known:
+        ever = {version.doc_id for version in self._versions}.union(also, self._documents)
+        live = {c.chunk_id for chunks in self._chunks.values() for c in chunks if c.removed_at is None}
+        return Known(self._index, ever, live)
+
+    # Rows
+
+    def take_rows(self, rows: Iterable[InputRow]) -> None:
+        """Settle and check `rows`, block by block."""
+        known = self._known()
+        for block in batched(rows, AT_ONCE):
+            self.read += len(block)
+            parsed = [Parsed.of(self._admit(row)) for row in block]
+            for one, decision in zip(parsed, self._settle(parsed, known), strict=True):
+                self._count(one.row, decision)
+                if decision[0] == "duplicate" and self._index.find(one.lines[0].identity) is None:
+                    self._again[one.lines[0].content] += 1  # of a row that is held
+
+    def join_held(self) -> None:
+        """Rows held now or earlier whose interaction is known by now are settled; the others go on waiting."""
+        known, before = self._known(), self._store.held()
+        self._held = Index()  # whatever is settled below is no duplicate of itself
+        for table, waiting in self._waiting.items():
+            waiting.close()
+            left = self._staging.folder / "held" / f"{table}.jsonl"
+            left.parent.mkdir(exist_ok=True)
+            with left.open("wb") as file:
+                for path, is_new in ((before.get(table), False), (waiting.path, True)):
+                    for block in batched((text for _, text in read_lines(path)) if path else (), AT_ONCE):
+                        self._join(table, block, known, is_new, file)
+            if not left.stat().st_size:
+                left.unlink()
+                self._staging.delete(self._store.folder / "held" / left.name)
+
+    def _join(self, table: str, block: Sequence[bytes], known: Known, is_new: bool, left: IO[bytes]) -> None:
+        ready = []
+        for text in block:
+            row = CONTRACTS[table].model_validate_json(text)
+            if self._index.find(interaction_identity(row.interaction_id)) is None:
+                left.write(text + b"\n")
+                continue
+            one = InputRow("held", 0, text, feedback=row) if isinstance(row, Feedback) else None
+            ready.append(Parsed.of(one or InputRow("held", 0, text, review=cast(Review, row))))
+        for parsed, decision in zip(ready, self._settle(ready, known), strict=True):
+            if is_new:  # it was counted as held a moment ago
+                self.outcomes["held"] -= 1
+                self._count(parsed.row, decision)
+            else:
+                self.joined[decision[0]] += 1
+                self._keep_if_refused(parsed.row, decision)
+            # What was the same as a row that is refused by now is refused like it.
+            for _ in range(self._again[parsed.lines[0].content] if decision[0] == "quarantined" else 0):
+                self.outcomes["duplicate"] -= 1
+                self._count(parsed.row, decision)
+
+    def _settle(self, parsed: Sequence[Parsed], known: Known) -> tuple[Decision, ...]:
+        """Decide, without the rows that fail validation, and stage what is new."""
+        refused: dict[bytes, Reasons] = {}
+        while True:  # each turn refuses at least one content more, so it ends
+            settled = settle(parsed, self._index, self._held, refused)
+            if not settled.new:
+                break
+            result = self._check(_rows(settled), known)
+            if not refused:  # the one that has seen all rows, those that fail among them
+                self.results.append(result)
+            failing = {line.content: result.reasons[line.key] for line in settled.new if line.key in result.reasons}
+            if not failing:
+                break
+            refused |= failing
+        self._staging.append(settled.new, self._index)
+        for line in settled.new:
+            if isinstance(line.row, Interaction):
+                self.profiler.add(line)
+        for line in settled.held:
+            waiting = self._waiting[TABLES[type(line.row)]]
+            waiting.append(line)
+            waiting.flush()
+        return settled.decisions
+
+    def _admit(self, row: InputRow) -> InputRow:
+        """`row` without what must not be kept: personal data, and whatever a forgotten user said."""
+        admitted = self._privacy.apply(row)
+        part = admitted.interaction or admitted.feedback or admitted.review
+        is_gone = part is not None and interaction_identity(part.interaction_id).hex() in self._gone
+        is_theirs = admitted.feedback is not None and admitted.feedback.user in self._forgotten
+        if is_gone or (is_theirs and admitted.interaction is None):
+            return replace(FORGOTTEN, source=row.source, line=row.line)
+        return replace(admitted, feedback=None) if is_theirs else admitted
+
+    def _count(self, row: InputRow, decision: Decision) -> None:
+        """Count what became of a row of this batch. Only these are held against the failure limit."""
+        outcome, reasons = decision
+        self.outcomes[outcome] += 1
+        if outcome == "quarantined" and reasons != FORGOTTEN.reasons and not self.quarantine.was_seen(row):
+            self.newly_refused += 1
+            if self.refused_before is None and self.quarantine.is_here(row):
+                self.refused_before = digest_of(row)
+        self._keep_if_refused(row, decision)
+
+    def _keep_if_refused(self, row: InputRow, decision: Decision) -> None:
+        outcome, reasons = decision
+        if outcome != "quarantined":
+            if self.quarantine.is_here(row):
+                self._cleared.add(digest_of(row))
+            return
+        self.reasons.update(kinds(reasons))
+        if reasons == FORGOTTEN.reasons:
+            return
+        if not self.quarantine.holds(row):
+            redact = bytes if row.is_document else self._privacy.redact_raw
+            self._writer.add(QuarantinedRow.of(row, map(self._privacy.redact, reasons), redact))
+
+    # The end
+
+    @property
+    def new_documents(self) -> int:
+        """Documents that are new, or have a new version."""
+        return sum(row is not None for row in self._changed.values())
+
+    def stage(self) -> None:
+        """Write what the rows' parts do not hold: documents, chunks, what was refused."""
+        self.quarantined_in = self._writer.close()
+        for old in self._store.document_files() if self._changed else ():
+            row = self._changed.get(old.stem)
+            if old.stem in self._changed and (row is None or suffix_of(row.source) != old.suffix):
+                self._staging.delete(old)
+        for doc_id, row in self._changed.items():
+            if row is not None:
+                self._staging.write(f"documents/{doc_id}{suffix_of(row.source)}", row.raw)
+        if self._changed:
+            self._staging.write("documents.jsonl", as_lines(self._versions))
+            chunks = (chunk for doc_id in sorted(self._chunks) for chunk in self._chunks[doc_id])
+            self._staging.write("chunks.jsonl", as_lines(chunks))
+
+    def accept(self, sources: Sequence[str]) -> None:
+        """Take what was accepted after all out of the quarantine; lift what earlier batches of `sources` blocked."""
+        self.quarantine.without(self._cleared, self._staging)
+        self.quarantine.lift(sources)
+        self.quarantine.stage_blocking(self._staging)
+
+
+def _rows(settled: Settled) -> Rows:
+    by_table: dict[str, list[Line]] = {table: [] for table in TABLES.values()}
+    for line in settled.new:
+        by_table[TABLES[type(line.row)]].append(line)
+    return Rows(by_table["interactions"], by_table["feedback"], by_table["reviews"])
+
+
+def _document_of(key: str) -> str:
+    """The document that a failing `documents/...` or `chunks/...` belongs to."""
+    table, _, name = key.partition("/")
+    return name if table == "documents" else document_of(name)

@@ -1,0 +1,158 @@
+"""Which rows of a batch are new, known, too early, or contradict what is known. Pure.
+
+Three decisions:
+
+* The first content of an identity wins, in order of arrival; other content is a conflict. Known content with a
+  new thumb or review beside it is new feedback.
+* A thumb or review that comes before its interaction is held, not refused: the queue that carries thumbs is often
+  faster than the one that carries answers.
+* Of a document the newest version wins, wherever it stands in the batch. A version that was accepted once and is
+  outdated by now is a duplicate; one that was outdated before it came is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from abstain.core.contracts import Document, Feedback, Interaction, Review
+from abstain.data.store.key_index import Index
+from abstain.data.store.record_keys import Line, Stored, interaction_identity, line_of
+from abstain.ingest.pipeline.parsing import InputRow
+
+Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
+Reasons = tuple[str, ...]
+Decision = tuple[Outcome, Reasons]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What becomes of each input row, in order; the rows that are new; those that wait for their interaction."""
+
+    decisions: tuple[Decision, ...]
+    new: tuple[Line, ...] = ()
+    held: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """An input row with its contents as they would be stored."""
+
+    row: InputRow
+    lines: tuple[Line, ...]
+
+    @classmethod
+    def of(cls, row: InputRow) -> Parsed:
+        if row.document is not None:
+            raise RuntimeError(f"{row.source}: a document after rows: a source gives its documents first")
+        return cls(row, tuple(line_of(part) for part in row.contents() if not isinstance(part, Document)))
+
+
+def settle(batch: Sequence[Parsed], index: Index, held: Index, refused: Mapping[bytes, Reasons]) -> Settled:
+    """Decide on `batch` against `index`, against what is `held`, and against itself.
+
+    Rows with contents in `refused`, by their content's digest, are out.
+    """
+    new: dict[bytes, Line] = {}
+    waiting: dict[bytes, Line] = {}
+
+    def decide(parsed: Parsed) -> Decision:
+        reasons = parsed.row.reasons or tuple(
+            reason for line in parsed.lines for reason in refused.get(line.content, ())
+        )
+        reasons = reasons or tuple(reason for line in parsed.lines for reason in conflict(line))
+        if reasons:
+            return "quarantined", tuple(dict.fromkeys(reasons))
+        fresh = [line for line in parsed.lines if line.identity not in new and index.find(line.identity) is None]
+        if not fresh:
+            return "duplicate", ()
+        if parsed.row.interaction is None and not interaction_known(fresh[0].row):
+            if fresh[0].identity in waiting or held.find(fresh[0].identity):
+                return "duplicate", ()
+            waiting[fresh[0].identity] = fresh[0]
+            return "held", ()
+        new.update((line.identity, line) for line in fresh)
+        return "accepted", ()
+
+    def interaction_known(row: Stored) -> bool:
+        identity = interaction_identity(row.interaction_id)
+        return identity in new or index.find(identity) is not None
+
+    def conflict(line: Line) -> Reasons:
+        """Why `line` contradicts what is known; nothing where it does not."""
+        known = new.get(line.identity) or waiting.get(line.identity)
+        if known is not None:
+            return () if known.content == line.content else (_difference(line.row, known.row),)
+        for earlier in (index, held):
+            entry = earlier.find(line.identity)
+            if entry is not None and entry.content != line.content:
+                return (_difference(line.row, earlier.read(entry)),)
+        return ()
+
+    decisions = tuple(decide(parsed) for parsed in batch)
+    return Settled(decisions, tuple(new.values()), tuple(waiting.values()))
+
+
+def version_of(source: bytes) -> str:
+    """What tells two versions of a document apart: the digest of its source."""
+    return hashlib.sha256(source).hexdigest()
+
+
+def settle_documents(
+    rows: Sequence[InputRow],
+    current: Mapping[str, Document],
+    is_known: Callable[[str, str], bool],
+    refused: Mapping[str, Reasons],
+) -> tuple[tuple[Decision, ...], dict[str, InputRow]]:
+    """Decide on documents. Returns the decisions, in order, and the rows that win, by `doc_id`.
+
+    `current` are the documents of now; `is_known(doc_id, version)` says whether a version was ever accepted;
+    `refused` is by version.
+    """
+    versions = [version_of(row.raw) for row in rows]
+    winners: dict[str, tuple[str, InputRow]] = {}
+    newest = dict(current)
+    for row, version in zip(rows, versions, strict=True):
+        document = row.document
+        if document is None or version in refused:
+            continue
+        best = newest.setdefault(document.doc_id, document)
+        if document.updated_at > best.updated_at:
+            newest[document.doc_id] = document
+
+    def decide(row: InputRow, version: str) -> Decision:
+        document = row.document
+        if document is None:
+            return "quarantined", row.reasons
+        if version in refused:
+            return "quarantined", refused[version]
+        doc_id, best = document.doc_id, newest[document.doc_id]
+        if document == current.get(doc_id) or (doc_id in winners and winners[doc_id][0] == version):
+            return "duplicate", ()
+        if document == best:
+            winners[doc_id] = version, row
+            return "accepted", ()
+        if is_known(doc_id, version):
+            return "duplicate", ()
+        if document.updated_at < best.updated_at:
+            return "quarantined", (f"updated_at: a newer version of the document '{doc_id}' is known",)
+        return "quarantined", (
+            f"updated_at: other content of the document '{doc_id}' has the same date: write a newer one",
+        )
+
+    decisions = tuple(decide(row, version) for row, version in zip(rows, versions, strict=True))
+    return decisions, {doc_id: row for doc_id, (_, row) in winners.items()}
+
+
+def _difference(row: Stored, known: Stored) -> str:
+    differing = ", ".join(name for name in type(row).model_fields if getattr(row, name) != getattr(known, name))
+    match row:
+        case Interaction():
+            one_line = " ".join(row.interaction_id.split())
+            return f"interaction_id: '{one_line}' is known with other content (differs in {differing})"
+        case Feedback():
+            return f"thumb: this user's thumb of the same time is known with other content (differs in {differing})"
+        case Review():
+            return f"review: this reviewer's verdict of the same time is known (differs in {differing})"

@@ -1,0 +1,191 @@
+"""From the bytes of a line or a document to typed rows, or to the reasons why not.
+
+Three decisions:
+
+* Types are checked strictly: `"complete": "yes"` is refused, not read as true. A guess about a verdict
+  would be a wrong label.
+* A line that cannot be read is a row like any other, with reasons instead of contents, so that nothing
+  after this module has to know how rows can be broken, and every line is counted.
+* Whatever a row came from, `raw` is what it can be read from again (`reread`): a row refused today may be
+  released once the rules or the rest of the data allow it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from abstain.core.contracts import (
+    Context,
+    Document,
+    Feedback,
+    ImportedFeedback,
+    ImportedInteraction,
+    ImportedReview,
+    Interaction,
+    Review,
+    Row,
+)
+from abstain.core.errors import AbstainError
+from abstain.core.json_lines import one_line, repeated_keys
+from abstain.data.store.dataset import file_name_problem
+from abstain.knowledge.documents.reader import KINDS, parse_document
+
+_PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedFeedback, "review": ImportedReview, "contexts": Context}
+_OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
+_OF_REVIEWS = frozenset({"reviewed_at", "reviewer", "complete", "correct", "truthful"})
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One record of a source, or one document: either its typed contents or the reasons why not.
+
+    `source` and `line` say where it stood: file and line (from 1), or table and key. `digest` is what the quarantine
+    knows it by, where it comes from there: `raw` is not the text that first came, because personal data was redacted.
+    """
+
+    source: str
+    line: int
+    raw: bytes
+    reasons: tuple[str, ...] = ()
+    interaction: Interaction | None = None
+    feedback: Feedback | None = None
+    review: Review | None = None
+    document: Document | None = None
+    digest: str | None = None
+
+    @property
+    def is_document(self) -> bool:
+        """Whether this is a document, one that was refused included."""
+        return is_document(self.source)
+
+    def contents(self) -> Iterator[Document | Interaction | Feedback | Review]:
+        """The contract rows that this row brings."""
+        for row in (self.document, self.interaction, self.feedback, self.review):
+            if row is not None:
+                yield row
+
+
+def is_document(source: str) -> bool:
+    """Whether what stands in `source` is a document, by its name."""
+    return source.lower().endswith(tuple(KINDS))
+
+
+def reread(raw: bytes, source: str, number: int) -> InputRow:
+    """Read an `InputRow`'s `raw` once more."""
+    return read_document(raw, source) if is_document(source) else parse_line(raw, source, number)
+
+
+def parse_line(line: bytes, source: str, number: int) -> InputRow:
+    """One JSON object: a row of the import format, a `Feedback` or a `Review`, told apart by its fields."""
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+        return InputRow(source, number, line, (f"line: not valid UTF-8 ({where})",))
+    try:
+        # A guess without a look inside; no row is valid as another contract than its own.
+        row = _guess(line).model_validate_json(text, strict=True)
+    except ValidationError:
+        reasons = _reasons(text)
+        if isinstance(reasons, tuple):
+            return InputRow(source, number, line, reasons)
+        row = reasons
+    except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
+        return InputRow(source, number, line, ("line: a timestamp lies outside the years 1 to 9999",))
+    if twice := _said_twice(text):
+        return InputRow(source, number, line, twice)
+    if isinstance(row, Feedback):
+        return InputRow(source, number, line, feedback=row)
+    if isinstance(row, Review):
+        return InputRow(source, number, line, review=row)
+    assert isinstance(row, ImportedInteraction)
+    interaction, feedback, review = row.split()
+    return InputRow(source, number, line, interaction=interaction, feedback=feedback, review=review)
+
+
+def parse_object(fields: Mapping[str, Any], source: str, number: int) -> InputRow:
+    """The same for an object whose values JSON can hold; undecodable bytes in its texts are surrogates (PEP 383)."""
+    text = json.dumps(fields, ensure_ascii=False)
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # surrogates that stand for no byte: as bytes they are no UTF-8 either, and refused
+        raw = text.encode("utf-8", "surrogatepass")
+    return parse_line(raw, source, number)
+
+
+def read_document(content: bytes, source: str) -> InputRow:
+    """A whole document, Markdown or HTML by the name of `source`."""
+    try:
+        document = parse_document(content, source)
+    except AbstainError as error:
+        reason = str(error).removeprefix(f"{source}: ")
+    else:
+        problem = file_name_problem(document.doc_id)
+        if problem is None:
+            return InputRow(source, 1, content, document=document)
+        reason = problem
+    return InputRow(source, 1, content, reasons=(reason,))
+
+
+def _guess(line: bytes) -> type[Row]:
+    if b'"question"' in line:
+        return ImportedInteraction
+    return Review if b'"reviewed_at"' in line else Feedback
+
+
+def _contract_of(fields: Any) -> type[Row]:
+    """What `fields` are meant to be; what is nothing of all is held against the import format."""
+    if not isinstance(fields, dict) or fields.keys() & _OF_INTERACTIONS:
+        return ImportedInteraction
+    if fields.keys() & _OF_REVIEWS:
+        return Review
+    is_thumb = "given_at" in fields or isinstance(fields.get("thumb"), str)
+    return Feedback if is_thumb else ImportedInteraction
+
+
+def _reasons(text: str) -> Row | tuple[str, ...]:
+    """Every reason why `text` is no row; the row where it is one after all."""
+    twice: tuple[str, ...] = ()
+    try:
+        contract = _contract_of(from_json(text))
+        twice = _said_twice(text)
+    except ValueError:
+        contract = ImportedInteraction
+    try:
+        return contract.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        return (*twice, *(_reason(problem, contract) for problem in error.errors()))
+    except OverflowError:
+        return (*twice, "line: a timestamp lies outside the years 1 to 9999")
+
+
+def _said_twice(text: str) -> tuple[str, ...]:
+    """A reason for each key that one object of `text` has twice: nobody knows which of its values is meant."""
+    return tuple(f"{one_line(key)}: this key comes twice in one object" for key in repeated_keys(text))
+
+
+def _reason(problem: Any, contract: type[BaseModel]) -> str:
+    """A pydantic problem as one line that opens with the field."""
+    where = ".".join(str(part) for part in problem["loc"]) or "row"
+    message = " ".join(str(problem["msg"]).split())
+    if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):
+        return f"{where}: {twice[0]}"  # JSON in a cell of a table, which was left as it is
+    if problem["type"] == "json_invalid":
+        detail = str(problem["ctx"]["error"])
+        return f"line: {'truncated' if detail.startswith('EOF') else 'invalid'} JSON: {detail}"
+    if problem["type"] == "missing":
+        return f"{where}: this field is missing"
+    if problem["type"] == "extra_forbidden":
+        *parents, name = problem["loc"]
+        model = _PARTS.get(str(parents[0]), contract) if parents else contract
+        nearest = difflib.get_close_matches(str(name), model.model_fields, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known fields: {', '.join(model.model_fields)}"
+        return f"{' '.join(where.split())}: unknown field, {hint}"
+    return f"{where}: {message[0].lower()}{message[1:]}"

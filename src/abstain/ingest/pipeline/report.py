@@ -1,0 +1,80 @@
+"""What an ingest did: counts that must add up, and the reasons of what was refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from abstain.data.validation.runner import ValidationResult
+
+# A reason opens with its field; quoted values and figures after that are what tells rows apart, not reasons;
+# the hint of a misspelt field, and an example of how to write it, stay.
+_PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
+
+    `newly_refused` are the quarantined rows that nobody had been told of before. `joined` says what became of rows
+    held by earlier batches whose interaction came with this one. `quarantine` is relative to the data folder and names
+    the file of rows that were not there before. Raises `RuntimeError` when the counts do not add up: a row would have
+    been lost.
+    """
+
+    read: int
+    accepted: int
+    duplicate: int
+    held: int
+    quarantined: int
+    contracts: Mapping[str, int]
+    newly_refused: int = 0
+    joined: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    quarantine: str | None = None
+    redacted: Mapping[str, int] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    validation: ValidationResult | None = None
+
+    def __post_init__(self) -> None:
+        if self.read != self.accepted + self.duplicate + self.held + self.quarantined:
+            raise RuntimeError(
+                f"rows lost in ingest: {self.read} read, but {self.accepted} accepted, {self.duplicate} duplicate, "
+                f"{self.held} held and {self.quarantined} quarantined"
+            )
+
+    def to_markdown(self) -> str:
+        """A short report: the counts, what was refused and why, what to look at."""
+        counts = (self.read, self.accepted, self.duplicate, self.held, self.quarantined)
+        lines = ["# Ingest", "", "| rows read | accepted | duplicate | held | quarantined |"]
+        lines += ["| ---: | ---: | ---: | ---: | ---: |", f"| {' | '.join(f'{count:,}' for count in counts)} |", ""]
+        lines += [f"New: {', '.join(f'{count:,} {name}' for name, count in self.contracts.items())}."]
+        if self.held:
+            lines += ["", f"{self.held:,} thumbs and reviews wait for their interaction."]
+        if self.joined:
+            became = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
+            lines += ["", f"Of those that had waited: {became}."]
+        if self.quarantined:
+            where = f" in `{self.quarantine}`" if self.quarantine else ", all of them known"
+            lines += ["", f"Quarantined{where}:", ""]
+            lines += [f"- {count} x {reason}" for reason, count in self.reasons.items()]
+        if self.redacted:
+            lines += ["", f"Redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}."]
+        notes = [f"ignored, of no known kind: {', '.join(self.ignored)}"] if self.ignored else []
+        if self.validation:
+            notes += [*self.validation.notes, *self.validation.warning_lines()]
+        lines += ["", "Notes:", ""] * bool(notes) + [f"- {note}" for note in notes]
+        return "\n".join(lines) + "\n"
+
+
+def kinds(reasons: Iterable[str]) -> list[str]:
+    """Reasons as kinds of reasons: particulars are blanked, and each counts once a row."""
+    return list(dict.fromkeys(_PARTICULARS.sub(lambda found: found[1] or "…", reason) for reason in reasons))
+
+
+def count_reasons(reasons: Iterable[Iterable[str]]) -> dict[str, int]:
+    """How many rows were refused for each kind of reason, the commonest first."""
+    found = Counter(kind for row in reasons for kind in kinds(row))
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,145 @@
+"""From sources of feedback and documents to accepted rows in data/: read, settle, validate, then write, in a stream.
+
+Four decisions:
+
+* An input row is accepted, a duplicate, held until its interaction comes, or quarantined, as a whole; the four counts
+  must add up to the rows read (`IngestReport` raises where they do not).
+* Documents come first, so that every row can be held against them, and what was held comes last, once every
+  interaction is known (`intake`).
+* Everything is written beside data/ and moved in at the end, together with where the sources were left. A batch in
+  which too many rows are refused leaves only its quarantine behind, and blocks the retrain until it is decided on.
+* The failure limit looks at rows that nobody has been told of: bad rows that stay in a drop folder do not refuse every
+  batch after them, and known good ones do not hide that a new export is broken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+
+from abstain.config.params import QualityParams, ValidationParams
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Batch, Staging, Store, as_lines
+from abstain.data.validation.checks import Known, Rows
+from abstain.data.validation.drift import validate_drift
+from abstain.data.validation.runner import ValidationResult, validate
+from abstain.ingest.pipeline.batch import Intake
+from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.privacy import Privacy
+from abstain.ingest.quarantine import FOLDER
+from abstain.ingest.sources import Reading, Source
+
+Validate = Callable[[Rows, Known, ValidationParams, datetime], ValidationResult]
+
+
+class BatchRefused(AbstainError):
+    """Too many rows of a batch fail; `report` says what became of each, had the others been accepted."""
+
+    def __init__(self, message: str, report: IngestReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def ingest(
+    sources: Sequence[Source],
+    data: Path,
+    params: ValidationParams,
+    now: datetime,
+    *,
+    privacy: Privacy | None = None,
+    remember: bool = False,
+    quality: QualityParams | None = None,
+    validate: Validate = validate,
+) -> IngestReport:
+    """Take what `sources` give into the folder `data`.
+
+    `now` is the moment that no timestamp may lie behind. With `remember`, each source goes on where the last ingest
+    left it; with `quality`, the report says how far the batch is from those before. Raises `AbstainError`, with
+    nothing written, for a source that cannot be read; and `BatchRefused`, with the quarantine written but nothing
+    accepted, where more than `params.max_failed_fraction` of the new rows are refused.
+    """
+    store, names = Store(data), tuple(source.name for source in sources)
+    with Staging(store) as staging:
+        privacy = privacy or Privacy.off()
+        intake = Intake(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
+        readings = [source.read(store.state(source.name) if remember else {}) for source in sources]
+        documents, rows = _documents_first(readings)
+        intake.take_documents(documents)
+        intake.take_rows(rows)
+        intake.join_held()
+        present = frozenset[str]().union(*(reading.present or () for reading in readings))
+        for name, reading in zip(names, readings, strict=True) if remember else ():
+            intake.remove_documents(reading.vanished - present)  # it may have moved to another source
+            staging.write(f"sources/{name}.json", (json.dumps(reading.state, indent=1, sort_keys=True) + "\n").encode())
+        intake.stage()
+        profile = intake.profiler.profile()
+        if quality and profile.rows:
+            intake.results.append(validate_drift([*(batch.profile for batch in store.batches()), profile], quality))
+        report = _report(intake, staging, readings, privacy)
+        _require_few_refused(report, params, names, intake, staging)
+        if rows_of := {table: count for table, count in report.contracts.items() if count}:
+            batch = Batch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
+            staging.write("batches.jsonl", as_lines([*store.batches(), batch]))
+        staging.publish()
+    return report
+
+
+def _documents_first(readings: Iterable[Reading]) -> tuple[list[InputRow], Iterator[InputRow]]:
+    """All documents (and what could not be read as one), and the rest: every source gives its documents first."""
+    documents: list[InputRow] = []
+    rest: list[Iterator[InputRow]] = []
+    for reading in readings:
+        iterator = iter(reading)
+        for row in iterator:
+            if not row.is_document:
+                rest.append(chain([row], iterator))
+                break
+            documents.append(row)
+    return documents, chain.from_iterable(rest)
+
+
+def _report(intake: Intake, staging: Staging, readings: Iterable[Reading], privacy: Privacy) -> IngestReport:
+    outcomes = intake.outcomes
+    return IngestReport(
+        read=intake.read,
+        accepted=outcomes["accepted"],
+        duplicate=outcomes["duplicate"],
+        held=outcomes["held"],
+        quarantined=outcomes["quarantined"],
+        newly_refused=intake.newly_refused,
+        joined=dict(intake.joined),
+        contracts={**staging.counts, "documents": intake.new_documents},
+        reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),
+        quarantine=f"{FOLDER}/{intake.quarantined_in}.jsonl" if intake.quarantined_in else None,
+        redacted=dict(privacy.counts),
+        ignored=tuple(name for reading in readings for name in reading.ignored),
+        validation=ValidationResult.merge(intake.results) if intake.results else None,
+    )
+
+
+def _require_few_refused(
+    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: Intake, staging: Staging
+) -> None:
+    """Where too many rows are refused, block the retrain and raise, with the quarantine published alone."""
+    new = report.accepted + report.held + report.newly_refused
+    quarantine = intake.quarantine
+    if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * new:
+        intake.accept(names)
+        return
+    top = "; ".join(f"{count} x {reason}" for reason, count in list(report.reasons.items())[:3])
+    message = (
+        f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {new} new rows fail, more "
+        f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({top})"
+    )
+    name = quarantine.block(intake.quarantined_in, names, message, intake.refused_before)
+    quarantine.stage_blocking(staging)
+    staging.publish(FOLDER)
+    raise BatchRefused(
+        f"{message}: mend the rows listed by `abstain quarantine list` at their source and ingest again, or do without "
+        f"them: `abstain quarantine drop {name}`",
+        report,
+    )

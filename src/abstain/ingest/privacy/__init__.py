@@ -1,0 +1,134 @@
+"""Personal data, kept out of data/: redaction and pseudonyms, between reading a row and deciding on it.
+
+Three decisions:
+
+* Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is nobody's secret
+  and must stay what the base model saw; `privacy.redact_contexts` is for those who retrieve other things.
+* It happens before a row is compared with what is known, so that a row ingested again is a duplicate, and nothing that
+  is held, refused or reported has what an accepted row has not.
+* Reviewers are experts who answer for a verdict, so their names stay unless `privacy.pseudonymise_reviewers` is set.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from abstain.config.params import PrivacyParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context, Interaction, Row
+from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
+from abstain.ingest.privacy.raw import Rules, redact_raw
+from abstain.ingest.privacy.redaction import Redactor
+
+__all__ = ["Privacy"]
+
+R = TypeVar("R", bound=Row)
+Change = Callable[[str], str]
+
+
+class Privacy:
+    """What is done to each row that comes in. Made by `open` or `off`; may be shared by threads."""
+
+    def __init__(
+        self,
+        redactor: Redactor | None = None,
+        *,
+        contexts: bool = False,
+        user: Change | None = None,
+        reviewer: Change | None = None,
+    ) -> None:
+        self._redactor, self._contexts, self._user, self._reviewer = redactor, contexts, user, reviewer
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        self._rules = Rules(text=self._quietly, user=user, reviewer=reviewer, contexts=contexts)
+        self._is_off = redactor is None and user is None and reviewer is None
+
+    @classmethod
+    def open(cls, params: PrivacyParams, settings: Settings) -> Privacy:
+        """What `params` ask for. Makes the key of the pseudonyms where there is none.
+
+        Raises `AbstainError` for an entity that is none or can never be found, a spaCy pipeline that is missing, and
+        a key that is missing, too short or damaged.
+        """
+        people = params.pseudonymise or params.pseudonymise_reviewers
+        pseudonyms = Pseudonyms(user_key(settings)) if people else None
+        return cls(
+            Redactor(params) if params.redact else None,
+            contexts=params.redact_contexts,
+            user=pseudonyms.user if pseudonyms and params.pseudonymise else None,
+            reviewer=pseudonyms.reviewer if pseudonyms and params.pseudonymise_reviewers else None,
+        )
+
+    @classmethod
+    def off(cls) -> Privacy:
+        """Every row as it came."""
+        return cls()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many of each entity were removed from the rows so far, the most frequent first; never which."""
+        with self._counting:
+            return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def apply(self, row: InputRow) -> InputRow:
+        """`row` with its contents redacted; documents, `raw` and rows without contents stay as they are."""
+        if self._is_off:
+            return row
+        interaction, feedback, review = row.interaction, row.feedback, row.review
+        if interaction is not None:
+            interaction = self._interaction(interaction)
+        if feedback is not None:
+            user = self.pseudonym(feedback.user) if feedback.user else None
+            feedback = _with(feedback, user=user, comment=self._maybe(feedback.comment))
+        if review is not None:
+            reviewer = self._reviewer(review.reviewer) if self._reviewer else review.reviewer
+            review = _with(review, reviewer=reviewer, ideal_answer=self._maybe(review.ideal_answer))
+        if interaction is row.interaction and feedback is row.feedback and review is row.review:
+            return row
+        return replace(row, interaction=interaction, feedback=feedback, review=review)
+
+    def redact(self, text: str) -> str:
+        """`text` without the entities; they are counted."""
+        if self._redactor is None:
+            return text
+        redacted, removed = self._redactor.redact(text)
+        if removed:
+            with self._counting:
+                self._counts.update(removed)
+        return redacted
+
+    def redact_raw(self, raw: bytes) -> bytes:
+        """The raw text of a refused row without what `apply` takes out of an accepted one; nothing is counted.
+
+        JSON stays JSON, and the row that it gives is the one that `apply` gives. Not for documents.
+        """
+        return raw if self._is_off else redact_raw(raw, self._rules)
+
+    def pseudonym(self, user: str) -> str:
+        """The name that `user` goes by in data/: the id itself where `privacy.pseudonymise` is off."""
+        return self._user(user) if self._user else user
+
+    def _interaction(self, row: Interaction) -> Interaction:
+        contexts = row.contexts
+        if self._contexts and contexts:
+            redacted = tuple(_with(context, text=self.redact(context.text)) for context in contexts)
+            contexts = contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
+        return _with(row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts)
+
+    def _maybe(self, text: str | None) -> str | None:
+        return None if text is None else self.redact(text)
+
+    def _quietly(self, text: str) -> str:
+        return text if self._redactor is None else self._redactor.redact(text)[0]
+
+
+def _with(row: R, **values: str | tuple[Context, ...] | None) -> R:
+    """`row` with these values; the same object where it has them already."""
+    if all(getattr(row, name) is value or getattr(row, name) == value for name, value in values.items()):
+        return row
+    return row.model_copy(update=values)

@@ -1,0 +1,111 @@
+"""Pseudonyms for people: the same person is the same name, and only who has the key can tell which.
+
+Three decisions:
+
+* HMAC-SHA256 with a secret key, not a bare hash: user ids are few and can be guessed, so a hash of them is no secret.
+  80 bits of it are kept: a million users share no name by chance.
+* An id that is a pseudonym already stays as it is, so that data can be ingested again. Somebody whose id in the source
+  looks like one would go by it; ids come from the assistant's own log-in and are not typed by users.
+* The key lies in the home, made once, where one machine does all of the ingest. Several machines would make several
+  keys, one user several names, and `abstain forget` would miss rows: with ABSTAIN_ORIGIN the key has to be given.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import tempfile
+import unicodedata
+from pathlib import Path
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+
+_PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SHORTEST = 32
+
+
+class Pseudonyms:
+    """Names for users (`u-...`) and reviewers (`r-...`): somebody who is both has two that nobody can join."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def user(self, name: str) -> str:
+        """`u-` and 20 hexadecimal digits; an empty name and a pseudonym stay as they are."""
+        return self._pseudonym("u", name)
+
+    def reviewer(self, name: str) -> str:
+        """`r-` and 20 hexadecimal digits; an empty name and a pseudonym stay as they are."""
+        return self._pseudonym("r", name)
+
+    def _pseudonym(self, kind: str, name: str) -> str:
+        # The same name typed in a terminal may hold its accents as characters of their own.
+        person = unicodedata.normalize("NFC", name.strip())
+        if not person or _PSEUDONYM.fullmatch(person):
+            return person
+        message = f"{kind}\0{person}".encode("utf-8", "surrogatepass")
+        return f"{kind}-{hmac.digest(self._key, message, 'sha256').hex()[:20]}"
+
+
+def user_key(settings: Settings) -> bytes:
+    """The key: ABSTAIN_USER_KEY, else the home's own, which is made where there is none.
+
+    Raises `AbstainError` for a key that is too short or damaged, and for a team (ABSTAIN_ORIGIN) without one.
+    """
+    given = settings.user_key.get_secret_value().strip() if settings.user_key else ""
+    if given:
+        if len(given) < _SHORTEST:
+            raise AbstainError(
+                f"ABSTAIN_USER_KEY has {len(given)} characters, {_SHORTEST} are needed: "
+                "make one with `openssl rand -hex 32`, and keep it"
+            )
+        return given.encode()
+    if settings.origin:
+        raise AbstainError(
+            "ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN other machines ingest, too, and must give a user the "
+            "same pseudonym: set one key (`openssl rand -hex 32`) on all of them, or privacy.pseudonymise: false"
+        )
+    return _key_of(settings.user_key_file)
+
+
+def _key_of(file: Path) -> bytes:
+    try:
+        if not file.exists():
+            _make(file)
+        key = file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise AbstainError(
+            f"{file}: the key of the pseudonyms can be neither read nor made ({error.strerror}): set ABSTAIN_USER_KEY"
+        ) from None
+    if not _KEY.fullmatch(key):
+        raise AbstainError(
+            f"{file} holds no key: restore it, or remove it, and users get new pseudonyms that do not match the old"
+        )
+    return key.encode()
+
+
+def _make(file: Path) -> None:
+    """Make a key that only the owner can read. Of processes that do so at once, one wins, and all read its key."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            out.write(f"{secrets.token_hex(32)}\n")
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(temporary, file)  # unlike a rename, it replaces nothing
+        except FileExistsError:
+            return
+    finally:
+        temporary.unlink()
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

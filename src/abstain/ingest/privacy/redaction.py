@@ -1,0 +1,112 @@
+"""Personal data out of a text: `mail ann@example.org` becomes `mail <EMAIL_ADDRESS>`.
+
+Three decisions:
+
+* Spans that overlap become one, named after the longest: no part of any of them stays.
+* A text is gone through until nothing more is found, and what stands in a placeholder is never looked at. So the same
+  text always gives the same, and a text that was redacted before gives itself: data can be ingested again.
+* What is found is exact only as far as Presidio is; `privacy.keep` names what is no secret, such as one's own hotline.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from abstain.config.params import PrivacyParams
+from abstain.ingest.privacy.entities import NAMES, PATTERNS, RARE, pieces_of, require_known
+from abstain.ingest.privacy.pieces import may_hold_any, windows
+from abstain.ingest.privacy.plain import plain
+from abstain.ingest.privacy.recognizers import Find, Hit, name_finder, pattern_finder, require_names, require_regions
+
+_ANY_NAME = "names"
+_PLACEHOLDER = re.compile(f"<(?:{'|'.join((*PATTERNS, *NAMES))})>")
+
+
+class Redactor:
+    """Removes the entities of `params.redact`. Recognizers are made when the first text needs them.
+
+    Raises `AbstainError` for an entity or a phone region that is none, and for a spaCy pipeline that is missing.
+    """
+
+    def __init__(self, params: PrivacyParams) -> None:
+        require_known(params.redact, params.min_score)
+        require_regions(params.phone_regions)
+        wanted = tuple(dict.fromkeys(params.redact))
+        self._params = params
+        self._names = tuple(name for name in wanted if name in NAMES)
+        if self._names:
+            require_names(params.names_pipeline)
+        national = bool(params.phone_regions)
+        self._always = bool(self._names) or not set(wanted) <= RARE or national
+        self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name in PATTERNS]
+        self._keep = {kept.strip().casefold() for kept in params.keep}
+        self._finders: dict[str, Find] = {}
+        self._making = threading.Lock()
+
+    def redact(self, text: str) -> tuple[str, Counter[str]]:
+        """`text` without the entities, and how many of each were in it; the same object where there was none."""
+        removed: Counter[str] = Counter()
+        if not self._always and not may_hold_any(text):
+            return text, removed
+        while spans := merge(self._hits(text)):  # each turn leaves less outside of placeholders, so it ends
+            parts, done = [], 0
+            for entity, start, end, _ in spans:
+                parts += [text[done:start], f"<{entity}>"]
+                done = end
+                removed[entity] += 1
+            text = "".join((*parts, text[done:]))
+        return text, removed
+
+    def _hits(self, text: str) -> Iterator[Hit]:
+        seen = _PLACEHOLDER.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
+        flat = plain(seen)
+        for view in (seen,) if flat == seen else (seen, flat):
+            for entity, pieces in self._patterns:
+                for start, ends in pieces(view):
+                    yield from self._first(entity, view, start, ends)
+        if self._names:
+            for start, ends in windows(seen):
+                yield from self._first(_ANY_NAME, seen, start, ends)
+
+    def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[Hit]:
+        """What is found from `start` to the first of `ends` at which anything is."""
+        find = self._finders.get(entity) or self._make(entity)
+        for end in ends:
+            hits = [hit for hit in find(text[start:end]) if hit.score >= self._params.min_score]
+            for hit in hits:
+                found = text[start + hit.start : start + hit.end]
+                bare = found.strip()
+                if any(map(str.isalnum, bare)) and bare.casefold() not in self._keep:
+                    begin = start + hit.start + found.index(bare)
+                    yield hit._replace(start=begin, end=begin + len(bare))
+            if hits:
+                return
+
+    def _make(self, entity: str) -> Find:
+        with self._making:
+            if self._names and _ANY_NAME not in self._finders:
+                self._finders[_ANY_NAME] = name_finder(self._names, self._params.names_pipeline)
+            if entity not in self._finders:
+                self._finders[entity] = pattern_finder(entity, self._params.phone_regions)
+            return self._finders[entity]
+
+
+def merge(hits: Iterable[Hit]) -> list[Hit]:
+    """Hits in order, none overlapping another: what overlaps is one, with the name of the longest, then the surest."""
+    merged: list[list[Hit]] = []
+    reach = 0
+    for hit in sorted(set(hits), key=lambda hit: (hit.start, hit.end, hit.entity)):
+        if merged and hit.start < reach:
+            merged[-1].append(hit)
+        else:
+            merged.append([hit])
+        reach = max(reach, hit.end)
+    return [_join(cluster) for cluster in merged]
+
+
+def _join(cluster: list[Hit]) -> Hit:
+    best = max(cluster, key=lambda hit: (hit.end - hit.start, hit.score, hit.entity))
+    return best._replace(start=cluster[0].start, end=max(hit.end for hit in cluster))

@@ -1,0 +1,275 @@
+"""Refused rows, kept with their reasons until somebody decides on them.
+
+    data/quarantine/<id>.jsonl         rows of one batch that were refused, each whole
+    data/quarantine/blocking.json      sources whose last batch was refused whole, and why
+    data/quarantine/dropped.txt        digests of rows that somebody decided to do without
+
+Three decisions:
+
+* A row is here once, however often a source gives it again: it is known by the digest of its raw text. A thumb or
+  review that came alone is known by its contents: one that was held is nothing else any more.
+* What is here or was dropped has been seen by somebody, so it does not count towards the failure limit again;
+  the rows of a batch that was refused whole do, until somebody decides on them.
+* A row leaves when it is accepted (`release`, or the source gives it again once the rules or the rest of the data
+  allow it), when it is dropped, or with the user who gave it (`forget`). Nothing else removes one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from abstain.core.contracts import Row
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.data.store.dataset import Staging, as_lines, read_rows
+from abstain.ingest.pipeline.parsing import InputRow, reread
+from abstain.ingest.pipeline.report import count_reasons
+
+FOLDER = "quarantine"
+
+
+class QuarantinedRow(Row):
+    """A refused line or document, whole, with where it stood and every reason.
+
+    `digest` is what the row is known by (`digest_of`), `raw` what may be kept of it (personal data is redacted).
+    """
+
+    source: str
+    line: int
+    digest: str
+    raw: str
+    raw_base64: str | None = None
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def of(cls, row: InputRow, reasons: Iterable[str], redact: Callable[[bytes], bytes] = bytes) -> QuarantinedRow:
+        """Bytes that are no UTF-8 are kept twice: readable in `raw`, exact in `raw_base64`."""
+        kept = redact(row.raw)
+        text = kept.decode("utf-8", errors="backslashreplace")
+        exact = None if text.encode() == kept else base64.b64encode(kept).decode()
+        place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
+        return cls(**place, raw=text, raw_base64=exact, reasons=tuple(reasons))
+
+    def reread(self) -> InputRow:
+        """The row once more, as it is kept."""
+        return replace(reread(self.content, self.source, self.line), digest=self.digest)
+
+    @property
+    def content(self) -> bytes:
+        """The bytes as they came."""
+        return base64.b64decode(self.raw_base64) if self.raw_base64 else self.raw.encode()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One file of the quarantine."""
+
+    id: str
+    rows: int
+    sources: tuple[str, ...]
+    reasons: dict[str, int]
+    blocking: str | None
+
+
+class Quarantine:
+    """The quarantine of a data folder, as it was when this was opened."""
+
+    def __init__(self, data: Path) -> None:
+        self.folder = data / FOLDER
+        self._digests = {path: [row.digest for row in self.rows(path)] for path in self.files()}
+        self.dropped = frozenset(_lines(self.folder / "dropped.txt"))
+        blocking = self.folder / "blocking.json"
+        self.blocking: dict[str, dict[str, Any]] = json.loads(blocking.read_text()) if blocking.exists() else {}
+        held_back = {path for path in self._digests if path.stem in self.blocking}
+        self._here = {one for digests in self._digests.values() for one in digests}
+        self._seen = self.dropped.union(*(self._digests[path] for path in self._digests.keys() - held_back))
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def rows(self, path: Path) -> Iterator[QuarantinedRow]:
+        return read_rows(path, QuarantinedRow)
+
+    def is_here(self, row: InputRow) -> bool:
+        return bool(self._here) and digest_of(row) in self._here
+
+    def holds(self, row: InputRow) -> bool:
+        """Whether this row is here already, or was dropped: then it is not kept once more."""
+        return self.is_here(row) or (bool(self.dropped) and digest_of(row) in self.dropped)
+
+    def was_seen(self, row: InputRow) -> bool:
+        """Whether somebody has been told of this row before, and no batch is held back by it."""
+        return bool(self._seen) and digest_of(row) in self._seen
+
+    def listing(self) -> list[Refused]:
+        """Every file, with what it holds back."""
+        found = []
+        for path in self.files():
+            rows = list(self.rows(path))
+            found.append(
+                Refused(
+                    id=path.stem,
+                    rows=len(rows),
+                    sources=tuple(Counter(row.source for row in rows)),
+                    reasons=count_reasons(row.reasons for row in rows),
+                    blocking=self.blocking.get(path.stem, {}).get("message"),
+                )
+            )
+        return found
+
+    def find(self, name: str) -> Path:
+        """The file of an id, or of the beginning of one. Raises `AbstainError` where there is none, or several."""
+        found = [path for path in self.files() if path.stem.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(path.stem for path in self.files()) or "nothing"
+        problem = "several ids begin" if found else "no id begins"
+        raise AbstainError(f"quarantine: {problem} with '{name}'; there are: {known}")
+
+    def drop(self, path: Path) -> int:
+        """Do without the rows of `path`, for good; what they held back may go on. Returns how many there were."""
+        return self._drop({path: self._digests[path]})
+
+    def drop_of(self, names: set[str]) -> int:
+        """Drop every row that one of the users `names` gave. Returns how many there were."""
+        theirs = {path: [row.digest for row in self.rows(path) if _is_of(row, names)] for path in self.files()}
+        return self._drop({path: digests for path, digests in theirs.items() if digests})
+
+    def _drop(self, gone: Mapping[Path, Sequence[str]]) -> int:
+        dropped = self.dropped.union(*gone.values())
+        if gone:
+            write_atomically(self.folder / "dropped.txt", _text(dropped))
+        for path, digests in gone.items():
+            left = [row for row in self.rows(path) if row.digest not in set(digests)]
+            if left:
+                write_atomically(path, as_lines(left))
+                continue
+            if self.blocking.pop(path.stem, None):
+                write_atomically(self.folder / "blocking.json", _json(self.blocking))
+            path.unlink()
+        return sum(map(len, gone.values()))
+
+    def without(self, accepted: set[str], staging: Staging) -> None:
+        """Stage every file without the rows of these digests, which have been accepted."""
+        for path, digests in self._digests.items():
+            if accepted.isdisjoint(digests):
+                continue
+            left = [row for row in self.rows(path) if row.digest not in accepted]
+            if left:
+                staging.write(f"{FOLDER}/{path.name}", as_lines(left))
+            else:
+                staging.delete(path)
+                self.blocking.pop(path.stem, None)
+
+    def block(self, name: str | None, sources: Sequence[str], message: str, known: str | None = None) -> str:
+        """Hold back `sources` by the file `name`, or, where all of their bad rows are here already, by that of `known`.
+
+        `known`: the digest of one of them.
+        """
+        name = name or next(path.stem for path, digests in self._digests.items() if known in digests)
+        others = self.blocking.get(name, {}).get("sources", [])
+        self.blocking[name] = {"sources": sorted({*others, *sources}), "message": message}
+        return name
+
+    def lift(self, sources: Sequence[str]) -> None:
+        """A later batch of all `sources` was good."""
+        self.blocking = {
+            name: entry for name, entry in self.blocking.items() if not set(entry["sources"]) <= set(sources)
+        }
+
+    def stage_blocking(self, staging: Staging) -> None:
+        if self.blocking or (self.folder / "blocking.json").exists():
+            staging.write(f"{FOLDER}/blocking.json", _json(self.blocking))
+
+
+class Writer:
+    """The rows that one batch refuses, written as they come; named by what they are, so that the same are the same."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._seal = hashlib.sha256()
+        self._kept: set[str] = set()
+        self._path = Path(tempfile.mkdtemp(dir=staging.folder, prefix=".refused-")) / "rows"
+        self._file = self._path.open("wb")
+        self.rows = 0
+
+    def add(self, row: QuarantinedRow) -> None:
+        """Keep `row`, once however often it comes."""
+        if row.digest in self._kept:
+            return
+        self._kept.add(row.digest)
+        self._seal.update(row.digest.encode())
+        self._file.write(row.canonical().encode() + b"\n")
+        self.rows += 1
+
+    def close(self) -> str | None:
+        """Stage the file; its id, or None where no row came."""
+        self._file.close()
+        if not self.rows:
+            return None
+        name = self._seal.hexdigest()[:16]
+        target = self._staging.folder / FOLDER / f"{name}.jsonl"
+        target.parent.mkdir(exist_ok=True)
+        self._path.replace(target)
+        return name
+
+
+def require_unblocked(data: Path) -> None:
+    """Raise `AbstainError` where a source's last batch was refused whole and nobody has decided on it yet."""
+    blocking = Quarantine(data).blocking
+    if blocking:
+        name, first = next(iter(blocking.items()))
+        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
+        raise AbstainError(
+            f"the retrain is blocked{more}: {first['message']}; mend the source and ingest again, or decide with "
+            f"`abstain quarantine release {name}` or `abstain quarantine drop {name}`"
+        )
+
+
+def digest_of(row: InputRow) -> str:
+    """What a row is known by here, a sha256 (hex): of its text as it first came, or, of a thumb or review that came
+    alone, of its contents as they would be stored, personal data redacted: whether it was held makes no difference."""
+    if row.digest is not None:
+        return row.digest
+    alone = row.feedback or row.review if row.interaction is None else None
+    return hashlib.sha256(row.raw if alone is None else alone.canonical().encode()).hexdigest()
+
+
+def _is_of(row: QuarantinedRow, names: set[str]) -> bool:
+    """Whether the user of a refused row is one of `names`: by its field, or, where it is no JSON, by a cell."""
+    text = row.content.decode("utf-8", errors="replace")
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return any(re.search(pattern, text, re.MULTILINE) for name in names for pattern in _patterns(name))
+    if not isinstance(fields, dict):
+        return False
+    thumb = fields.get("thumb")
+    return fields.get("user") in names or (isinstance(thumb, dict) and thumb.get("user") in names)
+
+
+def _patterns(name: str) -> list[str]:
+    """Where a user's id stands in a line of cut JSON, and in one of CSV; there a number may be anything."""
+    named, cell = rf'"user"\s*:\s*"{re.escape(name)}"', rf'(?:^|[,;\t])\s*"?{re.escape(name)}"?\s*(?:$|[,;\t])'
+    return [named] if name.isdigit() else [named, cell]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def _text(digests: Iterable[str]) -> bytes:
+    return "".join(f"{one}\n" for one in sorted(digests)).encode()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

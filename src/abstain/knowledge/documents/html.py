@@ -1,0 +1,96 @@
+"""An HTML page, or HTML inside Markdown -> its content as Markdown, so that there is one way to chunks.
+
+Two decisions:
+
+* What is no content goes: scripts, styles, navigation, controls, hidden parts, and the page's own header and footer.
+  Where there is one `<main>`, only it counts.
+* A table becomes a grid in which every row can be read alone: a cell that spans columns or rows stands in each of them,
+  and several header rows become one. A table that only arranges a page (headings or tables inside, no `<th>`) is none.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from bs4 import BeautifulSoup
+from bs4.element import PreformattedString, Tag
+
+from abstain.knowledge.documents.html_converter import HEADINGS, INVISIBLE, Converter
+
+FIELDS = ("doc_id", "product", "entitlements", "updated_at")
+
+_DROPPED = "script style noscript template nav svg iframe object canvas button input select textarea head [hidden]"
+_CHROME = "body > header, body > footer, [role=navigation], [role=banner], [role=contentinfo]"
+_PARTS = ["caption", "thead", "tbody", "tfoot", "tr", "th", "td"]
+
+
+class UnreadablePage(ValueError):
+    """Why a page's fields cannot be taken from it."""
+
+
+def read_page(text: str) -> tuple[dict[str, Any], str]:
+    """The fields of an HTML page (`FIELDS` from its `<meta>`, `title` from its `<title>`) and its content as Markdown.
+
+    A field that the page does not give is not there. Raises `UnreadablePage` where fields contradict or are misspelt.
+    """
+    soup = BeautifulSoup(text, "lxml")
+    return _fields(soup), _markdown(soup)
+
+
+def read_fragment(text: str) -> str:
+    """A piece of HTML as Markdown. RecursionError where its tags are nested too deeply."""
+    return _markdown(BeautifulSoup(text, "lxml"))
+
+
+def _markdown(soup: BeautifulSoup) -> str:
+    for string in soup.find_all(string=lambda found: isinstance(found, PreformattedString)):
+        string.extract()
+    content = soup.body or soup
+    for tag in content.select(", ".join([*_DROPPED.split(), _CHROME])):
+        tag.decompose()
+    mains = content.find_all("main")
+    content = mains[0] if len(mains) == 1 else content
+    _tidy(content)
+    markdown: str = Converter().process_tag(content, parent_tags=set())
+    return "\n".join(line.rstrip() for line in markdown.strip().split("\n"))
+
+
+def _fields(soup: BeautifulSoup) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for meta in soup.find_all("meta"):
+        name, content = str(meta.get("name", "")).strip().lower(), meta.get("content")
+        if name not in FIELDS:
+            # A misspelt one would open the page to everybody.
+            if difflib.get_close_matches(name, ["entitlements"], cutoff=0.8):
+                raise UnreadablePage(f'<meta name="{name}"> is unknown: did you mean "entitlements"?')
+            continue
+        if content is None:
+            raise UnreadablePage(f'<meta name="{name}"> says nothing: add content="..."')
+        value = " ".join(str(content).split())
+        if name == "entitlements":
+            fields[name] = list(dict.fromkeys([*fields.get(name, ()), *filter(None, map(str.strip, value.split(",")))]))
+        elif fields.setdefault(name, value) != value:
+            raise UnreadablePage(f'<meta name="{name}"> is there twice, as "{fields[name]}" and as "{value}": keep one')
+    if soup.title is not None and (title := " ".join(soup.title.get_text().translate(INVISIBLE).split())):
+        fields["title"] = title
+    return fields
+
+
+def _tidy(content: Tag) -> None:
+    """Put right what Markdown cannot say: tables that arrange a page, cells without a row, lists straight in lists."""
+    for table in content.find_all("table"):
+        own = [tag for tag in table.find_all(_PARTS) if tag.find_parent("table") is table]
+        has_header = any(tag.name == "th" for tag in own)
+        if table.get("role") in ("presentation", "none") or (not has_header and table.find([*HEADINGS, "table"])):
+            for tag in [table, *own]:
+                tag.name = "div"
+    for cell in content.find_all(["td", "th"]):
+        if cell.parent is not None and cell.parent.name != "tr":
+            after = [tag for tag in cell.find_next_siblings() if tag.name in ("td", "th")]
+            row = cell.wrap(Tag(name="tr"))
+            row.extend(after)
+    for inner in content.find_all(["ul", "ol"]):
+        before = inner.find_previous_sibling("li")
+        if inner.parent is not None and inner.parent.name in ("ul", "ol") and before is not None:
+            before.append(inner.extract())

@@ -1,0 +1,167 @@
+"""A handbook file, Markdown or HTML -> `Document`.
+
+Three decisions:
+
+* Markdown says what it is in YAML front matter, HTML in its `<meta>` and `<title>`; from there on both are the same,
+  because a document's body is Markdown.
+* Fields are checked strictly: a misspelt entitlement would open a document to everybody, and so would a second line of
+  `entitlements`, of which YAML keeps the last.
+* Whatever is wrong with a file is one `AbstainError` of one line: file, problem, remedy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from abstain.core.contracts import Document
+from abstain.core.errors import AbstainError
+
+Kind = Literal["markdown", "html"]
+
+KINDS: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm": "html"}
+"""What a file is, by the suffix of its name in lower case."""
+
+MAX_TITLE = 300  # characters: it is repeated in every chunk
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_WINDOWS = frozenset(
+    {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
+)  # what browsers take them for
+# What PyYAML's constructors and parsers raise on odd input: 2026-13-45, `!!bool x`, a thousand brackets or nested tags.
+_ODD = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, RecursionError)
+
+
+def parse_document(content: bytes | str, source_name: str, kind: Kind | None = None) -> Document:
+    """Read a Markdown file with front matter, or an HTML page; `source_name` names it in messages.
+
+    `kind`: by default what the suffix of `source_name` says (`KINDS`), else Markdown. Fields: `doc_id`, `title`,
+    `updated_at`, and where there are any `product`, `entitlements`. Bytes of Markdown are UTF-8; a page may declare its
+    charset. Raises `AbstainError` with one line: file, problem, remedy.
+    """
+    kind = kind or KINDS.get(PurePath(source_name).suffix.lower(), "markdown")
+    try:
+        text = content if isinstance(content, str) else _decode(content, kind)
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        fields, body = _read_html(text) if kind == "html" else _read_markdown(text)
+        return _document(fields, body, kind)
+    except _Unreadable as problem:
+        raise AbstainError(f"{source_name}: {problem}") from None
+
+
+def read_documents(files: Iterable[Path]) -> Iterator[Document]:
+    """The documents in `files`, each named by its document's id. Raises `AbstainError` for one that is not."""
+    for path in files:
+        document = parse_document(path.read_bytes(), str(path))
+        if document.doc_id != path.stem:
+            raise AbstainError(
+                f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}{path.suffix}"
+            )
+        yield document
+
+
+class _Unreadable(Exception):
+    """What is wrong with a file, and the remedy."""
+
+
+def _decode(content: bytes, kind: Kind) -> str:
+    encoding, declared = "utf-8", False
+    if kind == "html":
+        from bs4.dammit import EncodingDetector  # lazily: Markdown does not need it
+
+        content, marked = EncodingDetector.strip_byte_order_mark(content)
+        found = marked or EncodingDetector.find_declared_encoding(content, is_html=True, search_entire_document=False)
+        # Whoever can read a declaration in ASCII knows that it is not UTF-16.
+        if found and (marked or not found.lower().startswith("utf-16")):
+            encoding, declared = found, True
+            encoding = "windows-1252" if found.lower() in _WINDOWS else found
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start + 1} is 0x{content[error.start]:02x}"
+        if declared:
+            raise _Unreadable(f"not valid {encoding}, which it declares to be ({where}): correct its charset") from None
+        raise _Unreadable(f"not valid UTF-8 ({where}): save it as UTF-8") from None
+    except (LookupError, ValueError):
+        raise _Unreadable(f"declares the unknown charset '{encoding}': save it as UTF-8") from None
+
+
+def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        raise _Unreadable("no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'")
+    try:
+        fields = yaml.load(match.group(1), _StrictLoader)
+    except yaml.YAMLError as error:
+        raise _Unreadable(f"the front matter is not valid YAML: {' '.join(str(error).split())}") from None
+    except _ODD as error:
+        raise _Unreadable(f"the front matter cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(fields, dict):
+        raise _Unreadable("the front matter holds no 'name: value' lines: add doc_id, title, updated_at")
+    if "body" in fields:
+        raise _Unreadable("'body' is no front matter field: write the text below the second '---'")
+    body = text[match.end() :].replace("\0", "\ufffd")  # as CommonMark has it
+    return {str(name): value for name, value in fields.items()}, body
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a name that stands twice in one mapping, merged ones (`<<`) included."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if isinstance(node, yaml.MappingNode):
+            self.flatten_mapping(node)
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise _Unreadable(f"the front matter names '{' '.join(twice[0].split())}' twice: keep one of the two")
+        return super().construct_mapping(node, deep)
+
+
+def _read_html(text: str) -> tuple[dict[str, Any], str]:
+    from abstain.knowledge.documents.html import (  # lazily: its parser costs a quarter of a second
+        UnreadablePage,
+        read_page,
+    )
+
+    try:
+        return read_page(text)
+    except UnreadablePage as error:
+        raise _Unreadable(str(error)) from None
+    except RecursionError:
+        raise _Unreadable("its tags are nested too deeply to be read: simplify the page") from None
+
+
+def _document(fields: dict[str, Any], body: str, kind: Kind) -> Document:
+    try:
+        document = Document.model_validate({**fields, "body": body})
+    except ValidationError as error:
+        raise _Unreadable(_problem(error.errors()[0], kind)) from None
+    except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
+        raise _Unreadable("'updated_at' lies outside the years 1 to 9999") from None
+    if len(document.title) > MAX_TITLE:
+        raise _Unreadable(
+            f"the title has {len(document.title):,} characters, and every chunk repeats it: {MAX_TITLE} at most"
+        )
+    return document
+
+
+def _problem(problem: Any, kind: Kind) -> str:
+    name = str(problem["loc"][0])
+    known = ", ".join(field for field in Document.model_fields if field != "body")
+    if kind == "html":
+        where, remedy = "page", "a <title>" if name == "title" else f'<meta name="{name}" content="...">'
+    else:
+        where, remedy = "front matter", f"a line '{name}: ...'"
+    if name == "body":
+        if kind == "html":
+            return "there is no text in the page's body: if a script draws it, save it as the browser shows it"
+        return "there is no text below the front matter: write the document there"
+    if problem["type"] == "missing":
+        return f"the {where} lacks '{name}': add {remedy}"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown {where} field '{name}': use {known}"
+    return f"{where} field '{name}': {problem['msg']}"

@@ -1,0 +1,64 @@
+"""`Document` -> its sections: what stands under one heading, up to the next heading of any level.
+
+A section is a document of its own: retrieval finds it and never mixes it with another. A heading with nothing under it
+makes none: it lives on in the paths of its subsections. Headings may skip levels and repeat each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from abstain.core.contracts import Document
+
+MAX_HEADING = 200
+"""Characters; what is longer is a paragraph that somebody made large, and stays in the section above it."""
+
+_PARSER = MarkdownIt("commonmark").enable("table")
+_PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are told apart here
+
+
+@dataclass(frozen=True)
+class Section:
+    """`path` opens with the document's title; `body` is Markdown without the heading; `content_hash` is of both."""
+
+    path: tuple[str, ...]
+    body: str
+    content_hash: str
+
+
+def sections(document: Document) -> list[Section]:
+    """The sections of `document`, in the order of the text. A first heading that repeats the title is no section."""
+    return [
+        Section(path, body, hashlib.sha256("\n".join([*path, "", body]).encode()).hexdigest())
+        for path, body in _parts(document)
+        if body.strip()
+    ]
+
+
+def parse_blocks(text: str) -> tuple[list[str], list[Token]]:
+    """The lines of Markdown, and markdown-it's tokens of its blocks, whose `map` counts those lines."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.split("\n"), _PARSER.parse(text)
+
+
+def _parts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
+    lines, tokens = parse_blocks(document.body)
+    headings: list[tuple[int, str]] = []
+    start = 0
+    for position, token in enumerate(tokens):
+        if token.type != "heading_open" or token.level or token.map is None:
+            continue
+        level, heading = int(token.tag[1]), " ".join(tokens[position + 1].content.split())
+        if len(heading) > MAX_HEADING:
+            continue
+        yield (document.title, *(name for _, name in headings)), "\n".join(lines[start : token.map[0]])
+        start = token.map[1]
+        headings = [entry for entry in headings if entry[0] < level]
+        if heading and (headings or heading != document.title):
+            headings.append((level, heading))
+    yield (document.title, *(name for _, name in headings)), "\n".join(lines[start:])

@@ -1,0 +1,45 @@
+"""How many tokens the encoder makes of a text, without loading the encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval.encoder import embedded_encoder_folder
+
+CHARACTERS_A_TOKEN = 4
+
+
+def token_counter(folder: Path | None = None) -> Callable[[str], int]:
+    """Counts the tokens of a text by the `tokenizer.json` in `folder`, by default the embedded encoder's.
+
+    The encoder's own marks at the beginning and the end are not counted, and nothing is cut off. What the encoder gives
+    up on (to all-MiniLM a word of more than 100 characters is one unknown token) counts a token for 4 characters: the
+    language model that is to read the chunk has no such mercy.
+    """
+    return _counter(folder or embedded_encoder_folder())
+
+
+@cache
+def _counter(folder: Path) -> Callable[[str], int]:
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise AbstainError(f"{file} is not there: chunks are measured by the encoder's tokenizer")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+
+    def count(text: str) -> int:
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        ids = encoded.ids
+        if unknown not in ids:
+            return len(ids)
+        spans = (span for number, span in zip(ids, encoded.offsets, strict=True) if number == unknown)
+        return len(ids) + sum((end - start) // CHARACTERS_A_TOKEN for start, end in spans)
+
+    return count

@@ -1,0 +1,102 @@
+"""Embeddings, kept by content: a text that this encoder has seen is never encoded again.
+
+Three decisions:
+
+* One SQLite file an encoder, under its identity; a row's key is the sha256 of its text. Documents, versions and runs
+  play no part, so a chunk that moves, comes back or stands in two documents costs nothing.
+* Texts are encoded and kept block by block: a run that is killed loses one block. Writers wait for each other.
+* Vectors are of unit length, so that an inner product is the cosine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval.encoder import Encoder, Vectors
+
+BLOCK = 512
+_WAIT_SECONDS = 60
+_AT_ONCE = 500  # SQLite's default limit of a statement's parameters is 999 in old builds
+
+
+class Embeddings:
+    """Unit-length embeddings by `encoder`, kept in `folder`, made when needed; without one they are not kept."""
+
+    def __init__(self, encoder: Encoder, folder: Path | None = None) -> None:
+        self.encoder = encoder
+        self._file = folder and folder / f"{encoder.identity}.sqlite"
+
+    def of(self, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None) -> Vectors:
+        """The (n, d) float32 matrix of `texts`; only those that are not kept yet are encoded, each once.
+
+        `progress` is called with how many of them are done, and how many they are. Raises `AbstainError` where the file
+        cannot be read or written.
+        """
+        keys = [hashlib.sha256(text.encode()).digest() for text in texts]
+        missing = dict(zip(keys, texts, strict=True))
+        vectors: dict[bytes, Vectors] = {}
+        if self._file is None:
+            for block in self._encoded(missing, progress):
+                vectors |= block
+        else:
+            with self._open(self._file) as database:
+                vectors |= _read(database, list(missing))
+                for block in self._encoded({k: t for k, t in missing.items() if k not in vectors}, progress):
+                    vectors |= block
+                    with database:
+                        rows = [(key, vector.astype("<f4").tobytes()) for key, vector in block.items()]
+                        database.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
+        return np.stack([vectors[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
+
+    def of_question(self, text: str) -> Vectors:
+        """The (d,) vector of a question that is asked once: it is not kept."""
+        vector: Vectors = unit(self.encoder.encode([text]))[0]
+        return vector
+
+    def _encoded(self, texts: dict[bytes, str], progress: Callable[[int, int], None]) -> Iterator[dict[bytes, Vectors]]:
+        done = 0
+        # Long ones together: a batch is as wide as its longest text.
+        longest_first = sorted(texts.items(), key=lambda item: -len(item[1]))
+        for block in (longest_first[at : at + BLOCK] for at in range(0, len(texts), BLOCK)):
+            made = unit(self.encoder.encode([text for _, text in block]))
+            yield {key: vector for (key, _), vector in zip(block, made, strict=True)}
+            done += len(block)
+            progress(done, len(texts))
+
+    @contextmanager
+    def _open(self, file: Path) -> Iterator[sqlite3.Connection]:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(file, timeout=_WAIT_SECONDS)) as database:
+                database.execute("CREATE TABLE IF NOT EXISTS embeddings (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
+                yield database
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                remedy = "check who owns that folder, and that its disk has room"
+            else:
+                remedy = "delete it, and they will be computed again"
+            raise AbstainError(f"{file}: the embeddings kept there cannot be used ({error}): {remedy}") from None
+        except OSError as error:
+            raise AbstainError(f"{file.parent}: cannot keep embeddings there: {error.strerror}") from None
+
+
+def unit(vectors: Vectors) -> Vectors:
+    """Rows of length 1; a row of zeros stays one."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
+
+
+def _read(database: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Vectors]:
+    found: dict[bytes, Vectors] = {}
+    for some in (keys[at : at + _AT_ONCE] for at in range(0, len(keys), _AT_ONCE)):
+        marks = ", ".join("?" * len(some))
+        rows = database.execute(f"SELECT key, vector FROM embeddings WHERE key IN ({marks})", some)
+        found |= {key: np.frombuffer(vector, "<f4") for key, vector in rows}
+    return found

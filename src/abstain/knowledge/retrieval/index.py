@@ -1,0 +1,108 @@
+"""What every vector index promises, wherever it runs.
+
+Three decisions:
+
+* Filters are part of the search: what the asker may not read, or did not ask for, is not there when the nearest are
+  taken. So it cannot show up for any query and k, and cannot crowd out what the asker may read.
+* Whoever reads a chunk must hold every entitlement on it. A chunk without entitlements is for everyone.
+* Search is exact, and equal scores are ordered by chunk id: the same chunks give the same hits, however they came in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from abstain.core.contracts import Chunk
+from abstain.knowledge.retrieval.encoder import Vectors
+
+FILTERS = ("product", "doc_id", "kind")
+"""What a search can be narrowed to, besides what the asker may read."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A chunk as an index keeps it: with its document's product, if it has one."""
+
+    chunk: Chunk
+    product: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for entries that are equal: what an index needs not be told again."""
+        return hashlib.sha256(f"{self.product or ''}\n{self.chunk.canonical()}".encode()).hexdigest()
+
+    @property
+    def metadata(self) -> dict[str, str | None]:
+        """The entry's value for each of `FILTERS`."""
+        return {"product": self.product, "doc_id": self.chunk.doc_id, "kind": self.chunk.kind}
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A found chunk and its cosine similarity to the query."""
+
+    chunk: Chunk
+    score: float
+
+
+class VectorIndex(Protocol):
+    """Entries with unit-length vectors, by chunk id."""
+
+    def digests(self) -> Mapping[str, str]:
+        """chunk id -> `Entry.digest` of all that can be found."""
+
+    def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
+        """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
+
+        ValueError for a tombstone, and for vectors that are not finite or not as many as the entries, of the index's d.
+        """
+
+    def remove(self, chunk_ids: Iterable[str]) -> None:
+        """Forget these; those that are not there are passed over."""
+
+    def search(
+        self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
+    ) -> list[Hit]:
+        """The at most `k` entries nearest to `vector` (d,) that a holder of `entitlements` may read and `where` fits.
+
+        `where`: filter (see `FILTERS`) -> the value that it must have. Best first, equal scores by chunk id.
+        ValueError where `k` < 1, a filter is unknown, or `vector` is not finite or not of the index's d.
+        """
+
+    def close(self) -> None:
+        """Let go of what serves the index; what a server holds stays there."""
+
+
+def check_search(k: int, where: Mapping[str, str] | None) -> None:
+    """ValueError for what no index can search."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+    if unknown := sorted(set(where or ()) - set(FILTERS)):
+        raise ValueError(f"there is no filter '{unknown[0]}': use {', '.join(FILTERS)}")
+
+
+def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
+    """ValueError for vectors that are not of `shape` or not finite: no order of nearest ones is defined for them."""
+    if vectors.shape != shape:
+        raise ValueError(f"vectors of the shape {vectors.shape} do not fit: the index needs {shape}")
+    if not np.isfinite(vectors).all():
+        raise ValueError("a vector holds NaN or infinite values: nothing is near to it, check the encoder")
+
+
+def check_alive(entries: Iterable[Entry]) -> None:
+    """ValueError for a tombstone: whoever indexed it would let it be found."""
+    for entry in entries:
+        if entry.chunk.removed_at is not None:
+            raise ValueError(f"{entry.chunk.chunk_id} was removed from its document: it cannot be indexed")
+
+
+def near_the_best(hits: Sequence[Hit], max_gap: float = math.inf) -> list[Hit]:
+    """`hits`, best first, without those whose score lies more than `max_gap` below the best one."""
+    return [hit for hit in hits if hit.score >= hits[0].score - max_gap]

@@ -1,0 +1,147 @@
+"""A vector index that many processes share: PostgreSQL with the extension pgvector.
+
+Three decisions:
+
+* The filters stand in the query itself, and every search is a scan of all vectors: with an approximate index the filter
+  would come after it and starve k. So no such index is made, and none that somebody made is used.
+* One table for one encoder: embeddings of different encoders cannot be compared.
+* psycopg is an extra (`abstain[postgres]`), imported when an index is opened. A password never stands in a message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from abstain.core.contracts import Chunk
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval.encoder import Encoder, Vectors
+from abstain.knowledge.retrieval.index import Entry, Hit, check_alive, check_search, check_vectors
+
+if TYPE_CHECKING:
+    import psycopg
+
+_LOCK = 0x61627374  # of the session that makes the table: two at once would collide
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+    chunk_id text COLLATE "C" PRIMARY KEY,
+    digest text NOT NULL,
+    entitlements text[] NOT NULL,
+    metadata jsonb NOT NULL,
+    chunk text NOT NULL,
+    embedding vector({dimension}) NOT NULL
+)
+"""
+# Kept in the row itself: fetched from elsewhere, vectors would cost the scan several times as much.
+_INLINE = "ALTER TABLE {table} ALTER COLUMN embedding SET STORAGE PLAIN"
+# The dimension that the column was made with: asking the encoder would load its model.
+_DIMENSION = "SELECT atttypmod FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attname = 'embedding'"
+_UPSERT = """
+INSERT INTO {table} VALUES (%s, %s, %s, %s::jsonb, %s, %s::vector)
+ON CONFLICT (chunk_id) DO UPDATE SET digest = excluded.digest, entitlements = excluded.entitlements,
+    metadata = excluded.metadata, chunk = excluded.chunk, embedding = excluded.embedding
+"""
+_SEARCH = """
+SELECT chunk, -distance FROM (
+    SELECT chunk_id, chunk, embedding <#> %s::vector AS distance FROM {table}
+    WHERE entitlements <@ %s::text[] AND metadata @> %s::jsonb
+) AS readable ORDER BY distance, chunk_id LIMIT %s
+"""
+
+
+class PgVectorIndex:
+    """A `VectorIndex` in the database at `url` (postgresql://...), for embeddings by `encoder`.
+
+    Makes extension and table where they are missing. Every method raises `AbstainError` where the server fails.
+    """
+
+    def __init__(self, url: str, encoder: Encoder) -> None:
+        try:
+            import psycopg
+        except ModuleNotFoundError:
+            raise AbstainError("a PostgreSQL index needs psycopg: pip install 'abstain[postgres]'") from None
+        self._url = url
+        self._error = psycopg.Error
+        self._table = f"abstain_chunks_{encoder.identity}"
+        if not self._table.isidentifier():
+            raise ValueError(f"an encoder's identity must be letters and digits, not {encoder.identity!r}")
+        with self._speaking():
+            self._connection: psycopg.Connection[Any] = psycopg.connect(url, autocommit=True)
+            with self._connection.transaction():
+                self._run("SELECT pg_advisory_xact_lock(%s)", _LOCK)
+                self._run("CREATE EXTENSION IF NOT EXISTS vector")
+                if self._run("SELECT to_regclass(%s)", self._table) == [(None,)]:
+                    self._run(_CREATE.replace("{dimension}", str(encoder.dimension)))
+                    self._run(_INLINE)
+            ((self._dimension,),) = self._run(_DIMENSION)
+
+    def digests(self) -> Mapping[str, str]:
+        with self._speaking():
+            return dict(self._run("SELECT chunk_id, digest FROM {table}"))
+
+    def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
+        check_alive(entries)
+        if entries:
+            check_vectors(vectors, (len(entries), self._dimension))
+        rows = (
+            (
+                entry.chunk.chunk_id,
+                entry.digest,
+                list(entry.chunk.entitlements),
+                json.dumps(entry.metadata),
+                entry.chunk.canonical(),
+                _written(vector),
+            )
+            for entry, vector in zip(entries, vectors, strict=True)
+        )
+        with self._speaking(), self._connection.transaction(), self._connection.cursor() as cursor:
+            cursor.executemany(self._sql(_UPSERT), rows)
+
+    def remove(self, chunk_ids: Iterable[str]) -> None:
+        with self._speaking():
+            self._run("DELETE FROM {table} WHERE chunk_id = ANY(%s)", list(chunk_ids))
+
+    def search(
+        self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
+    ) -> list[Hit]:
+        check_search(k, where)
+        check_vectors(vector, (self._dimension,))
+        asked = (_written(vector), list(entitlements), json.dumps(dict(where or {})), k)
+        with self._speaking(), self._connection.transaction():
+            self._run("SET LOCAL enable_indexscan = off")
+            found = self._run(_SEARCH, *asked)
+        return [Hit(Chunk.model_validate_json(chunk), score) for chunk, score in found]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        cursor = self._connection.execute(self._sql(statement), values or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def _sql(self, statement: str) -> bytes:
+        return statement.replace("{table}", self._table).encode()
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            said = " ".join(str(error).split())
+            raise AbstainError(
+                f"the vector index in {shown(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and that the "
+                "server runs and has the extension `vector`"
+            ) from None
+
+
+def shown(url: str) -> str:
+    """`url` as it may be shown: no user, no password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def _written(vector: Vectors) -> str:
+    """pgvector's own notation; nine digits tell every float32 from its neighbours."""
+    return "[" + ",".join(f"{value:.9g}" for value in vector.tolist()) + "]"

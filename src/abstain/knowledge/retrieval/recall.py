@@ -1,0 +1,125 @@
+"""Recall@k: how often retrieval puts what answers a question among the first k chunks.
+
+Table 3 of *Confidence-Based Response Abstinence* (Huang et al.) reports it for the paper's own system. Here a question
+is found at k when any of its gold chunks, or any chunk of its gold documents, is among the first k that its asker may
+read; with one gold chunk that is recall in the strict sense.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from abstain.core.contracts import Chunk, Row, Text
+from abstain.core.errors import AbstainError
+from abstain.core.json_lines import no_lines, one_line, repeated_keys
+from abstain.knowledge.retrieval.retriever import Retriever
+
+KS = (1, 3, 5, 10, 25)
+PAPER = {1: 0.54, 3: 0.75, 5: 0.80, 10: 0.84, 25: 0.88}
+"""Table 3. Our copy shows the headings of the columns 3, 10 and 25 only: 1 and 5 are what the other two must be."""
+
+
+class GoldQuestion(Row):
+    """A question and what answers it."""
+
+    question: Text
+    gold: tuple[Text, ...] = Field(min_length=1, description="ids of chunks, or of documents; any one will do")
+    entitlements: tuple[Text, ...] = Field((), description="what its asker may read")
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The share of questions found among the first `k`; 95 % interval by Wilson, as if questions were independent."""
+
+    k: int
+    share: float
+    low: float
+    high: float
+
+
+def read_questions(file: Path) -> list[GoldQuestion]:
+    """JSON Lines of `GoldQuestion`. Raises `AbstainError` naming the line that is wrong."""
+    try:
+        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise AbstainError(f"{file}: cannot be read: {error.strerror}") from None
+    questions = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                questions.append(GoldQuestion.model_validate_json(line, strict=True))
+            except ValidationError as error:
+                if not questions and (other := no_lines(b"\n".join(lines), is_whole=True)):
+                    raise AbstainError(f"{file}: {other}") from None
+                problem = error.errors()[0]
+                where = ".".join(str(part) for part in problem["loc"]) or "row"
+                raise AbstainError(f"{file} line {number}: {where}: {problem['msg']}") from None
+            if twice := repeated_keys(line.decode()):
+                raise AbstainError(f"{file} line {number}: {one_line(twice[0])}: this key comes twice in one object")
+    if not questions:
+        raise AbstainError(f'{file}: holds no question: write lines like {{"question": "...", "gold": ["DOC_ID"]}}')
+    return questions
+
+
+def answerable(questions: Iterable[GoldQuestion], chunks: Iterable[Chunk]) -> list[GoldQuestion]:
+    """Those `questions` of which a gold chunk is among `chunks`, is no tombstone, and may be read by the asker."""
+    needed: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+    for chunk in chunks:
+        if chunk.removed_at is None:
+            for name in (chunk.chunk_id, chunk.doc_id):
+                needed[name].add(frozenset(chunk.entitlements))
+    return [
+        question
+        for question in questions
+        if any(rights.issubset(question.entitlements) for name in question.gold for rights in needed.get(name, ()))
+    ]
+
+
+def measure(
+    retriever: Retriever,
+    questions: Sequence[GoldQuestion],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[int | None]:
+    """Ask each question for the first `max(KS)` chunks; the place of its first gold chunk, None where there is none.
+
+    The questions' embeddings are kept like those of chunks: the same file is asked again after every change.
+    `progress` is called with how many of the missing ones are done, and how many they are.
+    """
+    vectors = retriever.embeddings.of([question.question for question in questions], progress)
+    hits = (
+        retriever.index.search(vector, max(KS), question.entitlements)
+        for question, vector in zip(questions, vectors, strict=True)
+    )
+    return [
+        rank_of_gold((hit.chunk for hit in found), question.gold)
+        for question, found in zip(questions, hits, strict=True)
+    ]
+
+
+def rank_of_gold(found: Iterable[Chunk], gold: Collection[str]) -> int | None:
+    """The place, from 1, of the first gold chunk in `found`, best first; None where there is none."""
+    places = (at for at, chunk in enumerate(found, start=1) if chunk.chunk_id in gold or chunk.doc_id in gold)
+    return next(places, None)
+
+
+def recall_at(ranks: Sequence[int | None], ks: Sequence[int] = KS) -> list[Recall]:
+    """For each k the share of `ranks` (places of the first gold chunk, None for not found) that are at most k.
+
+    ValueError where there are no ranks.
+    """
+    from scipy.stats import binomtest  # lazily: it costs half a second
+
+    if not ranks:
+        raise ValueError("no question, no recall")
+
+    rows = []
+    for k in ks:
+        found = sum(rank is not None and rank <= k for rank in ranks)
+        interval = binomtest(found, len(ranks)).proportion_ci(0.95, method="wilson")
+        rows.append(Recall(k, found / len(ranks), float(interval.low), float(interval.high)))
+    return rows

@@ -1,0 +1,118 @@
+"""From a question to the chunks that its asker may read: encoder, kept embeddings and an index, put together.
+
+`sync` brings an index up to date by difference: only chunks that are new or changed are sent to it, and only texts that
+were never seen are encoded. An index in this process is filled anew from kept embeddings, one on a server stays:
+what was removed, or may be read by fewer, goes first, before anything new is encoded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from abstain.config.settings import Settings
+from abstain.core.contracts import Chunk
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval.embeddings import Embeddings
+from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
+from abstain.knowledge.retrieval.index import Entry, Hit, VectorIndex, near_the_best
+
+AT_ONCE = 4096
+"""Chunks that are sent to an index together."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """How many chunks an index was told of (`written`) and had to forget (`removed`), and how many it holds."""
+
+    written: int
+    removed: int
+    held: int
+
+
+class Retriever:
+    """Finds chunks by meaning; `index` holds what can be found."""
+
+    def __init__(self, index: VectorIndex, embeddings: Embeddings) -> None:
+        self.index = index
+        self.embeddings = embeddings
+
+    def sync(
+        self,
+        chunks: Iterable[Chunk],
+        products: Mapping[str, str | None] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Synced:
+        """Make the index hold `chunks`, all there are, without the tombstones among them, and nothing else.
+
+        `products`: the product of each document, for the filter. `progress` is called with how many chunks are sent,
+        and how many there are to send.
+        """
+        products = products or {}
+        entries = {
+            chunk.chunk_id: Entry(chunk, products.get(chunk.doc_id)) for chunk in chunks if chunk.removed_at is None
+        }
+        known = self.index.digests()
+        gone = [key for key in known if key not in entries]
+        if gone:
+            self.index.remove(gone)
+        changed = [entry for key, entry in entries.items() if key in known and known[key] != entry.digest]
+        new = [entry for key, entry in entries.items() if key not in known]
+        done, total = 0, len(changed) + len(new)
+        for todo in (changed, new):  # apart: whoever lost a right does not keep it while new texts are encoded
+            for some in (todo[at : at + AT_ONCE] for at in range(0, len(todo), AT_ONCE)):
+                self.index.upsert(some, self.embeddings.of([entry.chunk.text for entry in some]))
+                done += len(some)
+                progress(done, total)
+        return Synced(total, len(gone), len(entries))
+
+    def search(
+        self,
+        question: str,
+        k: int,
+        entitlements: Collection[str] = (),
+        max_gap: float = math.inf,
+        where: Mapping[str, str] | None = None,
+    ) -> list[Hit]:
+        """The at most `k` chunks nearest to `question` that a holder of `entitlements` may read and `where` fits.
+
+        Best first. A hit whose score is more than `max_gap` below the best one is dropped: it costs tokens, and a small
+        base model is easily misled by it. `where`: see `index.FILTERS`. ValueError where `k` < 1.
+        """
+        vector = self.embeddings.of_question(question)
+        return near_the_best(self.index.search(vector, k, entitlements, where), max_gap)
+
+
+@contextmanager
+def open_retriever(settings: Settings) -> Iterator[Retriever]:
+    """A retriever over the index that `settings` name, with the embedded encoder; `sync` says what it can find."""
+    encoder = SentenceEncoder(device=settings.device)
+    url = settings.index.get_secret_value() if settings.index else None
+    with closing(open_index(url, encoder)) as index:
+        yield Retriever(index, Embeddings(encoder, settings.embeddings))
+
+
+def sync_index(chunks: Iterable[Chunk], products: Mapping[str, str | None], settings: Settings) -> Synced | None:
+    """Make the shared index hold `chunks`, as `Retriever.sync` does; None where there is none (`ABSTAIN_INDEX`).
+
+    Raises `AbstainError` where its server fails.
+    """
+    if settings.index is None:
+        return None
+    with open_retriever(settings) as retriever:
+        return retriever.sync(chunks, products)
+
+
+def open_index(url: str | None, encoder: Encoder) -> VectorIndex:
+    """The index at `url`, a PostgreSQL database; without one, faiss in this process."""
+    if url is None:
+        from abstain.knowledge.retrieval.faiss_index import FaissIndex
+
+        return FaissIndex()
+    if url.partition("://")[0] not in ("postgresql", "postgres"):
+        raise AbstainError("ABSTAIN_INDEX is no URL of a PostgreSQL database: write postgresql://USER@HOST/DATABASE")
+    from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
+
+    return PgVectorIndex(url, encoder)

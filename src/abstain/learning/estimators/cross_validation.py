@@ -1,0 +1,156 @@
+"""Fitting a probe on training answers alone, with a confidence for each that was made without its group.
+
+Three decisions:
+
+* The validation split is not looked at, whichever way is gone here: it is for calibration and thresholds.
+* The probes of all folds go along their paths together; the step with the least loss over all held-out answers is
+  kept, and the probe that is served goes as far, on all of them. One rule for epochs and for penalties.
+* A fold is of whole groups, because answers about one document err together, and right and wrong answers are spread
+  over the folds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
+
+import numpy as np
+import torch
+from sklearn.model_selection import StratifiedGroupKFold
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from torch import Tensor
+
+from abstain.config.params import Architecture, ProbeParams
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.probes.base import Probe, confidence, predict
+from abstain.learning.estimators.probes.descent import probe_loss
+from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.zoo import ZOO
+
+
+@dataclass(frozen=True)
+class History:
+    """A path, step by step, as tuples of equal length; `kept` is the number of the step that was kept, from 0 on.
+
+    `value` is the number of epochs, or of a linear probe C. Losses are the probe's own, weighted: `train_loss` the mean
+    over the folds, `held_out_loss` over all training answers, each by the probe that had not seen its group.
+    """
+
+    value: tuple[float, ...]
+    train_loss: tuple[float, ...]
+    held_out_loss: tuple[float, ...]
+    kept: int
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A probe, trained on all rows; `out_of_fold`, float32 (rows,), their confidences by probes that had not seen
+    their group, trained just as far; and how that was found."""
+
+    probe: Probe
+    out_of_fold: np.ndarray
+    history: History
+
+
+def fit_probe(
+    architecture: Architecture,
+    train: Rows,
+    groups: np.ndarray,
+    params: ProbeParams,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Fitted:
+    """Fit `architecture` on `train`, whose rows are of `groups` (rows,).
+
+    Rows of weight 0 are not learnt from, and get their out-of-fold confidence all the same. Deterministic under
+    `params.seed` on one kind of hardware. Memory is bounded by a batch and by `rows.MEMORY_VALUES`.
+
+    Raises `AbstainError` where right, or wrong, answers are of fewer than two groups, where states are not finite, and
+    where training diverges at once.
+    """
+    # The order of a sum, and so its last bits, depends on the number of threads: torch's, and of what numpy calls.
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        return _fit(architecture, train, groups, params, on_progress)
+
+
+def _fit(
+    architecture: Architecture,
+    train: Rows,
+    groups: np.ndarray,
+    params: ProbeParams,
+    on_progress: Callable[[int, int], None],
+) -> Fitted:
+    entry = ZOO[architecture]
+    params = entry.params(params)
+    fold = assign_folds(train, groups, params)
+    train = train.in_memory()
+    counts, numbers = train.weight > 0, range(int(fold.max()) + 1)
+    held_out = [_by_length(train, _where(fold == number)) for number in numbers]
+    paths = [entry.kind.path(train.subset(_where(counts & (fold != number))), params) for number in numbers]
+    total = entry.kind.steps(params) * (len(paths) + 1)
+
+    curve: list[tuple[float, float, float]] = []
+    kept, best, out_of_fold = 0, math.inf, torch.empty(0)
+    for steps in zip(*paths, strict=True):
+        logits = torch.empty(len(train), 2)
+        for step, rows in zip(steps, held_out, strict=True):
+            logits[rows] = predict(step.probe, train.subset(rows).states)
+        loss = float(
+            probe_loss(
+                logits[counts], train.correct[counts], train.weight[counts], params.huber_lambda, params.huber_delta
+            )
+        )
+        curve.append((steps[0].value, fmean(step.train_loss for step in steps), loss))
+        on_progress(len(curve) * len(paths), total)
+        if loss < best:
+            kept, best, out_of_fold = len(curve) - 1, loss, confidence(logits)
+        elif len(curve) - 1 - kept >= params.patience:
+            break
+    if best == math.inf:
+        raise AbstainError(f"training of {architecture} diverged: lower probe.learning_rate")
+    path = entry.kind.path(train.subset(_where(counts)), params)
+    probe = next(islice(path, kept, None)).probe.eval()
+    probe.architecture = architecture
+    on_progress(total, total)
+    value, train_loss, held_out_loss = zip(*curve, strict=True)
+    return Fitted(probe, out_of_fold.numpy(), History(value, train_loss, held_out_loss, kept))
+
+
+def assign_folds(train: Rows, groups: np.ndarray, params: ProbeParams) -> Tensor:
+    """The fold of every row, int64 (rows,), counted from 0: `params.folds` of them, of whole groups.
+
+    There are no more folds than groups with right, or with wrong, answers that count; outside of every fold there are
+    answers of both kinds. Groups of which no answer counts are in the first one. Raises `AbstainError` where there are
+    too few groups for that.
+    """
+    counts = (train.weight > 0).numpy()
+    correct, named = train.correct.numpy()[counts], groups[counts]
+    of_kind = [len(np.unique(named[correct == kind])) for kind in (1, 0)]
+    if min(of_kind) == 0:
+        raise AbstainError(
+            "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
+        )
+    number_of: dict[str, int] = {}
+    if min(of_kind) > 1:
+        folds = StratifiedGroupKFold(min(params.folds, *of_kind), shuffle=True, random_state=params.seed)
+        for number, (others, held_out) in enumerate(folds.split(correct, correct, named)):
+            if len(np.unique(correct[others])) == 2:
+                number_of |= dict.fromkeys(named[held_out], number)
+    if len(number_of) < len(np.unique(named)):
+        raise AbstainError(
+            "a probe is tried on groups that it has not seen, and the train split has right answers of only "
+            f"{of_kind[0]}, wrong ones of only {of_kind[1]}: bring feedback on more groups, or change split.seed"
+        )
+    return torch.tensor([number_of.get(group, 0) for group in groups])
+
+
+def _where(chosen: Tensor) -> Tensor:
+    return chosen.nonzero().flatten()
+
+
+def _by_length(train: Rows, index: Tensor) -> Tensor:
+    """`index` with rows of similar length side by side, which leaves little padding."""
+    return index[train.lengths[index].argsort(stable=True)]

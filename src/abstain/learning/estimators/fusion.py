@@ -1,0 +1,164 @@
+"""Fusion: one confidence out of all others, by stacking (Wolpert 1992).
+
+Three decisions:
+
+* It learns from confidences of training answers that nothing of theirs was fitted to: the probes' out-of-fold ones.
+  Confidences of answers that a probe was trained on would teach it to trust that probe alone.
+* Logistic regression on the scores' log-odds, with as much regularisation as cross-validation by group asks for: its
+  coefficients say in the report which scores it listens to, and it is stored as JSON.
+* No score counts against an answer by being higher: its coefficient is not negative (Breiman, *Stacked Regressions*,
+  1996); that it is missing may count either way. Every score means "higher is more likely right", so what would be
+  heard as its opposite is noise of the training answers, and the more scores are worth nothing, the more of that a free
+  regression hears.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
+
+EDGE = 1e-4
+"""Scores are kept this far from 0 and 1, whose log-odds are infinite."""
+TELLS = 1e-6
+"""Log-odds that differ by less are equal."""
+STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The fitted fusion: per score `mean` and `scale` of its log-odds, `coefficient`, and that of being `missing`."""
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    coefficient: tuple[float, ...]
+    missing: tuple[float, ...]
+    intercept: float
+    strength: float
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """How far it listens to each score, per standard deviation of that score's log-odds."""
+        return dict(zip(self.names, self.coefficient, strict=True))
+
+    @property
+    def coefficients_if_missing(self) -> dict[str, float]:
+        """What is added to the log-odds of an answer that a score says nothing of."""
+        return dict(zip(self.names, self.missing, strict=True))
+
+    def score(self, scores: pd.DataFrame) -> np.ndarray:
+        """Confidences, float64 (rows,), of answers whose scores are the columns `names`, nan where one is missing."""
+        z = _inputs(scores, self.names, np.array(self.mean), np.array(self.scale)) @ np.array(
+            [*self.coefficient, *self.missing]
+        )
+        return np.asarray(1 / (1 + np.exp(-(z + self.intercept))))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Fusion:
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+        return cls(**fields)
+
+
+def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
+    """Fit to training answers: `scores` (rows, scorers) in [0, 1] or nan, the trained scorers' out of fold.
+
+    Raises `AbstainError` where the answers are all right, or all wrong.
+    """
+    labels.require_both_kinds()
+    # Of the log-odds as they are kept: a score that is below `EDGE` on all training answers tells none from another.
+    names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
+    if not names:
+        raise AbstainError("no scorer tells one answer from another: nothing to fuse")
+    odds = _log_odds(scores, names)
+    mean = np.nanmean(odds, axis=0)
+    scale = np.nanstd(odds, axis=0)
+    inputs = _inputs(scores, names, mean, scale)
+    folds = _folds(labels.groups)
+
+    def loss(strength: float) -> float:
+        total = 0.0
+        for fold in np.unique(folds):
+            learnt, held = folds != fold, folds == fold
+            if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) < 2:
+                continue
+            coefficients, intercept = _fit(inputs[learnt], labels.at(learnt), strength, len(names))
+            sign = 2.0 * labels.correct[held] - 1
+            total += float(labels.weight[held] @ np.logaddexp(0, -sign * (inputs[held] @ coefficients + intercept)))
+        return total
+
+    with threadpool_limits(1):  # the order of a sum, and so its last bits, depends on the number of threads
+        strength = min(STRENGTHS, key=loss)
+        found, intercept = _fit(inputs, labels, strength, len(names))
+    coefficients = found.tolist()
+    return Fusion(
+        names=names,
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        coefficient=tuple(coefficients[: len(names)]),
+        missing=tuple(coefficients[len(names) :]),
+        intercept=intercept,
+        strength=strength,
+    )
+
+
+def _fit(inputs: np.ndarray, labels: Labels, strength: float, scores: int) -> tuple[np.ndarray, float]:
+    """Coefficients (columns,), the first `scores` of them not negative, and the intercept, which has no penalty.
+
+    They minimise the weighted logistic loss times `strength`, plus half of the coefficients' squares.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    columns = inputs.shape[1]
+    sign, share = 2.0 * labels.correct - 1, strength * labels.weight
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        coefficients, margin = values[:-1], sign * (inputs @ values[:-1] + values[-1])
+        slope = -share * sign * expit(-margin)
+        value = share @ np.logaddexp(0, -margin) + coefficients @ coefficients / 2
+        return float(value), np.append(inputs.T @ slope + coefficients, slope.sum())
+
+    bounds = [(0, None)] * scores + [(None, None)] * (columns - scores + 1)
+    options = {"maxiter": 2000, "ftol": 1e-12, "gtol": 1e-8}
+    found = minimize(objective, np.zeros(columns + 1), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return found.x[:-1], float(found.x[-1])
+
+
+def _log_odds(scores: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:
+    values = scores[list(names)].to_numpy(float).clip(EDGE, 1 - EDGE)
+    return np.asarray(np.log(values / (1 - values)))
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    """Those that are not nan, and a 0 where there are none."""
+    known = values[~np.isnan(values)]
+    return known if len(known) else np.zeros(1)
+
+
+def _inputs(scores: pd.DataFrame, names: tuple[str, ...], mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """(rows, 2 x scorers): standardised log-odds, 0 where one is missing, and a column that says so."""
+    standardised = (_log_odds(scores, names) - mean) / scale
+    gone = np.isnan(standardised)
+    return np.hstack([np.where(gone, 0.0, standardised), gone.astype(float)])
+
+
+def _folds(groups: np.ndarray) -> np.ndarray:
+    from sklearn.model_selection import GroupKFold
+
+    number = min(FOLDS, len(np.unique(groups)))
+    folds = np.zeros(len(groups), int)
+    if number > 1:
+        for fold, (_, held) in enumerate(GroupKFold(number).split(groups, groups=groups)):
+            folds[held] = fold
+    return folds

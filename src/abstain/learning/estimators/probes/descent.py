@@ -1,0 +1,103 @@
+"""Training by gradient descent: cross-entropy plus the Huber confidence-accuracy gap (paper, section 3.2, eqs. 7-9).
+
+Two decisions:
+
+* States are read when a batch needs them, once an epoch: memory is bounded by the batch, not by the data.
+* A batch's rows are of similar length: of answers as they come, padding would be half of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, huber_loss
+
+from abstain.config.params import ProbeParams
+from abstain.learning.estimators.probes.base import Probe, Step
+from abstain.learning.estimators.rows import Rows, pad
+
+POOL = 8
+"""Batches whose rows are drawn together and sorted by length: more, and a batch is less of a sample."""
+
+
+class DescentProbe(Probe):
+    """A probe whose path is its epochs."""
+
+    @classmethod
+    def steps(cls, params: ProbeParams) -> int:
+        return params.max_epochs
+
+    @classmethod
+    def path(cls, train: Rows, params: ProbeParams) -> Iterator[Step]:
+        draws = torch.Generator().manual_seed(params.seed)
+        with _drawing_from(draws):
+            probe = cls.of(train.states[0].shape[1], params)
+        probe.prepare(train)
+        optimizer = torch.optim.AdamW(
+            probe.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True
+        )
+        for epoch in range(params.max_epochs):
+            with _drawing_from(draws):
+                loss = _one_epoch(probe, train, optimizer, params)
+            yield Step(epoch + 1, loss, probe)
+
+
+class DimensionDropout(nn.Dropout):
+    """Dropout of whole dimensions of a row: the same ones for all of its tokens (Gal and Ghahramani 2016)."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not self.training:
+            return states
+        return states * super().forward(torch.ones_like(states[..., :1, :]))
+
+
+def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float, huber_delta: float) -> Tensor:
+    """L = CE + lambda * H_delta(mean_B(max softmax) - mean_B(prediction is right)) (eqs. 7-9).
+
+    Both terms are means weighted by `weight`, so that with equal weights they are the paper's own. The
+    accuracy has no gradient; the term pulls the batch's confidence towards it.
+    """
+    share = weight / weight.sum()
+    loss = (cross_entropy(logits, correct, reduction="none") * share).sum()
+    if huber_lambda == 0:
+        return loss
+    highest, predicted = logits.softmax(-1).max(-1)
+    gap = (highest * share).sum() - ((predicted == correct).float() * share).sum()
+    return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=huber_delta)
+
+
+def _one_epoch(probe: Probe, train: Rows, optimizer: torch.optim.Optimizer, params: ProbeParams) -> float:
+    """One pass over `train`; the mean of the batches' losses."""
+    probe.train()
+    losses = []
+    for index in _batches_of_similar_length(train.lengths, params.batch_size):
+        states, lengths = pad([train.states[i] for i in index.tolist()])
+        loss = probe_loss(
+            probe(states, lengths), train.correct[index], train.weight[index], params.huber_lambda, params.huber_delta
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(probe.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+def _batches_of_similar_length(lengths: Tensor, size: int) -> list[Tensor]:
+    """All rows in random batches of `size`: `POOL` batches' rows are drawn, sorted by length and cut."""
+    drawn = torch.randperm(len(lengths))
+    pools = (pool[lengths[pool].argsort(stable=True)] for pool in drawn.split(POOL * size))
+    made = [batch for pool in pools for batch in pool.split(size)]
+    return [made[i] for i in torch.randperm(len(made)).tolist()]
+
+
+@contextmanager
+def _drawing_from(draws: torch.Generator) -> Iterator[None]:
+    """Random numbers of `draws` for what can only use torch's global ones, which go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(draws.get_state())
+        yield
+        draws.set_state(torch.get_rng_state())

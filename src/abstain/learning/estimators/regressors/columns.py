@@ -1,0 +1,79 @@
+"""Features by name as the matrix that regressors learn from and are asked with.
+
+Two decisions:
+
+* Numbers are float32 before anything is learnt from them: the ONNX file computes in float32, so that a tree's threshold
+  lies between the very numbers that it will be asked about.
+* A column that cannot vary is dropped by name and reported, never fed to a forest, where it would take the place of one
+  that tells something. What is missing in a column that is kept stays nan here; the regressor itself puts the training
+  rows' median there (`kinds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from abstain.core.errors import AbstainError
+
+VARIES = 1e-5
+"""Smallest range, as a share of the largest absolute value, that is more than the last bits of float32 arithmetic."""
+
+
+def prepare(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The columns of `features` (training rows, columns) to learn from, and for each other one why it is dropped.
+
+    Raises `AbstainError` where no column is left, and for what is no number (`matrix`).
+    """
+    names = [str(name) for name in features.columns]
+    values = matrix(features, names)
+    dropped: dict[str, str] = {}
+    for name, column in zip(names, values.T, strict=True):
+        known = column[~np.isnan(column)]
+        if not len(known):
+            dropped[name] = "missing in all training rows"
+        elif not varies(known):
+            dropped[name] = f"{known[0]:g} in all training rows" + (", or missing" if len(known) < len(column) else "")
+    kept = tuple(name for name in names if name not in dropped)
+    if not kept:
+        raise AbstainError(
+            f"none of {len(names)} features varies over {len(features)} training rows: bring feedback on more answers"
+        )
+    return kept, dropped
+
+
+def varies(values: np.ndarray) -> bool:
+    """Whether `values`, without nan, differ by more than rounding does."""
+    return bool(len(values)) and float(np.ptp(values)) > VARIES * float(np.abs(values).max())
+
+
+def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
+    """`columns` of `features`, by name and in this order: float32 (rows, columns), nan where a value is missing.
+
+    Raises `AbstainError` for a column that is not there or is there twice, and for one that holds something else than
+    numbers of float32's range.
+    """
+    names = [str(name) for name in features.columns]
+    for name in columns:
+        if (times := names.count(name)) != 1:
+            raise AbstainError(
+                f"the features have {times} columns '{name}', and a regressor needs one: compute them anew"
+            )
+    places = [names.index(name) for name in columns]
+    values = np.empty((len(features), len(places)), np.float32)
+    for at, place in enumerate(places):
+        column = features.iloc[:, place]
+        try:
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+                values[:, at] = column.to_numpy(np.float64, na_value=np.nan)
+        except (TypeError, ValueError):
+            raise AbstainError(f"the feature '{columns[at]}' is no number in every row: compute it anew") from None
+    infinite = np.isinf(values).any(axis=0)
+    if infinite.any():
+        raise AbstainError(
+            f"the feature '{columns[int(infinite.argmax())]}' is infinite, or beyond float32, in some row: a missing "
+            "value is to be nan"
+        )
+    return values

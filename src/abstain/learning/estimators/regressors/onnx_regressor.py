@@ -1,0 +1,122 @@
+"""A regressor of correctness as an ONNX file: conversion, what the file says of itself, and the session that serves it.
+
+Two decisions:
+
+* There is one way to ask a regressor, its ONNX graph, just fitted or loaded; scikit-learn's own answer is for `parity`
+  alone. The graph puts medians for nan and ends in a clip to [0, 1], so that it is whole by itself. No pickle.
+* The same fit is the same bytes: no name in the graph is made up, no time is in it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pandas as pd
+from onnx import helper, numpy_helper
+from sklearn.pipeline import Pipeline
+
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.learning.estimators.regressors.columns import matrix
+
+HEADER = "regressor"
+OPSET = {"": 20, "ai.onnx.ml": 3}
+BATCH = 1024
+"""Rows that are scored at once."""
+
+
+class Regressor:
+    """A fitted regressor, asked by ONNX Runtime on one core.
+
+    Args:
+        content: the ONNX file.
+
+    `described` is what the file says of itself: kind, target, columns, step, training rows, versions. Raises
+    `ValueError`, `KeyError` or one of ONNX Runtime's own errors for what is no regressor.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._content = content
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.described: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
+        self.kind: str = self.described["kind"]
+        self.target: str = self.described["target"]
+        self.columns: tuple[str, ...] = tuple(self.described["columns"])
+        self._input = self._session.get_inputs()[0].name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self._content)
+
+    def predict(self, features: pd.DataFrame) -> np.ndarray:
+        """Scores in [0, 1], float64 (rows,), of `features` (rows, columns), whose columns are taken by name.
+
+        nan is a missing value, and the score of a row that has no other; other columns do not matter. Raises
+        `AbstainError` for a column that is missing or holds no numbers.
+        """
+        scores = np.empty(len(features))
+        for start in range(0, len(features), BATCH):
+            values = matrix(features.iloc[start : start + BATCH], self.columns)
+            found = self._session.run(None, {self._input: values})[0][:, 0]
+            scores[start : start + BATCH] = np.where(np.isnan(values).all(axis=1), np.nan, found)
+        return scores
+
+    def save(self, file: Path) -> None:
+        """Write the ONNX file; equal regressors are equal bytes."""
+        write_atomically(file, self._content)
+
+
+def load_regressor(file: Path) -> Regressor:
+    """The regressor of `file`. Raises `AbstainError` for a file that is missing or is none."""
+    try:
+        return Regressor(file.read_bytes())
+    except FileNotFoundError:
+        raise AbstainError(f"{file} is missing: run `abstain retrain`") from None
+    except Exception as error:  # ONNX Runtime's own kinds share no base class
+        raise AbstainError(
+            f"{file} is no regressor of this version ({type(error).__name__}): run `abstain retrain`"
+        ) from None
+
+
+def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
+    """`pipeline`, of float32 features (rows, columns), as a `Regressor`, with the versions that it was made with.
+
+    `described` is JSON: `kind`, `target`, `columns` and whatever else is to be in the file.
+    """
+    import skl2onnx  # type: ignore[import-untyped]
+    import sklearn
+    from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]
+
+    inputs = [("features", FloatTensorType([None, len(described["columns"])]))]
+    model = skl2onnx.to_onnx(pipeline, initial_types=inputs, name=HEADER, target_opset=OPSET)
+    _clip(model)
+    versions = {"scikit-learn": sklearn.__version__, "skl2onnx": skl2onnx.__version__}
+    helper.set_model_props(model, {HEADER: json.dumps({**described, "versions": versions}, sort_keys=True)})
+    return Regressor(model.SerializeToString(deterministic=True))
+
+
+def parity(pipeline: Pipeline, regressor: Regressor, features: pd.DataFrame) -> float:
+    """Largest difference between scikit-learn's and ONNX's scores of `features`, of rows that have any."""
+    expected = np.clip(pipeline.predict(matrix(features, regressor.columns)), 0, 1)
+    return float(np.nanmax(np.abs(expected - regressor.predict(features))))
+
+
+def _clip(model: onnx.ModelProto) -> None:
+    """End the graph in a clip to [0, 1]: boosted trees and ridge regressions go beyond."""
+    graph = model.graph
+    bounds = {"low": np.float32(0), "high": np.float32(1)}
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in bounds.items())
+    graph.node.append(helper.make_node("Clip", [graph.output[0].name, *bounds], ["score"], name="clip"))
+    graph.output[0].name = "score"
+    imports = {entry.domain: entry.version for entry in model.opset_import}  # skl2onnx may name a domain twice
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in sorted(imports.items()))

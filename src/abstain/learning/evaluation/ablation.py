@@ -1,0 +1,116 @@
+"""What changes when the probe listens elsewhere, or has never heard of a product: a probe is trained for each case.
+
+Both are judged as the served probe is: trained on the training split, a threshold tuned on validation, measured on the
+reviewed hold-out, weighted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from abstain.config.params import Architecture, ProbeParams, ThresholdParams
+from abstain.core.errors import AbstainError
+from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.cross_validation import fit_probe
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.rows import labelled_rows
+from abstain.learning.evaluation.selective_prediction import Confidences, at_tuned_threshold
+from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, bounded, paired
+from abstain.learning.metrics.weighted_metrics import auroc, effective_rows, row_weights
+
+Take = Callable[[pd.Index], Sequence[Tensor]]
+"""The states of some rows of the data set, in their order."""
+
+
+def listening_row(
+    frame: pd.DataFrame,
+    take: Take,
+    architecture: Architecture,
+    probe: ProbeParams,
+    threshold: ThresholdParams,
+    resamples: Resamples,
+    rouge: np.ndarray,
+) -> dict[str, Any]:
+    """One row of the paper's table 4: a probe on the states of `take`, with the threshold that validation asks for.
+
+    `frame`: the data set. `rouge`: of every row of `frame`, nan where there is no ideal answer. Where the target is out
+    of reach on validation, there is a `note`, and no threshold.
+    """
+    train = frame[frame["split"] == "train"]
+    fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
+    judged = reviewed(train)
+    out_of_fold = pd.Series(fitted.out_of_fold, train.index)[judged.index]
+    row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold.to_numpy(), _weight(judged))}
+    validation, holdout = (reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout"))
+    confidence, on_validation = (
+        predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
+    )
+    row |= auroc_with_interval(holdout, confidence, resamples)
+    return row | at_tuned_threshold(
+        Confidences(_correct(validation), on_validation, _weight(validation)),
+        Confidences(_correct(holdout), confidence, _weight(holdout)),
+        threshold,
+        rouge[frame.index.get_indexer(holdout.index)],
+    )
+
+
+def left_out_rows(
+    frame: pd.DataFrame,
+    take: Take,
+    architecture: Architecture,
+    probe: ProbeParams,
+    resamples: Resamples,
+    min_rows: int,
+    confidence: pd.Series,
+) -> list[dict[str, Any]]:
+    """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
+
+    `confidence`: of the served probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`, and what is `lost`
+    by it has an interval of its own, on the same resamples. Too few answers to judge: a `note` instead.
+    """
+    holdout = reviewed(frame[frame["split"] == "holdout"])
+    rows = []
+    for product in sorted(holdout["product"].dropna().unique()):
+        judged = holdout[holdout["product"] == product]
+        row: dict[str, Any] = {"product": product, "rows": len(judged)}
+        train = frame[(frame["split"] == "train") & (frame["product"] != product)]
+        if effective_rows(_weight(judged)) < min_rows:
+            rows.append({**row, "note": f"fewer than {min_rows} answers: not judged"})
+            continue
+        if judged["correct"].nunique() < 2:
+            rows.append({**row, "note": "one class only: no AUROC"})
+            continue
+        try:
+            fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
+        except AbstainError as error:
+            rows.append({**row, "note": str(error)})
+            continue
+        of = {"without": predict_confidence(fitted.probe, take(judged.index)).numpy(), "all": confidence[judged.index]}
+        found = _aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
+        row |= bounded("auroc", found["without"]) | {"auroc_trained_on_all": found["all"].value}
+        rows.append({**row, **bounded("lost", paired(found["all"], found["without"])), "note": ""})
+    return rows
+
+
+def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: Resamples) -> dict[str, float]:
+    """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
+    return bounded("auroc", _aurocs(rows, {"": confidence}, resamples)[""])
+
+
+def _aurocs(rows: pd.DataFrame, confidences: Mapping[str, np.ndarray], resamples: Resamples) -> dict[str, Estimate]:
+    figures = {name: partial(auroc, _correct(rows), confidence) for name, confidence in confidences.items()}
+    return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))
+
+
+def _correct(rows: pd.DataFrame) -> np.ndarray:
+    return rows["correct"].to_numpy(int)
+
+
+def _weight(rows: pd.DataFrame) -> np.ndarray:
+    return row_weights(rows["inclusion_probability"].to_numpy(float))

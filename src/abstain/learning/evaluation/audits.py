@@ -1,0 +1,79 @@
+"""What a confidence listens to: how it changes when the context is taken away, and when the answer is another's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded, paired
+
+
+def context_removed(
+    correct: np.ndarray,
+    scores: pd.DataFrame,
+    changed: pd.DataFrame,
+    weight: np.ndarray,
+    groups: np.ndarray,
+    resamples: Resamples,
+) -> list[dict[str, Any]]:
+    """A row a scorer: AUROC and mean confidence with the context, and of the same answers without it.
+
+    `scores`, `changed`: (rows, scorers) of the same answers, nan where a scorer cannot say. A scorer that ranks answers
+    as well without the context does not look whether they are grounded in it: `auroc_lost`, what it loses, has a 95 %
+    interval by `groups`, both sides on the same resamples.
+    """
+    figures = {
+        (name, kind): partial(metrics.auroc, correct, of[name].to_numpy())
+        for name in scores
+        for kind, of in (("own", scores), ("changed", changed))
+    }
+    found = bootstrap(figures, groups, resamples.draws, resamples.seed, weight)
+    return [
+        {
+            "scorer": name,
+            "auroc": found[name, "own"].value,
+            "auroc_changed": found[name, "changed"].value,
+            **bounded("auroc_lost", paired(found[name, "own"], found[name, "changed"])),
+            "mean": _mean(scores[name], weight),
+            "mean_changed": _mean(changed[name], weight),
+        }
+        for name in scores
+    ]
+
+
+def answers_shuffled(
+    correct: np.ndarray, scores: pd.DataFrame, changed: pd.DataFrame, weight: np.ndarray, threshold: dict[str, float]
+) -> list[dict[str, Any]]:
+    """A row a scorer: how well right answers in place outscore the same questions with the answer to another one.
+
+    `auroc_against_shuffled` is of the right answers against their own questions' shuffled ones; `shown_changed` is the
+    share of shuffled answers that a scorer with a `threshold` would show.
+    """
+    right = correct == 1
+    labels = np.repeat([1, 0], right.sum())
+    both = np.tile(weight[right], 2)
+    rows = []
+    for name in scores:
+        own, other = scores[name].to_numpy()[right], changed[name].to_numpy()[right]
+        row: dict[str, Any] = {
+            "scorer": name,
+            "auroc_against_shuffled": metrics.auroc(labels, np.concatenate([own, other]), both),
+            "mean_right": _mean(scores[name][right], weight[right]),
+            "mean_changed": _mean(changed[name][right], weight[right]),
+            "shown_changed": None,
+        }
+        if name in threshold:
+            row["shown_changed"] = metrics.display_rate(
+                correct, changed[name].to_numpy(), weight, threshold=threshold[name]
+            )
+        rows.append(row)
+    return rows
+
+
+def _mean(scores: pd.Series, weight: np.ndarray) -> float:
+    known = scores.notna().to_numpy()
+    return float(metrics.mean(scores.to_numpy()[known], weight[known]))

@@ -1,0 +1,99 @@
+"""The tables behind the plots, which DVC plots too: a row a point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import roc_curve
+
+from abstain.learning.evaluation.reviewed_answers import Judged
+from abstain.learning.metrics import weighted_metrics as metrics
+
+BINS = 20
+COARSE = 5
+"""Bins of a slice's probabilities, which has fewer answers."""
+SHOWN = 4
+"""Slices that a plot can tell apart."""
+
+
+def tables(judged: Judged, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
+    """The tables of this module by name: of the scorer `served`, and where scorers are compared, of `several`.
+
+    A product's reliability is told where it is worth `min_rows` answers.
+    """
+    correct, weight, scores = judged.correct, judged.weight, judged.scores[list(several)]
+    raw, probability = judged.raw(served), judged.probability(served)
+    return {
+        "roc": roc(correct, scores, weight),
+        "risk_coverage": risk_coverage(correct, scores, weight),
+        "reliability": reliability(correct, raw, probability, weight),
+        "reliability_by_product": reliability_by(judged.rows["product"], correct, probability, weight, min_rows),
+        "confidence": histogram(correct, raw, weight),
+    }
+
+
+def roc(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
+    """`scorer`, `false_positive_rate`, `true_positive_rate`; an answer without a score is the last to be shown."""
+    parts = []
+    for name in scores:
+        false_positive, true_positive, _ = roc_curve(correct, _known(scores[name]), sample_weight=weight)
+        parts.append(
+            pd.DataFrame({"scorer": name, "false_positive_rate": false_positive, "true_positive_rate": true_positive})
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def risk_coverage(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
+    """`scorer`, `coverage`, `risk`: the share of errors among the shown, as more and more is shown."""
+    parts = []
+    for name in scores:
+        coverage, risk = metrics.risk_coverage(correct, scores[name].to_numpy(), weight)
+        parts.append(pd.DataFrame({"scorer": name, "coverage": coverage, "risk": risk}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
+    """`kind` (raw or calibrated) and what `metrics.reliability` says of a bin of confidence: a row each."""
+    bins = {"raw": raw, "calibrated": calibrated}
+    return pd.DataFrame(
+        [{"kind": kind, **row} for kind, of in bins.items() for row in metrics.reliability(correct, of, weight)]
+    )
+
+
+def reliability_by(
+    stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_rows: int
+) -> pd.DataFrame:
+    """`kind`, the slice of `stratum` (rows,), and what `metrics.reliability` says of a bin, of `COARSE`: a row each.
+
+    Of the slices that are worth `min_rows` equally weighted answers, the `SHOWN` largest.
+    """
+    slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
+    enough = {name: of for name, of in slices.items() if metrics.effective_rows(weight[of]) >= min_rows}
+    rows = [
+        {"kind": name, **row}
+        for name, of in list(enough.items())[:SHOWN]
+        for row in metrics.reliability(correct[of], calibrated[of], weight[of], COARSE)
+    ]
+    return pd.DataFrame(rows, columns=["kind", "confidence", "accuracy", "rows", "share"])
+
+
+def histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
+    """`bin_low`, `bin_high`, and the share of all answers that is `right` and `wrong` in it."""
+    edges = np.linspace(0, 1, BINS + 1)
+    table = pd.DataFrame({"bin_low": edges[:-1], "bin_high": edges[1:]})
+    for name, label in (("right", 1), ("wrong", 0)):
+        of = correct == label
+        table[name] = np.histogram(confidence[of], edges, weights=weight[of])[0] / weight.sum()
+    return table
+
+
+def spearman(scores: pd.DataFrame, names: Sequence[str]) -> dict[str, object]:
+    """`names` and the `matrix` of their rank correlations, of the answers that all of them score."""
+    known = scores[list(names)].dropna()
+    return {"names": list(names), "matrix": known.rank().corr().to_numpy().tolist()}
+
+
+def _known(scores: pd.Series) -> np.ndarray:
+    return np.asarray(scores.fillna(-1.0).to_numpy())

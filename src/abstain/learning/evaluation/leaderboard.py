@@ -1,0 +1,108 @@
+"""The leaderboard: every scorer of the same answers, by the same metrics, with paired intervals by group.
+
+Three decisions:
+
+* How a scorer ranks answers is measured on its raw confidence, whatever its scale; what it promises (Brier, ECE,
+  accuracy, F1) on its calibrated probability, whose calibrator was fitted on the validation split. So a calibrator that
+  makes many answers equally likely costs no AUROC, and a log-probability is not judged as if it were a probability.
+* Every scorer is measured on the same resamples of groups, so that its difference to the champion has an interval and a
+  chance of its own: two intervals that overlap say little.
+* An answer without a score is withheld and counted, not left out: left out, a scorer that says nothing about hard
+  answers would look good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.core.errors import AbstainError
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, bounded, paired
+
+Column = np.ndarray | pd.Series
+
+RANKING: dict[str, metrics.Metric] = {
+    "auroc": metrics.auroc,
+    "auprc": metrics.auprc,
+    "aurc": metrics.aurc,
+    "caught": metrics.caught,
+    "masked": metrics.masked,
+    "caught_over_random": metrics.caught_over_random,
+}
+"""Of the raw confidence; the last three where at most 15 % of the answers are masked."""
+
+CALIBRATION: dict[str, metrics.Metric] = {
+    "brier": metrics.brier,
+    "ece": metrics.ece,
+    "accuracy": metrics.accuracy,
+    "f1": metrics.f1,
+}
+"""Of the calibrated probability; accuracy and F1 of calling an answer right from 0.5 on."""
+
+
+def leaderboard(
+    correct: np.ndarray,
+    scores: pd.DataFrame | Mapping[str, np.ndarray],
+    calibrated: pd.DataFrame | Mapping[str, np.ndarray],
+    groups: np.ndarray,
+    weight: metrics.Weight,
+    draws: int,
+    seed: int,
+    champion: str | None,
+) -> pd.DataFrame:
+    """One row a scorer, in the order of `scores`.
+
+    Args:
+        correct: (rows,) of 0/1. scores: name -> raw confidence (rows,), nan where the scorer cannot say.
+        calibrated: name -> probability (rows,). A scorer that is not in it, or has no probability at all, has no
+            figures of `CALIBRATION`.
+        groups: (rows,). weight: (rows,), None for equal ones. champion: whom the others are compared with, if anyone.
+
+    Returns `scorer`, `unscored` (rows without a score), every metric of `RANKING` and `CALIBRATION` with the bounds of
+    its 95 % interval (`auroc`, `auroc_low`, `auroc_high`), and `auroc_difference`, `auroc_difference_low`,
+    `auroc_difference_high` and `chance_better` against the champion: the share of draws in which it ranks better. What
+    is not defined is nan; so is the champion's difference to itself.
+
+    Raises `AbstainError` when the champion is not among the scorers, `ValueError` when what is calibrated is no
+    probability.
+    """
+    names = [str(name) for name in scores]
+    if champion is not None and champion not in names:
+        raise AbstainError(f"no scorer '{champion}' to compare with: choose one of {', '.join(sorted(names))}")
+    unscored: dict[str, int] = {}
+    figures: dict[tuple[str, str], Figure] = {}
+    for name in names:
+        raw, probability = _withheld(scores[name], calibrated.get(name))
+        unscored[name] = int(np.isnan(raw).sum())
+        figures |= {(name, metric): partial(function, correct, raw) for metric, function in RANKING.items()}
+        figures |= {(name, metric): partial(function, correct, probability) for metric, function in CALIBRATION.items()}
+    found = bootstrap(figures, groups, draws, seed, weight)
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"scorer": name, "unscored": unscored[name]}
+        for metric in (*RANKING, *CALIBRATION):
+            row |= bounded(metric, found[name, metric])
+        other = None if champion in (None, name) else found[str(champion), "auroc"]
+        rows.append(row | _compared(found[name, "auroc"], other))
+    return pd.DataFrame(rows)
+
+
+def _withheld(raw: Column, probability: Column | None) -> tuple[np.ndarray, np.ndarray]:
+    """Both as (rows,) of floats, nan where either of them is; a scorer without a calibrator keeps its raw ones."""
+    raw = np.asarray(raw, dtype=float)
+    calibrated = np.full(len(raw), np.nan) if probability is None else np.asarray(probability, dtype=float)
+    if np.isnan(calibrated).all():
+        return raw, calibrated
+    unknown = np.isnan(raw) | np.isnan(calibrated)
+    return np.where(unknown, np.nan, raw), np.where(unknown, np.nan, calibrated)
+
+
+def _compared(own: Estimate, champion: Estimate | None) -> dict[str, float]:
+    difference = Estimate(np.nan, np.array([np.nan])) if champion is None else paired(own, champion)
+    chance = np.nan if np.isnan(difference.value) else difference.chance
+    return {**bounded("auroc_difference", difference), "chance_better": chance}

@@ -1,0 +1,140 @@
+"""Answers that experts judged, with what every scorer says of them: what all of an evaluation is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+
+from abstain.core.errors import AbstainError
+from abstain.learning.evaluation.selective_prediction import Confidences
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded
+from abstain.learning.metrics.calibration import Calibrator, Method, fit_calibrator
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Reviewed answers of one split.
+
+    Attributes:
+        rows: of the data set. scores: (rows, scorers), raw confidences, nan where a scorer cannot say.
+        calibrated: the same as probabilities.
+    """
+
+    rows: pd.DataFrame
+    scores: pd.DataFrame
+    calibrated: pd.DataFrame
+
+    @cached_property
+    def correct(self) -> np.ndarray:
+        """0/1, (rows,)."""
+        return self.rows["correct"].to_numpy(int)
+
+    @cached_property
+    def weight(self) -> np.ndarray:
+        """`metrics.row_weights` of the rows."""
+        return metrics.row_weights(self.rows["inclusion_probability"].to_numpy(float))
+
+    @cached_property
+    def groups(self) -> np.ndarray:
+        return self.rows["group"].to_numpy()
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """How many rows there are, how many of them were drawn unevenly, how many even ones they are worth."""
+        return {
+            "rows": len(self.rows),
+            "drawn_unevenly": int((self.weight < 1).sum()),
+            "effective_rows": metrics.effective_rows(self.weight),
+        }
+
+    def raw(self, name: str) -> np.ndarray:
+        """What the scorer `name` says, float64 (rows,)."""
+        return self.scores[name].to_numpy(float)
+
+    def said_by(self, name: str) -> Confidences:
+        """The answers with what the scorer `name` says of them."""
+        return Confidences(self.correct, self.raw(name), self.weight)
+
+    def probability(self, name: str) -> np.ndarray:
+        """The calibrated probability of the scorer `name`, float64 (rows,)."""
+        return self.calibrated[name].to_numpy(float)
+
+    def shown(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
+        """What `name` shows from `threshold` on: how many answers, `shown`, how many equally weighted ones they are
+        worth, `shown_worth`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
+        `precision_high`, `error_rate_low`, `error_rate_high`.
+
+        An interval of no width is none: where all that is shown is right, so is every draw of it.
+        """
+        shown = (self.raw(name) >= threshold).astype(float)
+        figures = {
+            "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
+            "error_rate": partial(metrics.mean, shown * (1 - self.correct)),
+        }
+        found = bootstrap(figures, self.groups, resamples.draws, resamples.seed, self.weight)
+        row = {"shown": int(shown.sum()), "shown_worth": metrics.effective_rows(self.weight[shown == 1])}
+        for metric, of in found.items():
+            low, high = of.interval if np.ptp(of.interval) > 0 else (np.nan, np.nan)
+            row |= {f"{metric}_low": low, f"{metric}_high": high}
+        return row
+
+
+def calibrate(
+    validation: Judged, scores: Mapping[str, pd.DataFrame], method: Method, seed: int
+) -> dict[str, pd.DataFrame]:
+    """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
+
+    An answer that a scorer cannot score has no probability. Where a scorer has scored too few of the validation split's
+    answers to be calibrated, it has none at all; raises `AbstainError` where that split itself has too few.
+    """
+    fit_calibrator(method, np.full(len(validation.rows), 0.5), validation.correct, validation.weight, seed)
+    calibrators: dict[Any, Calibrator] = {}
+    for name in validation.scores:
+        known = ~np.isnan(validation.raw(str(name)))
+        rows = validation.raw(str(name))[known], validation.correct[known], validation.weight[known]
+        with suppress(AbstainError):
+            calibrators[name] = fit_calibrator(method, *rows, seed)
+    return {
+        split: pd.DataFrame(
+            {name: calibrators[name].apply(table[name].to_numpy(float)) for name in calibrators}, table.index
+        )
+        for split, table in scores.items()
+    }
+
+
+def calibration_rows(
+    validation: Judged, holdout: Judged, name: str, uncalibrated: list[str], seed: int, resamples: Resamples
+) -> list[dict[str, Any]]:
+    """ECE and Brier score of `name` on the hold-out, with 95 % intervals, a row a method that is fitted on validation.
+
+    `uncalibrated`: scorers that are shown beside them as they are.
+    """
+    probabilities: dict[str, np.ndarray] = {}
+    for method in get_args(Method):
+        try:
+            fitted = fit_calibrator(method, validation.raw(name), validation.correct, validation.weight, seed)
+            probabilities[method] = fitted.apply(holdout.raw(name))
+        except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
+            probabilities[method] = np.full(len(holdout.rows), np.nan)
+    probabilities |= {f"none, {other}": holdout.raw(other) for other in uncalibrated}
+    metric: dict[str, Callable[..., Any]] = {"ece": metrics.ece, "brier": metrics.brier}
+    figures = {
+        (method, figure): partial(function, holdout.correct, probability)
+        for method, probability in probabilities.items()
+        for figure, function in metric.items()
+    }
+    found = bootstrap(figures, holdout.groups, resamples.draws, resamples.seed, holdout.weight)
+    rows = []
+    for method in probabilities:
+        row: dict[str, Any] = {"method": method}
+        for figure in metric:
+            row |= bounded(figure, found[method, figure])
+        rows.append(row)
+    return rows

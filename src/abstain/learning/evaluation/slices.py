@@ -1,0 +1,128 @@
+"""One scorer, slice by slice: by product, line of business, retrieved chunks and answer length.
+
+A good figure of all answers may hide a product that the scorer knows nothing about. A slice too small to be judged is
+shown, with the reason in words in place of its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import bootstrap, bounded
+
+NOT_GIVEN = "not given"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Answers, and what one scorer says of them. All are (rows,).
+
+    `correct` is 0/1; `confidence` raw, nan where the scorer cannot say; `probability` calibrated, nan there too;
+    `shown` of bool, what the threshold shows; `weight` that of `metrics.row_weights`.
+    """
+
+    correct: np.ndarray
+    confidence: np.ndarray
+    probability: np.ndarray
+    shown: np.ndarray
+    groups: np.ndarray
+    weight: np.ndarray
+
+    def at(self, rows: pd.Series) -> Scored:
+        """Those of `rows`, (rows,) of bool."""
+        mask = rows.to_numpy(bool)
+        return Scored(*(getattr(self, field.name)[mask] for field in fields(self)))
+
+
+def strata(
+    products: Iterable[Any],
+    lines_of_business: Iterable[Any],
+    retrieved_chunks: np.ndarray,
+    answer_characters: np.ndarray,
+) -> pd.DataFrame:
+    """What answers are sliced by, a column each, (rows,): ordered categories whose values name the slices.
+
+    A product or line of business is a text or null; `retrieved_chunks` and `answer_characters` are counts (rows,).
+    Lengths fall into the quartiles of these rows, fewer than four where many answers are equally long; a slice is named
+    by the shortest and the longest of its answers.
+    """
+    quartiles = np.unique(np.quantile(answer_characters, [0.25, 0.5, 0.75])) if len(answer_characters) else np.array([])
+    quartile = np.searchsorted(quartiles, answer_characters)
+    lengths = {q: answer_characters[quartile == q] for q in np.unique(quartile)}
+    names = {q: f"{length.min()} to {length.max()} characters" for q, length in lengths.items()}
+    return pd.DataFrame(
+        {
+            "product": _named(products),
+            "line of business": _named(lines_of_business),
+            "retrieved chunks": pd.Categorical(
+                [str(count) for count in retrieved_chunks], [str(count) for count in np.unique(retrieved_chunks)]
+            ),
+            "answer length": pd.Categorical([names[q] for q in quartile], list(names.values())),
+        }
+    )
+
+
+def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min_rows: int) -> pd.DataFrame:
+    """One row a slice, weighted; `strata` (rows, strata) is what the function of that name makes.
+
+    A slice that is worth fewer than `min_rows` equally weighted answers is not judged, and where those that it shows
+    are worth fewer, its precision is not.
+
+    Returns `stratum`, `slice`, `rows`, `worth` (`metrics.effective_rows`), `base_rate`, `auroc` of the confidence with
+    its 95 % interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows), `precision`, and
+    `note`: why figures are nan, "" where none is.
+    """
+    return pd.DataFrame(
+        [
+            {"stratum": stratum, "slice": name} | _figures(scored.at(strata[stratum] == name), draws, seed, min_rows)
+            for stratum in strata.columns
+            for name in strata[stratum].cat.categories
+        ]
+    )
+
+
+def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, Any]:
+    correct, weight, shown = scored.correct, scored.weight, scored.shown
+    row = {"rows": len(correct), "worth": metrics.effective_rows(weight), "base_rate": metrics.mean(correct, weight)}
+    row |= dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier"), np.nan)
+    row |= {"shown": int(shown.sum()), "precision": np.nan}
+    if row["worth"] < min_rows:
+        return row | {"note": f"{_fewer(row['rows'], min_rows)} answers: not judged"}
+    auroc = bootstrap({"": partial(metrics.auroc, correct, scored.confidence)}, scored.groups, draws, seed, weight)[""]
+    row |= bounded("auroc", auroc)
+    row |= {"ece": metrics.ece(correct, scored.probability, weight)}
+    row |= {"brier": metrics.brier(correct, scored.probability, weight)}
+    notes = [why for why, holds in _undefined(scored).items() if holds]
+    if not notes and np.isnan(row["auroc_low"]):
+        notes.append("too few groups of both classes for an interval")
+    if metrics.effective_rows(weight[shown]) < min_rows:
+        notes.append(f"{_fewer(row['shown'], min_rows)} shown answers: precision not judged")
+    else:
+        row["precision"] = metrics.mean(correct[shown], weight[shown])
+    return row | {"note": "; ".join(notes)}
+
+
+def _undefined(scored: Scored) -> dict[str, bool]:
+    """What would leave a figure of a slice without a value, and whether it does."""
+    return {
+        "no answer has a score": bool(np.isnan(scored.confidence).all()),
+        "no answer has a probability": bool(np.isnan(scored.probability).all()),
+        "one class only": len(np.unique(scored.correct)) < 2,
+        "one group only: no interval": len(np.unique(scored.groups)) < 2,
+    }
+
+
+def _fewer(rows: int, min_rows: int) -> str:
+    return f"fewer than {min_rows}" if rows < min_rows else f"worth fewer than {min_rows}"
+
+
+def _named(values: Iterable[Any]) -> Any:
+    names = [NOT_GIVEN if pd.isna(value) else str(value) for value in values]
+    return pd.Categorical(names, sorted(set(names), key=lambda name: (name == NOT_GIVEN, name)))

@@ -1,0 +1,111 @@
+"""How sure a figure is: the same resamples of whole groups for everything that is compared.
+
+Whole groups are drawn with replacement, because answers about one document err together; a row keeps its weight. A draw
+is a number per row, how often it was drawn, so that a figure of many draws is one computation (`metrics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from abstain.learning.metrics.weighted_metrics import Weight
+
+Figure = Callable[[np.ndarray], Any]
+"""From weights (rows,) to a float, and from weights (draws, rows) to (draws,), as `partial(auroc, correct, scores)`."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+UNDEFINED = 0.05
+"""Where a figure is not defined in more than this share of the draws, those in which it is are no sample of it."""
+CELLS = 2**16
+"""Most weights that are held at once: 512 KiB, and what is computed of them, stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """How many draws, and under which seed: equal ones are the same draws, for whoever takes them of equal groups."""
+
+    draws: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of the rows as they are, and of every draw, (draws,), some of them nan."""
+
+    value: float
+    draws: np.ndarray
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The central 95 % percentile `interval`; nan for a value that is not defined."""
+        return (float("nan"), float("nan")) if np.isnan(self.value) else interval(self.draws)
+
+    @property
+    def chance(self) -> float:
+        """The share of draws that are above 0; one that is not defined is not."""
+        return float((self.draws > 0).mean())
+
+
+def bootstrap(
+    figures: Mapping[Key, Figure], groups: np.ndarray, draws: int, seed: int, weight: Weight = None
+) -> dict[Key, Estimate]:
+    """Every figure on the same `draws` resamples of `groups`, so that `paired` differences may be taken.
+
+    Args:
+        groups: (rows,), whatever compares equal within a group. weight: (rows,), None for equal ones.
+
+    Fewer than two groups say nothing about how others would differ: all draws are nan.
+    """
+    own = np.ones(len(groups)) if weight is None else np.asarray(weight, dtype=float)
+    drawn: dict[Key, list[np.ndarray]] = {key: [] for key in figures}
+    for chunk in _resamples(groups, draws, seed):
+        drawn_weight = chunk * own
+        for key, figure in figures.items():
+            drawn[key].append(figure(drawn_weight))
+    return {
+        key: Estimate(figure(own), np.concatenate(drawn[key]) if drawn[key] else np.full(draws, np.nan))
+        for key, figure in figures.items()
+    }
+
+
+def paired(own: Estimate, other: Estimate) -> Estimate:
+    """The difference `own - other`, draw by draw; both must come from one call of `bootstrap`."""
+    return Estimate(own.value - other.value, own.draws - other.draws)
+
+
+def bounded(name: str, estimate: Estimate) -> dict[str, float]:
+    """`name`, `name_low` and `name_high`: a figure and its 95 % interval, as the reports read them."""
+    low, high = estimate.interval
+    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The central percentile interval of `draws`, nan draws left out; nan where these are more than `UNDEFINED`.
+
+    A few groups of one class each would otherwise be sure of the figure that they have when both kinds are drawn.
+    """
+    known = draws[~np.isnan(draws)]
+    if len(known) < (1 - UNDEFINED) * len(draws) or not len(known):
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _resamples(groups: np.ndarray, draws: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each row was drawn, (some draws, rows) at a time; the draws do not depend on how many at a time."""
+    names, group = np.unique(groups, return_inverse=True)
+    if len(names) < 2:
+        return
+    generator = np.random.default_rng(seed)
+    step = max(1, CELLS // len(groups))
+    for start in range(0, draws, step):
+        count = min(step, draws - start)
+        picked = generator.integers(len(names), size=(count, len(names)))
+        places = picked + len(names) * np.arange(count)[:, None]
+        times = np.bincount(places.ravel(), minlength=count * len(names)).reshape(count, len(names))
+        yield np.take(times, group, axis=1)

@@ -1,0 +1,247 @@
+"""From a raw confidence to a probability that can be taken at its word.
+
+Three decisions:
+
+* A calibrator is a few numbers and a formula of numpy: it travels as JSON in the ONNX file, gives the same figures to
+  the last bit after it, and serving needs neither the library that fitted it nor a pickle.
+* Every calibrator is non-decreasing, so it changes what a confidence says and never which answers are shown first.
+* Rows count by `metrics.row_weights`. Venn-Abers' library takes no weights, so its rows are thinned to an even sample.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from abstain.core.errors import AbstainError
+
+if TYPE_CHECKING:  # it imports scikit-learn, which a service can do without
+    from abstain.learning.metrics.weighted_metrics import Weight
+
+Method = Literal["none", "temperature", "isotonic", "venn_abers"]
+Interval = tuple[np.ndarray, np.ndarray]
+Numbers = tuple[float, ...]
+
+MIN_OF_A_CLASS = 10
+"""With fewer right or fewer wrong answers nothing is calibrated: the result would be those few answers' noise."""
+LARGEST_LOGIT = float(np.log(1e6))
+"""Confidences of 0 and 1 have no logit; they count as one in a million from it."""
+STEEPEST = 50.0
+"""The temperature's scale stays within 1/50 and 50: confidences that separate the rows fully would have it endless."""
+
+
+@dataclass(frozen=True)
+class Calibrator:
+    """Leaves confidences as they are (`none`); the base of those that do not. All arrays are (rows,), in [0, 1]."""
+
+    method: ClassVar[Method] = "none"
+
+    def apply(self, confidence: np.ndarray) -> np.ndarray:
+        """Calibrated probabilities, float64 (rows,); nan where the confidence is nan."""
+        return np.asarray(confidence, float)
+
+    def interval(self, confidence: np.ndarray) -> Interval | None:
+        """The lowest and the highest probability that the method allows, each (rows,); None: it gives one alone."""
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `calibrator_from_dict` takes: the method's name, numbers and lists of numbers."""
+        return {"method": self.method, **{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}}
+
+
+@dataclass(frozen=True)
+class Temperature(Calibrator):
+    """sigmoid(scale * logit(confidence)), scale = 1 / temperature (Guo et al. 2017): one number for all rows.
+
+    A confidence of 0.5 stays 0.5: what is off by a constant is not mended.
+    """
+
+    method: ClassVar[Method] = "temperature"
+    scale: float
+
+    def apply(self, confidence: np.ndarray) -> np.ndarray:
+        return _sigmoid(self.scale * _logit(confidence))
+
+
+@dataclass(frozen=True)
+class Isotonic(Calibrator):
+    """The best non-decreasing fit: straight lines between `level` at confidences `at`, flat outside."""
+
+    method: ClassVar[Method] = "isotonic"
+    at: Numbers
+    level: Numbers
+
+    def apply(self, confidence: np.ndarray) -> np.ndarray:
+        x, level = np.asarray(confidence, float), np.array(self.level)
+        above = np.minimum(np.searchsorted(self.at, x, "right"), len(level) - 1)
+        value = np.minimum(np.interp(x, self.at, level), level[above])  # rounding would pass the next level by a bit
+        return np.asarray(value)
+
+
+@dataclass(frozen=True)
+class VennAbers(Calibrator):
+    """Inductive Venn-Abers (Vovk, Petej and Fedorova 2015): two isotonic fits, one that counts the new answer as wrong
+    (p0) and one that counts it as right (p1). One of the two is perfectly calibrated, whatever the data.
+
+    Both are step functions, kept as their steps: p0 is `low[i]` from confidence `low_at[i - 1]` on, that one included;
+    p1 is `high[i]` above `high_at[i - 1]`, that one left out. The probability is p1 / (1 - p0 + p1).
+    """
+
+    method: ClassVar[Method] = "venn_abers"
+    low_at: Numbers
+    low: Numbers
+    high_at: Numbers
+    high: Numbers
+
+    def apply(self, confidence: np.ndarray) -> np.ndarray:
+        p0, p1 = self.interval(confidence)
+        with np.errstate(divide="ignore"):
+            return np.asarray(1 / (1 + (1 - p0) / p1))  # no step of this form rounds against the order of rows
+
+    def interval(self, confidence: np.ndarray) -> Interval:
+        x = np.asarray(confidence, float)
+        p0 = np.array(self.low)[np.searchsorted(self.low_at, x, "right")]
+        p1 = np.array(self.high)[np.searchsorted(self.high_at, x, "left")]
+        return np.where(np.isnan(x), x, p0), np.where(np.isnan(x), x, p1)
+
+
+def fit_calibrator(
+    method: Method, confidence: np.ndarray, correct: np.ndarray, weight: Weight = None, seed: int = 0
+) -> Calibrator:
+    """A calibrator of `method`, on answers that nothing was trained on.
+
+    Args:
+        confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,) > 0, None for equal ones.
+        seed: of the thinning, for `venn_abers`; the others do not draw.
+
+    Raises `AbstainError` where a value is none of these, and where fewer than 10 answers are right, or wrong; `none`
+    has nothing to learn and takes any number.
+    """
+    if method not in get_args(Method):
+        raise AbstainError(f"unknown calibration '{method}': choose one of {', '.join(get_args(Method))}")
+    confidence, correct, weight = checked_rows(confidence, correct, weight)
+    if method == "none":
+        return Calibrator()
+    if method == "venn_abers":
+        kept = thin(weight, seed)
+        _check_classes(method, correct[kept], len(correct))
+        return _fit_venn_abers(confidence[kept], correct[kept])
+    _check_classes(method, correct, len(correct))
+    fit = _fit_temperature if method == "temperature" else _fit_isotonic
+    return fit(confidence, correct, weight)
+
+
+def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
+    """The calibrator that `to_dict` was called on. Raises `AbstainError` where it is not whole."""
+    try:
+        kinds: dict[str, Any] = {one.method: one for one in (Calibrator, Temperature, Isotonic, VennAbers)}
+        numbers = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k != "method"}
+        calibrator: Calibrator = kinds[stored["method"]](**numbers)
+        probe = calibrator.apply(np.array([0.0, 0.5, 1.0]))
+        if not (np.diff(probe) >= 0).all():
+            raise ValueError
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise AbstainError("the stored calibration is not whole: export the probe again") from None
+    return calibrator
+
+
+def thin(weight: np.ndarray, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
+    """Which rows make an even sample of all answers (rejection sampling): a mask (rows,), all of it for equal weights.
+
+    A row stays with probability weight / max(weight). With `groups` (rows,), at most one row of a group stays, drawn
+    by weight, with probability (the group's weight) / (the heaviest group's): even rows that are independent where
+    groups are, for methods that take rows to be.
+    """
+    drawn = np.random.default_rng(seed).random((2, len(weight)))
+    if groups is None:
+        return np.asarray(drawn[0] < weight / weight.max(initial=0))
+    _, group = np.unique(groups, return_inverse=True)
+    total = np.bincount(group, weight)
+    # Of exponential times with rates `weight`, a row's is its group's first with a probability like its weight.
+    order = np.lexsort((-np.log1p(-drawn[1]) / weight, group))
+    first = order[np.unique(group[order], return_index=True)[1]]
+    kept = np.zeros(len(weight), bool)
+    kept[first[drawn[0][: len(first)] < total / total.max(initial=0)]] = True
+    return kept
+
+
+def checked_rows(
+    confidence: np.ndarray, correct: np.ndarray, weight: Weight
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Confidences and weights as float64, `correct` as int, each (rows,). `AbstainError` names what is wrong."""
+    confidence, correct = np.asarray(confidence, float), np.asarray(correct)
+    weight = np.ones(len(confidence)) if weight is None else np.asarray(weight, float)
+    if not confidence.shape == correct.shape == weight.shape or confidence.ndim != 1:
+        raise AbstainError(
+            f"confidences {confidence.shape}, verdicts {correct.shape} and weights {weight.shape} differ in shape: "
+            "each answer needs one of each"
+        )
+    for wrong, what in (
+        (~((confidence >= 0) & (confidence <= 1)), "a confidence that is not in [0, 1]: score them again"),
+        (~np.isin(correct, (0, 1)), "a verdict that is neither 0 nor 1: leave unreviewed answers out"),
+        (~(np.isfinite(weight) & (weight > 0)), "a weight that is not above 0: see their inclusion probabilities"),
+    ):
+        if wrong.any():
+            raise AbstainError(f"{wrong.sum()} of {len(wrong)} reviewed answers have {what}")
+    return confidence, correct.astype(int), weight
+
+
+def _check_classes(method: Method, correct: np.ndarray, reviewed: int) -> None:
+    worth = "" if reviewed == len(correct) else f", worth {len(correct)} drawn evenly"
+    for count, name in ((int(correct.sum()), "right"), (int(len(correct) - correct.sum()), "wrong")):
+        if count < MIN_OF_A_CLASS:
+            raise AbstainError(
+                f"calibration by {method} needs {MIN_OF_A_CLASS} right and {MIN_OF_A_CLASS} wrong reviewed answers, "
+                f"and only {count} are {name} (of {reviewed}{worth}): bring more reviews, "
+                "or set calibration.method to none"
+            )
+
+
+def _fit_temperature(confidence: np.ndarray, correct: np.ndarray, weight: np.ndarray) -> Temperature:
+    from scipy.optimize import minimize_scalar
+
+    logit, sign = _logit(confidence), 2 * correct - 1
+
+    def loss(log_scale: float) -> float:
+        return float(np.average(np.logaddexp(0, -sign * np.exp(log_scale) * logit), weights=weight))
+
+    limit = np.log(STEEPEST)
+    found = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
+    return Temperature(float(np.exp(found.x)))
+
+
+def _fit_isotonic(confidence: np.ndarray, correct: np.ndarray, weight: np.ndarray) -> Isotonic:
+    from sklearn.isotonic import IsotonicRegression
+
+    fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct, weight)
+    return Isotonic(tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist()))
+
+
+def _fit_venn_abers(confidence: np.ndarray, correct: np.ndarray) -> VennAbers:
+    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
+        # The library divides by zero on purpose, and switches numpy's warnings off for good when it is imported.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        from venn_abers import VennAbers as Fitter
+
+        fitted = Fitter().fit(np.column_stack([1 - confidence, confidence]), correct)
+    return VennAbers(*_steps(fitted.c, fitted.p0[:, 1]), *_steps(fitted.c, fitted.p1[:, 1]))
+
+
+def _steps(at: np.ndarray, level: np.ndarray) -> tuple[Numbers, Numbers]:
+    """Only the places where the level changes: (steps,) and the levels around them (steps + 1,)."""
+    changes = np.diff(level) != 0
+    return tuple(at[changes].tolist()), (float(level[0]), *level[1:][changes].tolist())
+
+
+def _logit(confidence: np.ndarray) -> np.ndarray:
+    x = np.asarray(confidence, float)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.clip(np.log(x) - np.log1p(-x), -LARGEST_LOGIT, LARGEST_LOGIT))
+
+
+def _sigmoid(logit: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-logit)))

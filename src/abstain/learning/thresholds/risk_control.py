@@ -1,0 +1,312 @@
+"""A threshold with a guarantee: with a stated confidence, what it shows of *all* answers is as good as was promised.
+
+Learn then Test (Angelopoulos et al. 2022), by MAPIE's `BinaryClassificationController`: each threshold tried is a
+hypothesis, "the promise is broken here", to be rejected by an exact binomial p-value; the chance that any rejection is
+wrong is at most 1 - confidence. The decisions, all of them measured (docs/decisions.md):
+
+* MAPIE takes no weights, and a binomial p-value wants even rows: rows are thinned by their weight (`calibration.thin`).
+  That finds more than weighted bounds do, because the p-value stays exact.
+* Thresholds are tried one after another, each at the whole risk of being wrong, until one is not rejected: from the one
+  that looks most significant on rows that do not test (the training split, out of fold) downwards. Those rows alone say
+  which ones are tried, and in which order. An error rate falls as the threshold rises: there, from the highest down.
+* The risk is written as an error: MAPIE's own `precision` tests 1 - precision, and its rounding makes that one wrong
+  answer too many for every fifth pair of counts. And no threshold is tried that shows no training row: its p-value
+  would be nan, which MAPIE takes for the most significant one.
+
+The guarantee is for answers like the tested ones, and takes these to be independent. Answers about one document err
+together: with `ReviewedAnswers.groups` one answer a group tests, so the rows are independent again, and fewer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from abstain.config.params import ThresholdParams
+from abstain.core.errors import AbstainError
+from abstain.learning.metrics.calibration import checked_rows, thin
+from abstain.learning.metrics.weighted_metrics import Weight
+from abstain.learning.thresholds.selection import Threshold, operating_point
+
+Metric = Literal["precision", "error_rate"]
+
+TRIED = 50
+"""Thresholds to choose from, evenly spaced by how much they show; with 20 or 200 as much is shown."""
+POWER = 0.8
+"""The chance of a promise with as many reviews as `reviews_needed` says."""
+MOST_REVIEWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class ReviewedAnswers:
+    """Answers with an expert's verdict. All arrays are (rows,).
+
+    `confidence` is in [0, 1], `correct` 0/1, `weight` that of `metrics.row_weights` (None: all answers were as likely
+    to be reviewed). `groups` names what errs together; None: every answer errs on its own.
+    """
+
+    confidence: np.ndarray
+    correct: np.ndarray
+    weight: Weight = None
+    groups: np.ndarray | None = None
+
+    def checked(self, what: str) -> ReviewedAnswers:
+        """The same with float64 confidences and weights. Raises `AbstainError` where there are none, or nan."""
+        if not len(self.confidence):
+            raise AbstainError(f"no reviewed answers {what}: bring reviews")
+        return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), self.groups)
+
+    def even(self, seed: int) -> ReviewedAnswers:
+        """An even sample of all answers, one a group where there are groups."""
+        kept = thin(self._weight, seed, self.groups)
+        return ReviewedAnswers(self.confidence[kept], self.correct[kept])
+
+    @property
+    def even_share(self) -> float:
+        """The share of these rows that `even` keeps, on average."""
+        weight = self._weight
+        if self.groups is not None:
+            weight = np.bincount(np.unique(self.groups, return_inverse=True)[1], weight)
+        return float(weight.sum() / weight.max() / len(self.correct))
+
+    def joined(self, other: ReviewedAnswers) -> ReviewedAnswers:
+        """Both as one table, whose rows weigh as in their own (each table's heaviest 1); without groups."""
+        weights = [rows._weight / rows._weight.max() for rows in (self, other)]
+        return ReviewedAnswers(
+            np.concatenate([self.confidence, other.confidence]),
+            np.concatenate([self.correct, other.correct]),
+            np.concatenate(weights),
+        )
+
+    @property
+    def _weight(self) -> np.ndarray:
+        return np.ones(len(self.correct)) if self.weight is None else self.weight
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    metric: Metric
+    target: float
+    confidence: float
+    threshold: float
+    precision: float
+    error_rate: float
+    display_rate: float
+    rows: int
+    even_rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, whether anything is `promised`, and the line that `says` it."""
+        return {"promised": isinstance(self, Promise), **asdict(self), "says": str(self)}
+
+    def _counted(self) -> str:
+        worth = "" if self.even_rows == self.rows else f" (worth {self.even_rows} drawn evenly)"
+        return f"confidence {self.confidence:g} with {self.rows} reviewed answers{worth}"
+
+
+@dataclass(frozen=True)
+class Promise(_Outcome):
+    """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
+
+    `rows` were reviewed, worth `even_rows` that were drawn evenly. Of these, `shown` were shown (`display_rate`),
+    `precision` of those right, and `error_rate` of all shown and wrong. `p_value` is the chance to see so few wrong
+    ones, or fewer, if the promise were just broken at this threshold.
+    """
+
+    shown: int
+    p_value: float
+
+    def __str__(self) -> str:
+        limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
+        return (
+            f"{limit} {self.target:g} at {self._counted()}: threshold {self.threshold:.3f} shows "
+            f"{self.display_rate:.0%}, {self.precision:.3f} of them right"
+        )
+
+
+@dataclass(frozen=True)
+class NoPromise(_Outcome):
+    """Why nothing is promised, and what would help.
+
+    `threshold` is the most promising one; `precision`, `error_rate` and `display_rate` are what it gives of all
+    answers, as far as is known. `reviews_needed` answers, reviewed like these, would make a promise with a chance of
+    80 % if that is how it is. None: no number of them, because it is not better than the target.
+    """
+
+    reviews_needed: int | None
+
+    def __str__(self) -> str:
+        says = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._counted()}"
+        change = "lower" if self.metric == "precision" else "raise"
+        if self.reviews_needed is not None:
+            return (
+                f"{says}; about {self.reviews_needed} would be needed: bring more reviews, or {change} threshold.target"
+            )
+        reached = self.precision if self.metric == "precision" else self.error_rate
+        return (
+            f"{says}, and more of them will not help: within reach is {reached:.3f} while showing "
+            f"{self.display_rate:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
+            "or train a better probe"
+        )
+
+
+def promise_threshold(
+    tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
+) -> Promise | NoPromise:
+    """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
+
+    Args:
+        tested: the validation split, which nothing was fitted on: neither the probe nor a calibrator, so these are raw
+            confidences.
+        training: other answers, on the same scale (out of fold), to learn from where to start. The guarantee holds
+            whatever they are; the more they are like the others, the more is found.
+
+    Raises `AbstainError` where there is no row, where a value is nan or out of range, and where confidences of the two
+    are so far apart that no tested answer is shown.
+    """
+    tested = tested.checked("to test a threshold on")
+    training = training.checked("in the training split, to learn from which threshold to try first")
+    even = tested.even(params.seed)
+    # Another seed: with the same draws, what is tried would depend on which of the tested rows were kept.
+    learn = replace(training, groups=None).even(params.seed + 1)
+    tried, p_values = _tried(learn, params)
+    threshold = _controlled(tried, p_values, learn, even, params)
+    if threshold is None:
+        return _no_promise(float(tried[-1]), tested, training, len(even.correct), params)
+    point = operating_point(even.confidence, even.correct, threshold)
+    return Promise(
+        **_figures(point, params),
+        rows=len(tested.correct),
+        even_rows=len(even.correct),
+        shown=point.shown,
+        p_value=float(_p_values(np.array([threshold]), even, params)[0]),
+    )
+
+
+def reviews_needed(
+    metric: Metric, target: float, confidence: float, reached: float, display_rate: float, even_share: float = 1.0
+) -> int | None:
+    """How many answers must be reviewed for a promise with a chance of 80 %, to within two percent.
+
+    Args:
+        reached: the precision (error rate) at the threshold; display_rate: the share of all answers that it shows.
+        even_share: how many evenly drawn answers one reviewed answer is worth (`ReviewedAnswers.even_share`).
+
+    None where what is reached is not better than the target, or not by enough for a million reviews.
+    """
+    from scipy.stats import binom
+
+    tolerated, wrong = (1 - target, 1 - reached) if metric == "precision" else (target, reached)
+    if not wrong < tolerated:
+        return None
+    size = np.unique(np.geomspace(1, MOST_REVIEWS, 1000).astype(int))
+    most = binom.ppf(1 - confidence, size, tolerated)
+    most = np.where(binom.cdf(most, size, tolerated) <= 1 - confidence, most, most - 1)  # wrong ones that may be seen
+    short = np.flatnonzero(binom.cdf(most, size, wrong) < POWER)
+    enough = short[-1] + 1 if len(short) else 0
+    if enough == len(size):
+        return None
+    needed = size[enough] / (even_share * (display_rate if metric == "precision" else 1))
+    return int(np.ceil(needed)) if needed <= MOST_REVIEWS else None
+
+
+def _tried(learn: ReviewedAnswers, params: ThresholdParams) -> tuple[np.ndarray, np.ndarray]:
+    """The thresholds to try (ascending, (tried,)) and their p-values on the rows that they are learnt from."""
+    thresholds = np.unique(np.quantile(learn.confidence, np.arange(TRIED) / TRIED, method="lower"))
+    p_values = _p_values(thresholds, learn, params)
+    tried = slice(None if params.metric == "error_rate" else int(np.argmin(p_values)) + 1)
+    return thresholds[tried], p_values[tried]
+
+
+def _p_values(thresholds: np.ndarray, rows: ReviewedAnswers, params: ThresholdParams) -> np.ndarray:
+    """P(as few wrong answers or fewer | the promise is just broken) for each of (thresholds,): exact, binomial."""
+    from scipy.stats import binom
+
+    order = np.argsort(rows.confidence, kind="stable")
+    first = np.searchsorted(rows.confidence[order], thresholds)
+    wrong_from = np.append(np.cumsum((1 - rows.correct[order])[::-1])[::-1], 0)
+    counted = len(order) - first if params.metric == "precision" else len(order)
+    return np.asarray(binom.cdf(wrong_from[first], counted, _tolerated(params)))
+
+
+def _controlled(
+    tried: np.ndarray, p_values: np.ndarray, learn: ReviewedAnswers, even: ReviewedAnswers, params: ThresholdParams
+) -> float | None:
+    from mapie.risk_control import BinaryClassificationController, BinaryRisk
+
+    def shown(correct: np.ndarray, decided: np.ndarray) -> np.ndarray:
+        return np.asarray(decided == 1)
+
+    def shown_and_wrong(correct: np.ndarray, decided: np.ndarray) -> np.ndarray:
+        return np.asarray((decided == 1) & (correct == 0))
+
+    def always(correct: np.ndarray, decided: np.ndarray) -> np.ndarray:
+        return np.ones(len(correct), bool)
+
+    learnt = params.metric == "precision"
+    controller = BinaryClassificationController(
+        predict_function=lambda confidence: np.column_stack([1 - confidence, confidence]),
+        risk=BinaryRisk(shown_and_wrong, shown if learnt else always, higher_is_better=False),
+        target_level=_tolerated(params),
+        confidence_level=params.confidence,
+        best_predict_param_choice=BinaryRisk(shown, always, higher_is_better=True),
+        list_predict_params=tried,
+        fwer_method="split_fixed_sequence" if learnt else "fixed_sequence",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no threshold is good enough, or every one: the caller says so
+        if learnt:  # the order is read off at each threshold's own p-value, so that none is left out between two levels
+            controller.learn_fixed_sequence_order(learn.confidence, learn.correct, np.sort(p_values), binary=True)
+        controller.calibrate(even.confidence, even.correct)
+    best = controller.best_predict_param
+    return float(best) if best is not None and (even.confidence >= best).any() else None
+
+
+def _no_promise(
+    threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, even_rows: int, params: ThresholdParams
+) -> NoPromise:
+    """What would help, judged by the threshold that was tried first.
+
+    The tested rows alone would ask for too much, because one comes here where they looked bad by chance; the training
+    rows, which chose the threshold, for too little. Together they are right in the middle. Where by both the reviews at
+    hand should have done, the tested rows have the last word.
+    """
+    rows = len(tested.correct)
+
+    def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
+        point = operating_point(answers.confidence, answers.correct, threshold, answers.weight)
+        figures = _figures(point, params)
+        reached = figures[params.metric]
+        return figures, reviews_needed(
+            params.metric, params.target, params.confidence, reached, point.display_rate, tested.even_share
+        )
+
+    figures, needed = judge(tested.joined(training))
+    if needed is not None and needed <= rows:
+        if not (tested.confidence >= threshold).any():
+            raise AbstainError(
+                f"no reviewed answer of the validation split has a confidence of {threshold:.3f} or more, where a "
+                "promise looks best on the training split: score both on one scale, the training split out of fold"
+            )
+        figures, needed = judge(tested)
+    return NoPromise(**figures, rows=rows, even_rows=even_rows, reviews_needed=needed)
+
+
+def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
+    return {
+        "metric": params.metric,
+        "target": params.target,
+        "confidence": params.confidence,
+        "threshold": point.threshold,
+        "precision": point.precision,
+        "error_rate": point.error_rate,
+        "display_rate": point.display_rate,
+    }
+
+
+def _tolerated(params: ThresholdParams) -> float:
+    """The largest share of wrong answers that keeps the promise."""
+    return 1 - params.target if params.metric == "precision" else params.target

@@ -1,0 +1,97 @@
+"""The naive threshold: show as many answers as possible where what was asked for is just reached on these answers.
+
+On others it is missed every second time: what can be promised is said by `promise.promise_threshold`, and this is shown
+beside it. Where reviewers were given some kinds of answers more often than others, rows are weighted
+(`metrics.row_weights`), so that the threshold is for all answers and not for those that were looked at; a few heavy
+rows are believed no more than a few rows (`effective_rows`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from abstain.config.params import ThresholdParams
+from abstain.core.errors import AbstainError
+from abstain.learning.metrics.weighted_metrics import Weight, effective_rows
+
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A tuned threshold and what it gave on the answers it was tuned on. Fractions are in [0, 1], and weighted.
+
+    `effective_shown` is the number of equally weighted answers that would say as much as the `shown` ones.
+    """
+
+    threshold: float
+    precision: float
+    display_rate: float
+    recall: float
+    shown: int
+    effective_shown: float
+    rows: int
+
+    @property
+    def error_rate(self) -> float:
+        """The share of all answers that are shown and wrong; 0 where nothing is shown."""
+        return self.display_rate * (1 - self.precision) if self.shown else 0.0
+
+    def to_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+def tune_threshold(
+    confidence: np.ndarray, correct: np.ndarray, params: ThresholdParams, weight: Weight = None
+) -> Threshold:
+    """The threshold with the highest display rate whose precision (error rate) is at least (at most) the target.
+
+    Args:
+        confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,), None for equal ones.
+
+    Raises `AbstainError` where no threshold that shows `min_shown` answers reaches the target, with the best
+    that one does reach.
+    """
+    candidates = [operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
+    believed = [point for point in candidates if point.effective_shown >= params.min_shown]
+    if not believed:
+        worth = "" if weight is None else f" worth {effective_rows(weight):.0f} equally weighted ones"
+        raise AbstainError(
+            f"only {len(confidence)} reviewed answers{worth} to tune the threshold on, fewer than "
+            f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it"
+        )
+    reaching = [point for point in believed if _short_of(point, params) <= ROUNDING]
+    if not reaching:
+        best = min(believed, key=lambda point: (_short_of(point, params), -point.display_rate))
+        precise = params.metric == "precision"
+        raise AbstainError(
+            f"no threshold reaches {params.metric.replace('_', ' ')} {params.target:g} on {best.rows} reviewed "
+            f"answers; within reach: {best.precision if precise else best.error_rate:.3f} while showing "
+            f"{best.display_rate:.0%} (threshold {best.threshold:.3f}): "
+            f"{'lower' if precise else 'raise'} threshold.target, or bring more reviews"
+        )
+    return max(reaching, key=lambda point: (point.display_rate, point.threshold))
+
+
+def _short_of(point: Threshold, params: ThresholdParams) -> float:
+    """By how much the target is missed; not above 0 where it is reached."""
+    return params.target - point.precision if params.metric == "precision" else point.error_rate - params.target
+
+
+def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: float, weight: Weight = None) -> Threshold:
+    """What showing every answer with confidence >= `threshold` gives; precision is nan where nothing is shown."""
+    weight = np.ones(len(confidence)) if weight is None else weight
+    shown = confidence >= threshold
+    right = float(weight[shown & (correct == 1)].sum())
+    displayed, all_right = float(weight[shown].sum()), float(weight[correct == 1].sum())
+    return Threshold(
+        threshold=threshold,
+        precision=right / displayed if displayed else float("nan"),
+        display_rate=displayed / float(weight.sum()),
+        recall=right / all_right if all_right else float("nan"),
+        shown=int(shown.sum()),
+        effective_shown=effective_rows(weight[shown]),
+        rows=len(confidence),
+    )

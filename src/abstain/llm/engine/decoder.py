@@ -1,0 +1,319 @@
+"""A base model's decoder, read at taps: which layers run, for which tokens, and what is seen on the way.
+
+Three decisions:
+
+* Early exit by a hook that raises: the plain Hugging Face forward runs, and stops the moment the deepest layer
+  asked for has been seen. No model is rewritten, and nothing above that layer is ever computed.
+* The deepest layer is computed for the tokens that somebody asked for alone: of the others it needs no more than
+  keys and values. Its block is called twice, once until those are known, once with what was asked for.
+* Passes are packed (attention.py) where a check at the start shows that this gives what a plain forward gives.
+  Elsewhere they are padded on the right, in batches of similar length, without a mask: under causal attention no
+  valid token can see a later one, and the kernels without a mask are the fast ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.attention import Forest, KeysValues, packed_attention
+from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
+from abstain.llm.engine.prefix_tree import Node, build, walk
+from abstain.llm.engine.requests import Site
+
+log = logging.getLogger(__name__)
+
+CHECK_TOLERANCE = 0.1
+"""Of a relative difference: bfloat16 reaches 0.03, a token that is not seen 0.5 and more."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A place in the decoder: after block `layer` (from 1), or its feed-forward part's output."""
+
+    layer: int
+    site: Site = "residual"
+
+
+Span = tuple[int, int]
+Wanted = Mapping[Node, Mapping[Tap, Span]]
+"""Of which tokens of a run (first, past the last) a tap's rows are wanted."""
+Readings = dict[Node, dict[Tap, Tensor]]
+"""Those rows, each (tokens, d), on the model's device."""
+
+
+@dataclass
+class Work:
+    """What was done, for tests, plans and benchmarks that count work instead of timing it.
+
+    `pass_tokens`: tokens of the passes that were asked for. `forward_tokens`: those that were really run, of what
+    passes share once, padding included. `layer_tokens`: layer -> tokens that went through that block (of the deepest
+    layer, those for which it computed more than keys and values). `vocabulary_rows`: rows projected to the vocabulary.
+    """
+
+    passes: int = 0
+    pass_tokens: int = 0
+    forward_tokens: int = 0
+    layer_tokens: Counter[int] = field(default_factory=Counter)
+    vocabulary_rows: int = 0
+
+    @property
+    def token_layers(self) -> int:
+        """The sum over layers of the tokens that went through each."""
+        return self.layer_tokens.total()
+
+
+class _DeepestLayerSeen(Exception):
+    """Raised by a hook to leave the forward pass early."""
+
+
+class Decoder:
+    """Forward passes through one loaded base model."""
+
+    def __init__(self, loaded: LoadedModel, packed: bool | None = None) -> None:
+        self.loaded = loaded
+        self.work = Work()
+        self.config = loaded.model.config.get_text_config()
+        self.n_layers: int = self.config.num_hidden_layers
+        self.window = window_of(self.config)
+        # Hooks and the choice of attention are set on the one model that a process has: one thread at a time.
+        self.lock = threading.RLock()
+        if self.device.type == "cpu":
+            _keep_freed_memory()
+        self._decoder: nn.Module = loaded.model.base_model
+        self._blocks = _find_blocks(self._decoder, self.n_layers)
+        with self.lock, torch.inference_mode():
+            passes = _check_passes(min(self.config.vocab_size, 200))
+            ids = [torch.tensor([of_pass], device=self.device) for of_pass in passes]
+            plain = [loaded.model(input_ids=one, output_hidden_states=True) for one in ids]
+            final = [one.hidden_states[-1][0] for one in plain]
+            self.packs = self._packing_agrees(passes, final) if packed is None else packed
+            self._projects = _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE
+        self.work = Work()
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.loaded.model.device
+        return device
+
+    def site(self, tap: Tap) -> nn.Module:
+        """The module whose output `tap` is. Raises `AbstainError` for a layer or site that is not there."""
+        require_layer(tap.layer, self.loaded.ref, self.n_layers)
+        block = self._blocks[tap.layer - 1]
+        if tap.site == "residual":
+            return block
+        for name in ("mlp", "feed_forward", "ffn"):
+            if hasattr(block, name):
+                return getattr(block, name)  # type: ignore[no-any-return]
+        raise AbstainError(f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual")
+
+    def read(
+        self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+    ) -> Readings:
+        """One forward pass of `runs` through layers 1 to `depth`.
+
+        Where the model packs, runs may go on from others, in `runs` or in `kept`; `keep` names runs whose keys and
+        values are to be added to `kept`.
+        """
+        with self.lock, torch.inference_mode():
+            return self._packed(runs, wanted, depth, kept, keep) if self.packs else self._padded(runs, wanted, depth)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits (rows, vocabulary), float32, of final states (rows, d).
+
+        Raises `AbstainError` for a model that makes them in a way that is not known here.
+        """
+        if not self._projects:
+            raise AbstainError(
+                f"{self.loaded.ref.name} does more to its logits than is known here: ask it for states alone"
+            )
+        self.work.vocabulary_rows += len(hidden)
+        return self._project(hidden)
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.loaded.model.get_output_embeddings()(hidden).float()
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _packed(
+        self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
+    ) -> Readings:
+        forest = Forest(runs, kept, keep)
+        ids = torch.tensor([[token for run in runs for token in run.ids]])
+        positions = torch.cat([torch.arange(run.start, run.end) for run in runs])[None]
+        asked = {run: hull([span for tap, span in wanted.get(run, {}).items() if tap.layer == depth]) for run in runs}
+        rows = torch.cat([torch.arange(*asked[run]) + forest.offsets[run] for run in runs]).to(self.device)
+        with packed_attention(self.config, forest), self._narrowed(depth, forest, rows, asked):
+            captured = self._run(ids, wanted, depth, position_ids=positions.to(self.device))
+        self.count(forest.tokens, depth, len(rows))
+        readings: Readings = {run: {} for run in wanted}
+        at = 0  # in `rows`, which is all that the deepest block puts out
+        for run in runs:
+            for tap, (first, last) in wanted.get(run, {}).items():
+                everything = tap.layer < depth or tap == Tap(self.n_layers)
+                start = forest.offsets[run] if everything else at - asked[run][0]
+                readings[run][tap] = captured[tap][0, start + first : start + last]
+            at += asked[run][1] - asked[run][0]
+        return readings
+
+    def _padded(self, runs: Sequence[Node], wanted: Wanted, depth: int) -> Readings:
+        longest = max(len(run) for run in runs)
+        ids = torch.zeros(len(runs), longest, dtype=torch.long)
+        for row, run in enumerate(runs):
+            ids[row, : len(run)] = torch.tensor(run.ids)
+        captured = self._run(ids, wanted, depth)
+        self.count(ids.numel(), depth, ids.numel())
+        return {
+            run: {tap: captured[tap][row, first:last] for tap, (first, last) in wanted.get(run, {}).items()}
+            for row, run in enumerate(runs)
+        }
+
+    def _run(self, ids: Tensor, wanted: Wanted, depth: int, **positions: Tensor) -> dict[Tap, Tensor]:
+        """Call the model down to `depth`: tap -> (rows, tokens, d)."""
+        taps = {tap for of_run in wanted.values() for tap in of_run}
+        captured: dict[Tap, Tensor] = {}
+        # After the last block comes the final norm, whose output is what `hidden_states[-1]` holds.
+        final = Tap(self.n_layers)
+        last = Tap(depth) if Tap(depth) in taps else Tap(depth, "mlp")
+        with ExitStack() as hooks:
+            for tap in taps - {final}:
+                hook = _capture(captured, tap, exit_after=tap == last)
+                hooks.callback(self.site(tap).register_forward_hook(hook).remove)
+            try:
+                output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
+                captured[final] = output.last_hidden_state
+            except _DeepestLayerSeen:
+                pass
+        return captured
+
+    @contextmanager
+    def _narrowed(self, depth: int, forest: Forest, rows: Tensor, asked: Mapping[Node, Span]) -> Iterator[None]:
+        """Within it, block `depth` computes packed `rows` alone, once it knows the keys and values of all."""
+        if len(rows) == forest.tokens:
+            yield
+            return
+        block = self._blocks[depth - 1]
+        whole = block.forward
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, forest.tokens):
+                return value[:, rows]
+            return tuple(map(pick, value)) if isinstance(value, tuple) else value
+
+        def narrow(hidden: Tensor, *arguments: Any, **named: Any) -> Any:
+            with forest.keys_only():
+                whole(hidden, *arguments, **named)
+            if not len(rows):
+                raise _DeepestLayerSeen
+            forest.narrow(asked)
+            output = whole(pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in named.items()})
+            if depth < self.n_layers:
+                return output
+            # What follows the last block, the final norm, may count on the shape that went in.
+            full = torch.zeros_like(hidden)
+            full[:, rows] = output[0] if isinstance(output, tuple) else output
+            return (full, *output[1:]) if isinstance(output, tuple) else full
+
+        block.forward = narrow  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del block.forward
+
+    def count(self, tokens: int, depth: int, at_depth: int) -> None:
+        self.work.layer_tokens.update(dict.fromkeys(range(1, depth), tokens))
+        self.work.layer_tokens[depth] += at_depth
+        self.work.forward_tokens += tokens
+
+    def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
+        """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""
+        tap = Tap(self.n_layers)
+        runs = list(walk(build(passes, 32)))
+        kept: dict[Node, KeysValues] = {}
+        try:
+            found = self._packed(runs[:1], {runs[0]: {tap: (0, 1)}}, tap.layer, kept, {runs[0]})
+            found |= self._packed(runs[1:], {run: {tap: (0, len(run))} for run in runs[1:]}, tap.layer, kept, set())
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            log.info("%s is read in padded batches (%s: %s)", self.loaded.ref.name, type(error).__name__, error)
+            return False  # its attention is not taken from the registry, or needs more than that
+        differences = []
+        for run, taps in found.items():
+            of_pass = next(at for at, ids in enumerate(passes) if ids[run.start : run.end] == run.ids)
+            rows = taps[tap]
+            differences.append(_relative(rows, expected[of_pass][run.start : run.start + len(rows)]))
+        return max(differences) <= CHECK_TOLERANCE
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what one batch frees for the next.
+
+    It gives large blocks back to the system at once, and every page of the next one is a fault: on two cores a
+    quarter of a forward pass's time. Other C libraries have no such call, and are left as they are.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    with suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 32 << 20)
+        libc.mallopt(trim_threshold, 1 << 30)
+
+
+def _check_passes(tokens: int) -> list[list[int]]:
+    """Two passes that share a prefix, which is longer than the runs that it is cut into."""
+    prefix = [(7 * n + 3) % tokens for n in range(40)]
+    return [[*prefix, *((11 * n + first) % tokens for n in range(9))] for first in (1, 2)]
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    one, other = one.float(), other.float()
+    return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).mean())
+
+
+def hull(spans: Sequence[Span]) -> Span:
+    """From the first to past the last of `spans`; (0, 0) where there are none."""
+    return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else (0, 0)
+
+
+def _capture(captured: dict[Tap, Tensor], tap: Tap, *, exit_after: bool) -> Callable[..., None]:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        captured[tap] = output[0] if isinstance(output, tuple) else output
+        if exit_after:
+            raise _DeepestLayerSeen
+
+    return hook
+
+
+def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
+    """The decoder's list of blocks, whatever the architecture calls it."""
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
+            return module
+    raise AbstainError(f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know")
+
+
+def to_host(rows: Tensor) -> Tensor:
+    """A copy of `rows` on the CPU; from CUDA into pinned memory, and not there before `copies_done` has been called."""
+    if rows.device.type != "cuda":
+        return rows.to("cpu", copy=True)
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    return host.copy_(rows, non_blocking=True)
+
+
+def copies_done(device: torch.device) -> Callable[[], None]:
+    """A function that waits for the copies that are under way now."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize

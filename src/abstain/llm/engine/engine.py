@@ -1,0 +1,237 @@
+"""The one way through the base model: requests in, what they ask for out, with the least work that gives it.
+
+Three decisions:
+
+* Requests of one call are planned together (plan.py): whatever two of them share from the beginning is computed once,
+  whoever asks and for what.
+* Batches of at most `batch_tokens` go through the decoder; a result leaves as soon as its pass is through, and what
+  only it needed is dropped. Memory is bounded by the batch and one path, not by the requests.
+* An NLL, a choice or an answer is a final state that is projected to the vocabulary: the decoder knows taps alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.decoder import Decoder, Tap, Work, copies_done, to_host
+from abstain.llm.engine.generation import Generated, Prompt, decode
+from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.planner import Plan, Want, by_depth
+from abstain.llm.engine.prefix_tree import Node
+from abstain.llm.engine.requests import NLL, Choices, Generate, Perturb, Request, States, relevant
+from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.engine.vocabulary import log_probabilities
+from abstain.llm.perturbation.causal import CausalReader
+from abstain.llm.perturbation.engines import run_perturbations
+from abstain.llm.perturbation.loop import Reader
+
+NUMERICS = "forest-1"
+"""To be changed with whatever changes the last bits of a result: it is part of every cache key."""
+Result = Tensor | list[Generated]
+DECODE_ROWS = 32
+"""Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
+DECODE_BATCHES = 8
+"""How many batches' tokens may wait, with their keys and values, to be decoded side by side."""
+
+
+class Engine:
+    """Runs requests through one loaded base model. `batch_tokens` bounds one forward pass, padding included.
+
+    `packed` overrides what the decoder finds out about the model by itself (decoder.py).
+    """
+
+    def __init__(self, loaded: LoadedModel, batch_tokens: int, packed: bool | None = None) -> None:
+        self.loaded = loaded
+        self.batch_tokens = batch_tokens
+        self.decoder = Decoder(loaded, packed)
+
+    @property
+    def work(self) -> Work:
+        """What has been done so far, counted."""
+        return self.decoder.work
+
+    def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:
+        """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each ask.
+
+        Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
+        than the model's window, a choice of several tokens, and for states that are not finite, naming the row.
+        """
+        perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
+        if perturbed:
+            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._reader)
+        wants = [self._encode(key, request) for key, request in requests.items() if key not in perturbed]
+        self.work.passes += len(wants)
+        self.work.pass_tokens += sum(len(want.ids) for want in wants)
+        for depth, group in by_depth(wants, self.decoder.n_layers, self.decoder.packs):
+            yield from self._run_group(depth, group)
+
+    def _encode(self, key: str, request: Request) -> Want:
+        ask, tokenizer = request.ask, self.loaded.tokenizer
+        encoded = encode_pass(tokenizer, relevant(request.pass_, ask))
+        ids = encoded.ids
+        if not ids:
+            raise AbstainError(f"{request.name}: a pass without any tokens: check the layout's literals")
+        longest = len(ids)
+        if isinstance(ask, Generate):
+            longest += ask.max_new_tokens + bool(ask.states)  # whose last is that of EOS
+        if self.decoder.window is not None and longest > self.decoder.window:
+            raise AbstainError(
+                f"{request.name}: {longest} tokens are more than the {self.decoder.window} that "
+                f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks"
+            )
+        first, last = encoded.span(*ask.segments) if isinstance(ask, States | NLL) else (len(ids) - 1, len(ids))
+        offered = ask.tokens if isinstance(ask, Choices) else ask.choices if isinstance(ask, Generate) else ()
+        choices = tuple(_single(tokenizer, token) for token in offered)
+        want = Want(key, request, ids, first, last, choices)
+        self.decoder.site(want.tap(self.decoder.n_layers)[0])
+        if isinstance(ask, Generate) and ask.states:
+            self.decoder.site(Tap(ask.states.layer, ask.states.site))
+        return want
+
+    def _reader(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
+        tokenizer = self.loaded.tokenizer
+        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if start is None:
+            raise AbstainError(f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token")
+        return CausalReader(self.decoder, texts, start, allowed, self.batch_tokens)
+
+    def _run_group(self, depth: int, wants: Sequence[Want]) -> Iterator[tuple[str, Result]]:
+        plan = Plan(wants, self.decoder, self.batch_tokens)
+        prompts: list[Prompt] = []
+        copied: Callable[[], None] = self._launch(plan, 0, depth)
+        for number in range(len(plan.batches)):
+            finish = copied
+            if number + 1 < len(plan.batches):  # one ahead: on CUDA, copies to the host overlap with the next batch
+                copied = self._launch(plan, number + 1, depth)
+            finish()
+            for want, path in plan.finished(number):
+                if isinstance(want.request.ask, Generate):
+                    prompts.append(_prompt(want, path, plan))
+                    rows = sum(prompt.rows for prompt in prompts)
+                    tokens = sum(prompt.rows * len(prompt.ids) for prompt in prompts)
+                    if rows >= DECODE_ROWS or tokens >= DECODE_BATCHES * self.batch_tokens:
+                        yield from decode(self.decoder, prompts)
+                        prompts = []
+                else:
+                    yield want.key, _assemble(want, path, plan)
+        if prompts:
+            yield from decode(self.decoder, prompts)
+
+    def _launch(self, plan: Plan, number: int, depth: int) -> Callable[[], None]:
+        """Run one batch; what it gives may be read once the returned function has been called."""
+        batch = plan.batches[number]
+        wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
+        readings = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))
+        final = Tap(self.decoder.n_layers)
+        rows = _Rows()
+        for run, taps in readings.items():
+            for tap in plan.exported[run]:
+                plan.found[run].states[tap] = (wanted[run][tap][0], to_host(taps[tap]))
+            for want in plan.ending(run):
+                if isinstance(want.request.ask, Generate):
+                    plan.last_state[want.key] = taps[final][-1:].clone()
+            if plan.projected[run]:
+                chosen = sorted(plan.projected[run])
+                hidden = taps[final][[at - wanted[run][final][0] for at in chosen]]
+                rows.add(
+                    run, chosen, hidden, [want for want in plan.ending(run) if isinstance(want.request.ask, Choices)]
+                )
+        values = to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
+        copied = copies_done(self.decoder.device)
+
+        def finish() -> None:
+            copied()
+            for run, tokens, pairs in rows.of_runs:
+                plan.surprise(run)[tokens] = values[pairs]
+            for key, pairs in rows.of_choices:
+                plan.choices[key] = (-values[pairs, :1]).exp()
+
+        return finish
+
+
+class _Rows:
+    """States to be projected to the vocabulary, each once, and the pairs (row, token) whose probability is wanted."""
+
+    def __init__(self) -> None:
+        self.hidden: list[Tensor] = []
+        self.of_runs: list[tuple[Node, list[int], slice]] = []  # tokens of a run, and the pairs that are theirs
+        self.of_choices: list[tuple[str, slice]] = []
+        self._row: list[int] = []
+        self._token: list[int] = []
+        self._count = 0
+
+    def add(self, run: Node, tokens: Sequence[int], hidden: Tensor, ending: Sequence[Want]) -> None:
+        """`hidden` are the states of `tokens` of `run`: each predicts the next token, the last one every child's."""
+        inner = [at for at in tokens if at + 1 < len(run)]
+        self._pairs(range(self._count, self._count + len(inner)), [run.ids[at + 1] for at in inner])
+        self.of_runs.append((run, [at + 1 for at in inner], slice(len(self._row) - len(inner), len(self._row))))
+        if len(inner) < len(tokens):
+            last = self._count + len(inner)
+            for child in run.children:
+                self.of_runs.append((child, [0], self._pairs([last], child.ids[:1])))
+            for want in ending:
+                self.of_choices.append((want.key, self._pairs([last] * len(want.choices), want.choices)))
+        self.hidden.append(hidden)
+        self._count += len(tokens)
+
+    def surprise(self, decoder: Decoder) -> Tensor:
+        """(pairs, 2): -log p of the pair's token, and the entropy of its row's p, in nats."""
+        hidden = torch.cat(self.hidden)
+        with torch.inference_mode():
+            vocabulary = decoder.config.vocab_size
+            log_p, entropy = log_probabilities(decoder.logits, hidden, self._row, self._token, vocabulary)
+            return torch.stack([-log_p, entropy], 1)
+
+    def _pairs(self, rows: Sequence[int], tokens: Sequence[int]) -> slice:
+        self._row += rows
+        self._token += tokens
+        return slice(len(self._row) - len(tokens), len(self._row))
+
+
+def _single(tokenizer: Any, token: str) -> int:
+    ids = tokenizer.encode(token, add_special_tokens=False)
+    if len(ids) != 1:
+        raise AbstainError(
+            f"the choice {token!r} is {len(ids)} tokens of this base model, not one: choose another form"
+        )
+    return int(ids[0])
+
+
+def _assemble(want: Want, path: Sequence[Node], plan: Plan) -> Tensor:
+    """The result of a request from what was found of the runs of its pass."""
+    ask = want.request.ask
+    if isinstance(ask, Choices):
+        return plan.choices.pop(want.key)
+    parts = []
+    for node in path:
+        first, last = max(want.first - node.start, 0), min(want.last - node.start, len(node))
+        if first < last and isinstance(ask, States):
+            offset, states = plan.found[node].states[Tap(ask.layer, ask.site)]
+            parts.append(states[first - offset : last - offset])
+        elif first < last:
+            parts.append(plan.surprise(node)[first:last])
+    if not parts:  # the segment is empty
+        return plan.no_rows if isinstance(ask, States) else torch.empty(0, 2)
+    result = torch.cat(parts)
+    known = result[1:] if isinstance(ask, NLL) and want.first == 0 else result
+    if not torch.isfinite(known).all():
+        what = f"states at layer {ask.layer}" if isinstance(ask, States) else "probabilities"
+        raise AbstainError(
+            f"{want.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out"
+        )
+    return result
+
+
+def _prompt(want: Want, path: Sequence[Node], plan: Plan) -> Prompt:
+    """A pass that is to be answered, with what the decoder knows of it already."""
+    assert isinstance(want.request.ask, Generate)
+    keys_values = None
+    if all(node in plan.kept for node in path):
+        layers = zip(*(plan.kept[node] for node in path), strict=True)
+        keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
+    return Prompt(want.key, want.ids, want.request.ask, plan.last_state.pop(want.key), keys_values, want.choices)

@@ -1,0 +1,109 @@
+"""Prompt layouts: named, versioned files that turn an interaction into a pass of named text segments.
+
+Four decisions:
+
+* Segments are tokenized one by one and joined as ids, so a segment's token span is known exactly and
+  equal segments are equal prefixes.
+* Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts,
+  answer) is tokenized with special tokens split, so no handbook page can end the model's turn.
+* A layout's text is part of every feature's cache key: to change a layout is to add a file.
+* `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was never
+  taught to say EOS: that text is what ends its answers, and its states are read there.
+
+Questions about an answer that was given are laid out in the same way, in `llm/questions`: `after-NAME` goes on from the
+pass of layout NAME, the others are whole prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from abstain.core.errors import AbstainError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named piece of a pass. `literal` text may hold special tokens; `eos` stands for the tokenizer's own.
+
+    One named `bos`, without a text, is the BOS with which the tokenizer begins a text, if it does (tokens.py).
+    """
+
+    name: str
+    text: str = ""
+    literal: bool = False
+    eos: bool = False
+
+    @property
+    def bos(self) -> bool:
+        """Whether it is the tokenizer's BOS. Told by its name, so that no other segment's cache key changed."""
+        return self.name == "bos" and not self.text
+
+
+Pass = tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A prompt layout, read from `llm/layouts/NAME.yaml`, or a question from `llm/questions/NAME.yaml`."""
+
+    name: str
+    source: str
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of the layout's entries; comments do not count."""
+        return hashlib.sha256(repr(self._entries).encode()).hexdigest()
+
+    @cached_property
+    def _entries(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = yaml.safe_load(self.source)
+        return entries
+
+    @property
+    def takes_contexts(self) -> bool:
+        """Whether the layout has a place for retrieved chunks."""
+        return any(entry.get("field") == "contexts" for entry in self._entries)
+
+    def render(self, question: str, contexts: Sequence[str], answer: str | None) -> Pass:
+        """The segments in order. With `answer=None` the pass ends where the base model begins to answer."""
+        fields = {"question": question, "contexts": contexts, "answer": answer}
+        segments: list[Segment] = []
+        for entry in self._entries:
+            name = entry["segment"]
+            if answer is None and name == "answer":
+                break
+            if "literal" in entry:
+                segments.append(Segment(name, entry["literal"], literal=True))
+            elif name in ("bos", "eos"):
+                segments.append(Segment(name, eos=name == "eos"))
+            else:
+                value = fields[entry["field"]]
+                text = value if isinstance(value, str) else entry["join"].join(value or ())
+                segments.append(Segment(name, entry.get("lead", "") + text))
+        return tuple(segments)
+
+    def answer_in(self, written: str) -> str:
+        """The answer in what a model wrote: up to the text that ends one, where this layout names it."""
+        end = next((entry.get("literal") for entry in self._entries if entry["segment"] == "eos"), None)
+        return written.partition(end)[0].strip() if end else written
+
+
+@lru_cache
+def load_layout(name: str, folder: str = "layouts") -> Layout:
+    """The layout called `name`, or the question where `folder="questions"`.
+
+    Raises `AbstainError` listing those that there are.
+    """
+    files = resources.files("abstain.llm") / folder
+    file = files / f"{name}.yaml"
+    if not file.is_file():
+        known = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))
+        raise AbstainError(f"no prompt layout '{name}' in {files}: there are {', '.join(known)}")
+    return Layout(name, file.read_text(encoding="utf-8"))

@@ -1,0 +1,136 @@
+"""What can be asked of the base model about a pass. A new method is a new declaration here, not a new loop.
+
+An ask names segments of its pass. What comes after the last of them cannot change the result under causal
+attention, so it is cut off (`relevant`): two methods that share the beginning of a pass share its computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import Pass
+
+Site = Literal["residual", "mlp"]
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states of the tokens of adjacent `segments` at `layer` (decoder blocks counted from 1).
+
+    `site="residual"` is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]`
+    (for the last layer that is after the final norm); `"mlp"` is the output of the block's feed-forward part.
+    Result: (tokens, d), the model's dtype.
+    """
+
+    layer: int
+    site: Site = "residual"
+    segments: tuple[str, ...] = ("answer", "eos")
+
+
+@dataclass(frozen=True)
+class NLL:
+    """Per-token surprise of adjacent `segments`: -log p(token | all before it), and the entropy of that p, in nats.
+
+    Result: (tokens, 2), float32. The first token of a pass has nothing before it: nan.
+    """
+
+    segments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Next-token probabilities of `tokens` at the end of the pass; each is one token of the tokenizer, e.g. "Yes".
+
+    Result: (len(tokens), 1), float32.
+    """
+
+    tokens: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("a choice needs tokens to choose from")
+
+
+@dataclass(frozen=True)
+class Generate:
+    """An answer that continues the pass, ended by EOS or by `max_new_tokens`.
+
+    Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
+    answers are drawn for a pass, under `seed`. With `beams` the `samples` best of a beam search, which contain one of
+    the texts of `contains` where there are any (beams.py). With `states`, the hidden states of the answer's tokens
+    and of the EOS after it are kept on the way; a beam search keeps none. With `choices`, the probability of each of
+    these tokens is kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
+    Result: a list of at most `samples` `Generated`.
+    """
+
+    max_new_tokens: int = 48
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1
+    seed: int = 0
+    beams: int = 0
+    contains: tuple[str, ...] = ()
+    states: States | None = None
+    choices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.samples < 1 or self.beams < 0:
+            raise ValueError("an answer has at least one token, and there is at least one")
+        if not 0 < self.top_p <= 1 or not (self.temperature == 0 or self.temperature >= 0.01):
+            raise ValueError("top_p is above 0 and at most 1; a temperature is 0 or at least 0.01")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError("a seed is from 0 to 2**31 - 1")
+        if self.contains and not self.beams:
+            raise ValueError("only a beam search can be made to contain a text: set `beams`")
+        if self.beams and (self.states or self.temperature or self.choices):
+            raise ValueError("a beam search neither samples nor keeps states or choices")
+        if self.samples > max(self.beams, 1) and not self.temperature:
+            raise ValueError("several answers need a `temperature`, or as many `beams`")
+
+
+@dataclass(frozen=True)
+class Perturb:
+    """Replace `tokens` tokens of a text by what the model would have written there instead (llm/perturb).
+
+    `where`: `entropy`, the tokens that it finds least likely, or `random`, under `seed`. `when`: `single_shot`, all in
+    the text as it was, or `iterative`, each in a text where those before it are changed. Literals of the pass stay.
+    Result: (replacements, 7), float32: the fields of `llm.perturb.text.Step`. There are fewer than `tokens` where the
+    text has fewer that may be replaced.
+    """
+
+    where: Literal["entropy", "random"]
+    when: Literal["single_shot", "iterative"]
+    tokens: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError("a perturbation replaces at least one token")
+
+
+Ask = States | NLL | Choices | Generate | Perturb
+
+
+@dataclass(frozen=True)
+class Request:
+    """One ask of one pass. `name` is what an error calls the row."""
+
+    pass_: Pass
+    ask: Ask
+    name: str
+
+
+def relevant(pass_: Pass, ask: Ask) -> Pass:
+    """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
+    if isinstance(ask, Choices | Generate | Perturb):
+        return pass_
+    names = [segment.name for segment in pass_]
+    for wanted in ask.segments:
+        if wanted not in names:
+            raise AbstainError(f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}")
+    start = names.index(ask.segments[0])
+    if tuple(names[start : start + len(ask.segments)]) != ask.segments:
+        raise AbstainError(f"{', '.join(ask.segments)} do not follow each other in the prompt layout: ask one by one")
+    return pass_[: names.index(ask.segments[-1]) + 1]

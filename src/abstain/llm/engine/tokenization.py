@@ -1,0 +1,62 @@
+"""A pass as token ids, with the span of every segment."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import Pass
+
+ENCODING = threading.Lock()
+"""A tokenizer keeps how it splits special tokens as a state: another thread's choice must not come in between."""
+
+
+@dataclass(frozen=True)
+class EncodedPass:
+    """`ids`: the pass as token ids; `spans`: segment name -> (first, past the last) index into `ids`."""
+
+    ids: list[int]
+    spans: dict[str, tuple[int, int]]
+
+    def span(self, *segments: str) -> tuple[int, int]:
+        """The span from the first to past the last of adjacent `segments`."""
+        return self.spans[segments[0]][0], self.spans[segments[-1]][1]
+
+
+def encode_pass(tokenizer: Any, pass_: Pass) -> EncodedPass:
+    """Tokenize `pass_` segment by segment.
+
+    A literal keeps its special tokens; in text that people wrote they are split into plain characters, so it
+    cannot end a turn. A segment named `bos` may be empty (`first_tokens`). Raises `AbstainError` when the pass needs
+    an EOS token that the tokenizer does not have.
+    """
+    ids: list[int] = []
+    spans: dict[str, tuple[int, int]] = {}
+    for segment in pass_:
+        if segment.eos:
+            if tokenizer.eos_token_id is None:
+                raise AbstainError(
+                    "the base model's tokenizer has no EOS token: choose a layout without an eos segment"
+                )
+            new = [tokenizer.eos_token_id]
+        elif segment.bos:
+            new = first_tokens(tokenizer)
+        else:
+            with ENCODING:
+                new = tokenizer.encode(segment.text, add_special_tokens=False, split_special_tokens=not segment.literal)
+        spans[segment.name] = (len(ids), len(ids) + len(new))
+        ids += new
+    return EncodedPass(ids, spans)
+
+
+def first_tokens(tokenizer: Any) -> list[int]:
+    """BOS, where the tokenizer itself begins a text with it; else none.
+
+    That a tokenizer has a BOS does not mean that its model was trained to see one first: SmolLM2's is `<|im_start|>`,
+    with which it reads plain text worse than without.
+    """
+    with ENCODING:
+        first: list[int] = tokenizer.encode("")[:1]
+    return first if first == [tokenizer.bos_token_id] else []

@@ -1,0 +1,212 @@
+"""Rows of what the base model was asked: computed where the cache lacks them, read where it has them.
+
+Two decisions:
+
+* Requests may be made when they are looked at: the passes of all answers are never in memory, only their keys are.
+* They are cut into shards in an order that brings passes together that begin alike, so that what they share is computed
+  once; what each shard holds depends on nothing but what is missing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
+from abstain.llm.engine.requests import Ask, Request
+from abstain.llm.features.cache import FeatureCache, Space
+from abstain.llm.features.shard_job import SHARD_ROWS, Done, LocalRunner, ShardRunner, ShardWork, engine_for, row_key
+
+ATTEMPTS = 3
+
+Progress = Callable[[int, int], None]
+BLOCK = 128
+"""Characters of a pass by which it is decided what passes have in common when they are put in order."""
+
+
+class Requests(Protocol):
+    """What is asked, by number; None for a row that cannot be asked for, which has no key and no result."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> Request | None: ...
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """One base model, as `llm.model` names it, and the cache of what it was asked."""
+
+    model: str
+    settings: Settings
+
+    def space(self, ask: Ask) -> Space:
+        """The cache space of `ask`. Raises `AbstainError` where the base model is not to be found."""
+        return self._work(()).space(ask)
+
+    def cache(self, ask: Ask) -> FeatureCache:
+        return FeatureCache(self.settings.features, self.space(ask))
+
+    def engine(self) -> Engine:
+        """The base model, loaded once a process. Raises `AbstainError` for one that can only perturb contexts."""
+        engine = engine_for(self._work(()), self.settings)
+        if not isinstance(engine, Engine):
+            raise AbstainError(f"{self.model} is no causal language model, as a base model is: change llm.model")
+        return engine
+
+    def run(self, requests: Requests) -> None:
+        """Compute `requests` and keep nothing, whatever the cache has: what a service does that answers once."""
+        asked = (requests[at] for at in range(len(requests)))
+        numbered = {str(at): request for at, request in enumerate(filter(None, asked))}
+        for _ in engine_for(self._work(()), self.settings).run(numbered):
+            pass
+
+    def missing(self, requests: Requests) -> int:
+        """How many different rows of `requests` would need a forward pass."""
+        return len(self._lacking(requests))
+
+    def shards(self, requests: Requests) -> Iterator[ShardWork]:
+        """What the cache lacks of `requests`, cut into shards."""
+        return self._cut(requests, self._lacking(requests))
+
+    def fill(
+        self,
+        requests: Requests,
+        progress: Progress = lambda done, total: None,
+        runner: ShardRunner | None = None,
+    ) -> Done:
+        """Compute what the cache lacks of `requests`, and what that cost.
+
+        Shards are written as they are done: a run that is killed repeats those that were under way. The base model is
+        not even loaded where nothing is missing.
+        """
+        lacking, cost = self._lacking(requests), Done(0, 0, 0)
+        if lacking:
+            progress(0, len(lacking))
+            for done in (runner or LocalRunner(self.settings)).run(self._cut(requests, lacking)):
+                cost += done
+                progress(cost.rows, len(lacking))
+        return cost
+
+    def read(self, requests: Requests) -> Iterator[tuple[int, Tensor]]:
+        """`(index, row)` of every request, in the order in which they lie in the cache.
+
+        What is missing, or turns out to be damaged, is computed first.
+        """
+        places: defaultdict[tuple[Ask, str], list[int]] = defaultdict(list)
+        for at, (ask, key) in _keys(requests):
+            places[ask, key].append(at)
+        for _ in range(ATTEMPTS):
+            if not places:
+                return
+            self.fill(_Part(requests, [at[0] for at in places.values()]))
+            for ask in {ask for ask, _ in places}:
+                for key, row in self.cache(ask).read([key for of, key in places if of == ask]):
+                    for at in places.pop((ask, key)):
+                        yield at, row
+        if places:
+            raise AbstainError(
+                f"{len(places)} rows of {self.settings.features} were damaged again after they had been computed anew: "
+                "check that disk, or set ABSTAIN_FEATURES to another"
+            )
+
+    def _lacking(self, requests: Requests) -> list[tuple[bytes, int]]:
+        """Where each missing row is asked for first, after what its pass begins with, in the order of that."""
+        first: dict[tuple[Ask, str], int] = {}
+        for at, asked in _keys(requests):
+            first.setdefault(asked, at)
+        by_ask: defaultdict[Ask, list[str]] = defaultdict(list)
+        for ask, key in first:
+            by_ask[ask].append(key)
+        missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
+        return sorted((_beginning(requests[at]), at) for at in missing)
+
+    def _cut(self, requests: Requests, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardWork]:
+        """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
+
+        However much is asked about a pass: all of it is in one shard.
+        """
+        shard: list[int] = []
+        passes, last = 0, b""
+        for beginning, index in lacking:
+            if beginning != last:
+                full = passes >= SHARD_ROWS and not _alike(last, beginning)
+                if full or passes == 2 * SHARD_ROWS:
+                    yield self._shard(requests, shard)
+                    shard, passes = [], 0
+                passes, last = passes + 1, beginning
+            shard.append(index)
+        if shard:
+            yield self._shard(requests, shard)
+
+    def _shard(self, requests: Requests, indices: Sequence[int]) -> ShardWork:
+        return self._work(tuple(request for at in indices if (request := requests[at])))
+
+    def _work(self, requests: tuple[Request, ...]) -> ShardWork:
+        return ShardWork(
+            model=self.model,
+            revision=str(resolve(self.model, self.settings)),
+            dtype=str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch."),
+            batch_tokens=self.settings.batch_tokens,
+            requests=requests,
+        )
+
+
+class Together:
+    """The requests of several parts, one after the other: filled at once, they share what they have in common."""
+
+    def __init__(self, parts: Sequence[Requests]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        self._ends = list(itertools.accumulate(map(len, self._parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, at: int, /) -> Request | None:
+        which = bisect.bisect_right(self._ends, range(len(self))[at])
+        return self._parts[which][at - self._ends[which]]
+
+
+class _Part:
+    """Some of `requests`, made when they are looked at."""
+
+    def __init__(self, requests: Requests, indices: Sequence[int]) -> None:
+        self._requests, self._indices = requests, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, at: int, /) -> Request | None:
+        return self._requests[self._indices[at]]
+
+
+def _keys(requests: Requests) -> Iterator[tuple[int, tuple[Ask, str]]]:
+    for at in range(len(requests)):
+        if request := requests[at]:
+            yield at, (request.ask, row_key(request))
+
+
+def _beginning(request: Request | None) -> bytes:
+    """Two bytes for each block of the text up to there: what begins alike is sorted side by side, in little memory."""
+    assert request is not None
+    text = "\0".join(segment.text for segment in request.pass_).encode()
+    digest, marks = hashlib.sha256(), bytearray()
+    for at in range(0, len(text), BLOCK):
+        digest.update(text[at : at + BLOCK])
+        marks += digest.digest()[:2]
+    return bytes(marks)
+
+
+def _alike(one: bytes, other: bytes) -> bool:
+    """Whether two beginnings have more than half in common."""
+    half = 2 * (min(len(one), len(other)) // 4 + 1)
+    return one[:half] == other[:half]

@@ -1,0 +1,158 @@
+"""The contexts of answered questions, perturbed (llm/perturb): condition P_c of the regressors of correctness.
+
+Two decisions:
+
+* A context is perturbed as a whole: K of the tokens of all its chunks. What joins two chunks stays, and so does the
+  number of chunks, so that whatever lays out a prompt sees an interaction like any other.
+* Who perturbs is asked through the same cache and the same shards as the base model: a context that many questions
+  share is perturbed once, and workers do it where there are some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from abstain.config.params import PerturbationParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
+from abstain.llm.engine.context_length import Window
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.prompts import Pass, Segment
+from abstain.llm.engine.requests import Perturb, Request
+from abstain.llm.features.compute import Progress, RowSource, Together
+from abstain.llm.features.shard_job import Done, ShardRunner, row_key
+from abstain.llm.perturbation.engines import AROUND
+from abstain.llm.perturbation.text import Piece, Pieces, Step, diff, perturbed, to_steps
+
+JOIN = Segment("join", "\n\n", literal=True)
+
+
+@dataclass(frozen=True)
+class Perturber:
+    """The perturbation model `model`, as `llm.model` names one, and how it perturbs.
+
+    `longest`: the most tokens that anybody perturbs of the same texts. Iteratively by entropy, fewer are the first
+    steps of more, and both are asked for once.
+    """
+
+    params: PerturbationParams
+    model: str
+    settings: Settings
+    longest: int = 0
+
+    @cached_property
+    def asks(self) -> tuple[Perturb, ...]:
+        """One a copy, each under a seed of its own."""
+        how = self.params
+        begins = (how.where, how.when) == ("entropy", "iterative")
+        tokens = max(how.tokens, self.longest) if begins else how.tokens
+        return tuple(Perturb(how.where, how.when, tokens, how.seed + copy) for copy in range(how.copies))
+
+    def fill(
+        self,
+        rows: Sequence[Interaction],
+        progress: Progress = lambda done, total: None,
+        runner: ShardRunner | None = None,
+    ) -> Done:
+        """Compute what the cache lacks, and what that cost: as `RowSource.fill`."""
+        return self._rows.fill(Together([self._requests(rows, ask) for ask in self.asks]), progress, runner)
+
+    def run(self, rows: Sequence[Interaction]) -> None:
+        """Perturb and keep nothing: as `RowSource.run`."""
+        self._rows.run(Together([self._requests(rows, ask) for ask in self.asks]))
+
+    def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
+        """How many contexts are to be perturbed, copies counted, and how many different ones the cache lacks."""
+        requests = Together([self._requests(rows, ask) for ask in self.asks])
+        return sum(requests[at] is not None for at in range(len(requests))), self._rows.missing(requests)
+
+    def keys(self, rows: Sequence[Interaction]) -> dict[str, set[str]]:
+        """Digest of a cache space -> the keys of `rows` in it."""
+        return {
+            self._rows.space(ask).digest: {row_key(request) for request in self._requests(rows, ask) if request}
+            for ask in self.asks
+        }
+
+    def perturb(self, rows: Sequence[Interaction]) -> list[list[Interaction]]:
+        """Every copy of `rows` with perturbed contexts. A row without chunks, or whose context the perturbation model
+        cannot read at once, is as it was."""
+        return [
+            [self._changed(row, steps) for row, steps in zip(rows, self._steps(rows, ask), strict=True)]
+            for ask in self.asks
+        ]
+
+    def diffs(self, row: Interaction) -> list[list[Piece]]:
+        """The first copy of every chunk of `row`, beside what it was."""
+        (steps,) = self._steps([row], self.asks[0])
+        return [diff(one.text, 2 * at, steps, self._pieces) for at, one in enumerate(row.contexts)]
+
+    def replaced(self, row: Interaction) -> list[tuple[str, str, Step]]:
+        """What went, what came in its place, and the step, of the first copy of `row`, in the order of replacement."""
+        (steps,) = self._steps([row], self.asks[0])
+        olds = [row.contexts[step.segment // 2].text[step.start : step.end] for step in steps]
+        return [
+            (old, self._pieces.replacement(old, step.new, step.start == 0), step)
+            for old, step in zip(olds, steps, strict=True)
+        ]
+
+    def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
+        """Of how many `rows` something is to be said, of the first copy.
+
+        `empty`: nothing was retrieved, so P_c is B_c. `too_long`: more than the perturbation model reads at once, so
+        P_c is N_c. `fewer`: the context had fewer than K tokens that could be replaced, and all of these were.
+        `not_reproduced`: the tokenizer does not write back what it read; only the places that were replaced differ
+        all the same.
+        """
+        found = dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
+        for row, steps in zip(rows, self._steps(rows, self.asks[0]), strict=True):
+            if not row.contexts:
+                found["empty"] += 1
+            elif self._excess(_pass(row)):
+                found["too_long"] += 1
+            else:
+                found["fewer"] += len(steps) < self.params.tokens
+                found["not_reproduced"] += not all(self._pieces.reproduces(one.text) for one in row.contexts)
+        return found
+
+    @cached_property
+    def _rows(self) -> RowSource:
+        return RowSource(self.model, self.settings)
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces.of(load_tokenizer(resolve(self.model, self.settings)))
+
+    @cached_property
+    def _window(self) -> Window:
+        return Window(resolve(self.model, self.settings))
+
+    def _excess(self, pass_: Pass) -> str:
+        return self._window.excess(pass_, AROUND)
+
+    def _requests(self, rows: Sequence[Interaction], ask: Perturb) -> list[Request | None]:
+        passes = [(_pass(row), row.interaction_id) for row in rows]
+        return [
+            Request(pass_, ask, f"interaction {name}") if pass_ and not self._excess(pass_) else None
+            for pass_, name in passes
+        ]
+
+    def _steps(self, rows: Sequence[Interaction], ask: Perturb) -> list[list[Step]]:
+        found: list[list[Step]] = [[] for _ in rows]
+        for at, result in self._rows.read(self._requests(rows, ask)):
+            found[at] = to_steps(result)[: self.params.tokens]
+        return found
+
+    def _changed(self, row: Interaction, steps: Sequence[Step]) -> Interaction:
+        contexts = tuple(
+            one.model_copy(update={"text": perturbed(one.text, 2 * at, steps, self._pieces)})
+            for at, one in enumerate(row.contexts)
+        )
+        return row.model_copy(update={"contexts": contexts})
+
+
+def _pass(row: Interaction) -> Pass:
+    """The chunks of `row`, which are the even segments, and what stands between them."""
+    chunks = [Segment("chunk", one.text) for one in row.contexts]
+    return tuple(part for chunk in chunks for part in (JOIN, chunk))[1:]

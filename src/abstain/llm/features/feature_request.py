@@ -1,0 +1,49 @@
+"""What is asked of the base model about an answered question: an ask, and the prompt that it is asked about.
+
+Two decisions:
+
+* A reading is a value: scorers name the readings that they need, equal ones are one, and one fill computes them all,
+  sharing whatever their prompts have in common (llm/plan.py).
+* How a prompt is cut to the window belongs here: a reading whose question does not fit loses chunks like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from abstain.core.contracts import Interaction, Question
+from abstain.llm.engine.prompts import Pass, load_layout
+from abstain.llm.engine.requests import Ask, Generate
+
+Prompt = Literal["answered", "asked_after", "yes_score", "probability"]
+"""`answered`: the layout of `llm.layout`, up to the EOS after the answer; `asked_after`: goes on from there with the
+question whether it is right; `yes_score`, `probability`: that paper's own prompts (llm/questions)."""
+WHOLE = {"yes_score": "yes-score-v1", "probability": "probability-v1"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`ask` about `prompt` with the best `chunks` retrieved chunks in it; None: with all, 0: with none (B_c)."""
+
+    ask: Ask
+    prompt: Prompt = "answered"
+    chunks: int | None = None
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the window must have room for after the prompt."""
+        return self.ask.max_new_tokens + 1 if isinstance(self.ask, Generate) else 0
+
+    def contexts(self, asked: Question | Interaction) -> list[str]:
+        """The texts of the chunks that are in the prompt, best first."""
+        return [context.text for context in asked.contexts[: self.chunks]]
+
+    def render(self, layout: str, question: str, contexts: list[str], answer: str | None) -> Pass:
+        """The prompt as segments. Raises `AbstainError` where nothing is known to be asked after `layout`."""
+        if self.prompt in WHOLE:
+            return load_layout(WHOLE[self.prompt], "questions").render(question, contexts, answer)
+        pass_ = load_layout(layout).render(question, contexts, answer)
+        if self.prompt == "asked_after":
+            pass_ += load_layout(f"after-{layout}", "questions").render(question, contexts, answer)
+        return pass_

@@ -1,0 +1,126 @@
+"""Looking after a feature cache that many write and nobody owns: what is in it, is it whole, what may go.
+
+Two decisions:
+
+* Everything is told from the files themselves, over all spaces of a root; no ledger could be wrong.
+* Only what bears the cache's own names is ever moved or deleted, so a root that is shared with other things, or
+  set wrongly, loses nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from abstain.llm.features.shard import NAME, DamagedShard, Header, Space, load_shard, parse_header, shards
+from abstain.llm.features.store import Entry, Store, open_store
+
+LEFT_BEHIND = re.compile(
+    r"quarantine/[0-9a-f]{16}-[0-9a-f]{32}\.safetensors|[0-9a-f]{16}/\.[0-9a-f]{32}\.safetensors\.\w+"
+)
+
+
+@dataclass(frozen=True)
+class SpaceStats:
+    """One space of a cache. `rows` counts a row as often as it is stored, `distinct` once."""
+
+    digest: str
+    space: Space | None  # None where no shard's header can be read
+    rows: int
+    distinct: int
+    shards: int
+    unreadable: int  # of `shards`: those whose header is damaged, or of an older format
+    bytes: int
+    written: datetime
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How many shards were read, and the names, relative to the root, of those that are in quarantine now."""
+
+    checked: int
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The names, relative to the root, of what was removed (or, in a dry run, would be), and their bytes."""
+
+    names: tuple[str, ...]
+    bytes: int
+
+
+def stats(root: str | Path) -> list[SpaceStats]:
+    """Every space under `root`, newest first. Reads headers only, and moves nothing."""
+    store = open_store(root)
+    spaces: dict[str, list[tuple[Entry, Header | None]]] = {}
+    for entry, header in _headers(store):
+        spaces.setdefault(entry.name.partition("/")[0], []).append((entry, header))
+    result = []
+    for digest, found in spaces.items():
+        headers = [header for _, header in found if header]
+        result.append(
+            SpaceStats(
+                digest=digest,
+                space=headers[0].space if headers else None,
+                rows=sum(len(header.rows) for header in headers),
+                distinct=len({key for header in headers for key in header.rows}),
+                shards=len(found),
+                unreadable=len(found) - len(headers),
+                bytes=sum(entry.size for entry, _ in found),
+                written=max(entry.written for entry, _ in found),
+            )
+        )
+    return sorted(result, key=lambda space: space.written, reverse=True)
+
+
+def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Verified:
+    """Read every shard under `root` and move the damaged ones to quarantine."""
+    store = open_store(root)
+    names = [entry.name for entry in shards(store)]
+    bad = []
+    for done, name in enumerate(names, start=1):
+        try:
+            load_shard(store, name)
+        except DamagedShard:
+            bad.append(name)
+        except FileNotFoundError:  # pruned since
+            pass
+        progress(done, len(names))
+    return Verified(len(names), tuple(bad))
+
+
+def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta, dry_run: bool = False) -> Pruned:
+    """Delete the shards that were last written more than `older_than` ago and hold no row that `keep` names.
+
+    `keep` maps a space's digest to keys. What lies in quarantine, and what killed writers left, goes at that age,
+    too. A row that is deleted in error costs one forward pass.
+    """
+    store = open_store(root)
+    before = datetime.now(UTC) - older_than
+    old = [entry for entry in store.list() if entry.written < before]
+    doomed = [entry for entry in old if LEFT_BEHIND.fullmatch(entry.name)]
+    for entry, header in _headers(store, [entry for entry in old if NAME.fullmatch(entry.name)]):
+        kept = keep.get(entry.name.partition("/")[0], frozenset())
+        if header is None or kept.isdisjoint(header.rows):
+            doomed.append(entry)
+    if not dry_run:
+        for entry in doomed:
+            store.delete(entry.name)
+    return Pruned(tuple(sorted(entry.name for entry in doomed)), sum(entry.size for entry in doomed))
+
+
+def _headers(store: Store, entries: list[Entry] | None = None) -> list[tuple[Entry, Header | None]]:
+    """Each shard with its header, None where that is damaged; without those that are gone."""
+    result: list[tuple[Entry, Header | None]] = []
+    for entry, head in store.heads(shards(store) if entries is None else entries):
+        if head is None:
+            continue
+        try:
+            result.append((entry, parse_header(head, entry.size)))
+        except DamagedShard:
+            result.append((entry, None))
+    return result

@@ -1,0 +1,181 @@
+"""The feature cache in an object store, or on another host: whatever fsspec speaks.
+
+Three decisions:
+
+* An object store's own PUT is atomic (a multipart upload, too, shows nothing before it is completed), so one
+  `pipe_file` is the whole transaction there; fsspec's transactions would add state to a filesystem that threads
+  share, and gain nothing. What has no such PUT (sftp, smb, hdfs) gets a temporary name and a rename.
+* Nothing is remembered about who is there: no listing is cached, because other hosts write at the same time, and
+  the connection belongs to one process, because a forked one must not use its parent's.
+* A server that does not answer is given up after seconds: people wait for the message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import fsspec
+
+from abstain.core.errors import AbstainError
+from abstain.llm.features.store import Entry, header_end
+
+FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
+AT_ONCE = 512  # headers asked for in one go: bounds memory, not concurrency
+BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"}
+ATOMIC = BUCKETS | {"memory"}
+S3: dict[str, Any] = {
+    "use_listings_cache": False,
+    # Twice by botocore, times RETRIES of s3fs: an address where nobody answers is given up after some 18 s.
+    "config_kwargs": {"connect_timeout": 4, "retries": {"total_max_attempts": 2}},
+}
+RETRIES = 2
+
+
+class RemoteStore:
+    """A prefix in an object store, or a folder of another host."""
+
+    def __init__(self, url: str) -> None:
+        self._address = url.rstrip("/")
+        self.url = re.sub(r"//[^/@]*@", "//", self._address)
+        self._protocol = url.split("://")[0]
+        self._process = 0
+        self._connect()
+
+    def list(self, folder: str = "") -> list[Entry]:
+        fs, base = self._connect()
+        found: dict[str, dict] = {}
+        with self._speaking("read"):
+            fs.invalidate_cache()
+            try:
+                found = fs.find(f"{base}/{folder}".rstrip("/"), detail=True)
+            except FileNotFoundError as error:
+                if self._protocol in BUCKETS:  # a prefix without objects is no error there: it is the bucket
+                    raise PermissionError("no such bucket") from error
+        return [
+            Entry(name[len(base) :].lstrip("/"), info["size"], _written(info))
+            for name, info in sorted(found.items())
+            if info["type"] == "file"
+        ]
+
+    def heads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+        for at in range(0, len(entries), AT_ONCE):
+            some = entries[at : at + AT_ONCE]
+            heads = self._ranges([(entry, 0, FIRST_BYTES) for entry in some])
+            longer = [
+                (entry, FIRST_BYTES, header_end(head))
+                for entry, head in heads.items()
+                if head is not None and len(head) == FIRST_BYTES < header_end(head) <= entry.size
+            ]
+            for entry, rest in self._ranges(longer).items():
+                heads[entry] = (heads[entry] or b"") + rest if rest is not None else None
+            yield from heads.items()
+
+    def read(self, name: str) -> bytes:
+        fs, base = self._connect()
+        with self._speaking("read"):
+            return bytes(fs.cat_file(f"{base}/{name}"))
+
+    def write(self, name: str, content: bytes) -> None:
+        fs, base = self._connect()
+        target = f"{base}/{name}"
+        with self._speaking("write"):
+            try:
+                if self._protocol in ATOMIC:
+                    fs.pipe_file(target, content)
+                else:
+                    self._write_and_rename(fs, target, content)
+            except FileNotFoundError as error:
+                raise PermissionError("no such bucket or folder") from error
+
+    def move(self, name: str, to: str) -> None:
+        fs, base = self._connect()
+        with self._speaking("write"):
+            if self._protocol not in ATOMIC:  # there are no folders in a bucket, and s3fs would make the bucket
+                fs.makedirs(f"{base}/{to}".rpartition("/")[0], exist_ok=True)
+            fs.mv(f"{base}/{name}", f"{base}/{to}")
+
+    def delete(self, name: str) -> None:
+        fs, base = self._connect()
+        with self._speaking("delete"), suppress(FileNotFoundError):
+            fs.rm_file(f"{base}/{name}")
+
+    def _write_and_rename(self, fs: Any, target: str, content: bytes) -> None:
+        folder, _, name = target.rpartition("/")
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex[:8]}"
+        fs.makedirs(folder, exist_ok=True)
+        try:
+            fs.pipe_file(temporary, content)
+            fs.mv(temporary, target)
+        except BaseException:
+            with suppress(Exception):
+                fs.rm_file(temporary)
+            raise
+
+    def _ranges(self, wanted: Sequence[tuple[Entry, int, int]]) -> dict[Entry, bytes | None]:
+        """Bytes first..last of each entry, all asked for at the same time; None where it is gone."""
+        fs, base = self._connect()
+        result: dict[Entry, bytes | None] = {entry: b"" for entry, _, _ in wanted}
+        asked = [(entry, first, min(last, entry.size)) for entry, first, last in wanted if entry.size > first]
+        if not asked:  # an empty object has no range that could be asked for
+            return result
+        names, firsts, lasts = zip(
+            *((f"{base}/{entry.name}", first, last) for entry, first, last in asked), strict=True
+        )
+        with self._speaking("read"):
+            answers = fs.cat_ranges(list(names), list(firsts), list(lasts), on_error="return")
+            for (entry, _, _), got in zip(asked, answers, strict=True):
+                if isinstance(got, BaseException) and not isinstance(got, FileNotFoundError):
+                    raise got
+                result[entry] = None if isinstance(got, BaseException) else bytes(got)
+        return result
+
+    def _connect(self) -> tuple[Any, str]:
+        """This process's own connection, and the root's path in it."""
+        if self._process != os.getpid():
+            options = S3 if self._protocol in ("s3", "s3a") else {}
+            try:
+                self._fs, self._base = fsspec.url_to_fs(self._address, **options)
+            except ImportError as error:
+                remedy = "`pip install s3fs`" if self._protocol in ("s3", "s3a") else f"{error}"
+                raise AbstainError(f"{self.url}: a feature cache there needs another package: {remedy}") from error
+            except ValueError as error:
+                raise AbstainError(
+                    f"{self.url}: {error}: set ABSTAIN_FEATURES to a folder, or to a URL such as s3://bucket/prefix"
+                ) from error
+            if options:
+                self._fs.retries = RETRIES
+            self._process = os.getpid()
+        return self._fs, self._base.rstrip("/")
+
+    @contextmanager
+    def _speaking(self, verb: str) -> Iterator[None]:
+        # Every backend raises errors of its own (botocore's, aiohttp's, paramiko's), with no common base.
+        try:
+            yield
+        except (AbstainError, FileNotFoundError):
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            raise AbstainError(
+                f"cannot {verb} the feature cache in {self.url} ({said}): check ABSTAIN_FEATURES, the credentials"
+                + (" and AWS_ENDPOINT_URL (the AWS_* variables)" if self._protocol in ("s3", "s3a") else "")
+            ) from error
+
+
+def _written(info: dict) -> datetime:
+    """When a file was last written, as its backend calls it; now where it says nothing: too young to be pruned."""
+    for name in ("LastModified", "mtime", "last_modified", "updated", "created"):
+        at = info.get(name)
+        if isinstance(at, int | float):
+            return datetime.fromtimestamp(at, UTC)
+        if isinstance(at, str):
+            at = datetime.fromisoformat(at)
+        if isinstance(at, datetime):
+            return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    return datetime.now(UTC)

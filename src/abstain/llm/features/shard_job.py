@@ -1,0 +1,168 @@
+"""A shard of work: rows that are computed together and written together, on this machine or on another.
+
+Two decisions:
+
+* What a shard holds is fixed before anybody computes it, and it is computed by itself. So a row's neighbours, and with
+  them the last bits of its numbers, do not depend on who computes what: every runner writes the same bytes on one kind
+  of hardware.
+* A shard carries texts and names, no tensors: it is JSON that any host with the same base model and the
+  same cache can work on. What comes back is in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.engine import NUMERICS, Engine
+from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.loading import choose_device, kind_of, load, resolve
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import NLL, Ask, Choices, Generate, Perturb, Request, States, relevant
+from abstain.llm.features.cache import Space, pass_key, write_rows
+from abstain.llm.features.store import open_store
+from abstain.llm.perturbation.engines import PerturbationEngine
+
+SHARD_ROWS = 64
+ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate, Perturb)}
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`.
+
+    `batch_tokens` goes with them: how much one forward pass holds may decide the last bits of a result.
+    """
+
+    model: str
+    revision: str
+    dtype: str
+    batch_tokens: int
+    requests: tuple[Request, ...]
+
+    def space(self, ask: Ask) -> Space:
+        """The cache space of the results of `ask`."""
+        return Space(self.revision, self.dtype, repr(ask), NUMERICS)
+
+    @property
+    def name(self) -> str:
+        """Digest of everything in it: equal work, equal name."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        asks = list(dict.fromkeys(request.ask for request in self.requests))
+        rows = [
+            [asks.index(request.ask), request.name, [list(asdict(segment).values()) for segment in request.pass_]]
+            for request in self.requests
+        ]
+        declared = [[type(ask).__name__, asdict(ask)] for ask in asks]
+        return json.dumps({**asdict(self), "requests": rows, "asks": declared}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ShardWork:
+        content: dict[str, Any] = json.loads(text)
+        asks = [
+            ASKS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+            for kind, fields in content.pop("asks")
+        ]
+        rows = content.pop("requests")
+        requests = tuple(
+            Request(tuple(Segment(*segment) for segment in segments), asks[ask], name) for ask, name, segments in rows
+        )
+        return cls(**content, requests=requests)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a finished shard cost: rows, tokens of their passes, and tokens that were run through the base model."""
+
+    rows: int
+    pass_tokens: int
+    forward_tokens: int
+
+    def __add__(self, other: Done) -> Done:
+        return Done(
+            self.rows + other.rows,
+            self.pass_tokens + other.pass_tokens,
+            self.forward_tokens + other.forward_tokens,
+        )
+
+
+class ShardRunner(Protocol):
+    """Who computes shards: this process, a Prefect work pool, a Dask cluster."""
+
+    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+        """Yield what each shard cost once it is in the cache. Raises `AbstainError` where one cannot be computed."""
+
+    def close(self) -> None:
+        """Let go of whatever was started for it."""
+
+
+class LocalRunner:
+    """Computes in this process, one shard after the other."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+        for work in shards:
+            yield compute(work, self._settings)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def compute(work: ShardWork, settings: Settings) -> Done:
+    """Compute `work` and write its rows to the cache, a file for each ask."""
+    engine = engine_for(work, settings)
+    before = engine.work.pass_tokens, engine.work.forward_tokens
+    requests = {str(at): request for at, request in enumerate(work.requests)}
+    rows: defaultdict[Ask, dict[str, Tensor]] = defaultdict(dict)
+    for at, result in engine.run(requests):
+        row = result if isinstance(result, Tensor) else _steps(result, engine.loaded.tokenizer)
+        rows[requests[at].ask][row_key(requests[at])] = row
+    store = open_store(settings.features)
+    for ask, found in rows.items():
+        write_rows(store, work.space(ask), dict(sorted(found.items())))
+    return Done(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
+
+
+def _steps(answers: list[Generated], tokenizer: Any) -> Tensor:
+    """The one answer of a `Generate`: its tokens and choices, without its states."""
+    (answer,) = answers
+    return answer.steps(tokenizer.eos_token_id)
+
+
+def row_key(request: Request) -> str:
+    """The key of a request's row in the space of its ask: the text up to the last segment that matters."""
+    return pass_key(relevant(request.pass_, request.ask))
+
+
+def engine_for(work: ShardWork, settings: Settings) -> Engine | PerturbationEngine:
+    """The engine for the model of `work`, loaded once a process; of one that is no causal LM, that can only perturb.
+
+    Raises `AbstainError` where this machine has another revision.
+    """
+    found = resolve(work.model, settings)
+    if str(found) != work.revision:
+        raise AbstainError(f"the shard wants {work.revision}, but this machine has {found}: fetch that revision here")
+    return _engine(work.model, work.revision, work.dtype, work.batch_tokens, settings)
+
+
+@lru_cache(maxsize=1)
+def _engine(
+    model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings
+) -> Engine | PerturbationEngine:
+    loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
+    kind = Engine if kind_of(loaded.model.config) == "causal" else PerturbationEngine
+    return kind(loaded, batch_tokens)

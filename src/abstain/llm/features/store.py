@@ -1,0 +1,148 @@
+"""Where the feature cache lies: a local folder, or what `remote.py` makes of a URL.
+
+Two decisions:
+
+* A file is seen whole or not at all: here it is written under a temporary name and renamed.
+* Whatever goes wrong in the outer world is an `AbstainError` that names folder or URL and the remedy. Only
+  FileNotFoundError passes: another process moved or pruned the file, which is no fault.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file: `name` relative to the root, its size in bytes, when it was last written (UTC)."""
+
+    name: str
+    size: int
+    written: datetime
+
+
+class Store(Protocol):
+    """Files under one root, by names relative to it with `/` between their parts."""
+
+    url: str  # as it may be shown: no password in it
+
+    def list(self, folder: str = "") -> list[Entry]:
+        """All files below `folder`, by name; none where it does not exist."""
+
+    def heads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+        """Of each safetensors file at least its first bytes up to the header's end; None where it is gone."""
+
+    def read(self, name: str) -> bytes:
+        """The whole file. FileNotFoundError where it is gone."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """The file, whole or not at all, in place of one that has the name."""
+
+    def move(self, name: str, to: str) -> None:
+        """Rename, replacing. FileNotFoundError where it is gone."""
+
+    def delete(self, name: str) -> None:
+        """Remove the file if it is still there."""
+
+
+def open_store(root: str | Path) -> Store:
+    """The store at a local path or fsspec URL; makes no folder. Raises `AbstainError` for a URL nobody here speaks."""
+    if isinstance(root, Path) or "://" not in root:
+        return LocalStore(Path(root).expanduser())
+    # Only here, so that a folder needs no fsspec.
+    from fsspec.implementations.local import LocalFileSystem
+
+    from abstain.llm.features.remote import RemoteStore
+
+    if root.startswith(("file://", "local://")):
+        return LocalStore(Path(LocalFileSystem._strip_protocol(root)))
+    return RemoteStore(root)
+
+
+def header_end(head: bytes) -> int:
+    """Where the header of a safetensors file ends that begins with `head`: 8 bytes hold its length."""
+    return 8 + int.from_bytes(head[:8], "little")
+
+
+class LocalStore:
+    """A folder of this host, or of a file server that it has mounted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.url = str(self.folder)
+
+    def list(self, folder: str = "") -> list[Entry]:
+        entries = []
+        with self._speaking("read"):
+            for path in _files(self.folder / folder):
+                with suppress(FileNotFoundError):  # moved since
+                    status = path.stat()
+                    written = datetime.fromtimestamp(status.st_mtime, UTC)
+                    entries.append(Entry(path.relative_to(self.folder).as_posix(), status.st_size, written))
+        return sorted(entries, key=lambda entry: entry.name)
+
+    def heads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+        for entry in entries:
+            head = None
+            with self._speaking("read"), suppress(FileNotFoundError), (self.folder / entry.name).open("rb") as file:
+                head = file.read(8)
+                head += file.read(min(header_end(head), entry.size) - len(head)) if len(head) == 8 else b""
+            yield entry, head
+
+    def read(self, name: str) -> bytes:
+        with self._speaking("read"):
+            return (self.folder / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        with self._speaking("write"):
+            try:
+                write_atomically(self.folder / name, content)
+            except FileNotFoundError as error:
+                raise OSError(errno.EIO, "the folder was removed meanwhile") from error
+
+    def move(self, name: str, to: str) -> None:
+        with self._speaking("write"):
+            (self.folder / to).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).replace(self.folder / to)
+
+    def delete(self, name: str) -> None:
+        with self._speaking("delete"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def _speaking(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise AbstainError(
+                    f"no space is left for the feature cache in {self.folder}: free some there, or remove what is old "
+                    "with `abstain cache prune`"
+                ) from error
+            raise AbstainError(
+                f"cannot {verb} the feature cache in {self.folder} ({error.strerror or error}): check who owns that "
+                "folder, or set ABSTAIN_FEATURES to another"
+            ) from error
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below `folder`; a folder that may not be read is an error, and not empty."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(parent, name) for name in names)

@@ -1,0 +1,101 @@
+"""Perturbation requests, run by whatever kind of model there is; and the engine of those that can do nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.decoder import Work
+from abstain.llm.engine.loading import LoadedModel, window_of
+from abstain.llm.engine.requests import Perturb, Request
+from abstain.llm.perturbation.loop import Reader, Text, allowed_tokens, encode, perturb
+from abstain.llm.perturbation.masked import MaskedReader
+from abstain.llm.perturbation.seq2seq import Seq2SeqReader
+from abstain.llm.perturbation.text import Pieces, to_rows
+
+AROUND = 2
+"""Tokens that a model may read beside the text: one before, one after it."""
+BATCHES = 4
+"""How many batches' tokens of texts are perturbed side by side: after a replacement only a part of each is read."""
+
+MakeReader = Callable[[Sequence[Sequence[int]], Tensor], Reader]
+"""From texts of token ids, and which tokens may take a place."""
+
+
+def run_perturbations(
+    requests: Mapping[str, Request], loaded: LoadedModel, batch_tokens: int, work: Work, make_reader: MakeReader
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield `(key, steps)` for every request, all of them `Perturb`: (replacements, 7) each, none of a text in which
+    nothing may be replaced. Raises `AbstainError` for a tokenizer that cannot say where its tokens are in the text,
+    and, naming the row, for a text longer than the model's window and for probabilities that are not finite."""
+    tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
+    if not tokenizer.is_fast:
+        raise AbstainError(f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one")
+    pieces, allowed, window = Pieces.of(tokenizer), allowed_tokens(tokenizer, config.vocab_size), window_of(config)
+    if not allowed.any():
+        raise AbstainError(
+            f"{loaded.ref.name}: no token of its tokenizer may take another's place: save the tokenizer's files beside "
+            "the model"
+        )
+    by_ask: defaultdict[Perturb, list[tuple[str, Text]]] = defaultdict(list)
+    for key, request in requests.items():
+        assert isinstance(request.ask, Perturb)
+        text = encode(pieces, request.pass_, allowed)
+        if window is not None and len(text.ids) + AROUND > window:
+            raise AbstainError(
+                f"{request.name}: a context of {len(text.ids)} tokens is more than the {window} that {loaded.ref.name} "
+                "reads: perturb with a model that reads more, or retrieve fewer chunks"
+            )
+        work.passes += 1
+        work.pass_tokens += len(text.ids)
+        by_ask[request.ask].append((key, text))
+    for ask, rows in by_ask.items():
+        for some in _side_by_side(rows, BATCHES * batch_tokens):
+            texts = [text for _, text in some]
+            steps = perturb(make_reader([text.ids for text in texts], allowed), texts, ask)
+            for (key, _), of_row in zip(some, steps, strict=True):
+                if not all(math.isfinite(step.before + step.after) for step in of_row):
+                    raise AbstainError(
+                        f"{requests[key].name}: the perturbation model's probabilities are not finite; "
+                        "try ABSTAIN_DTYPE=float32, or take it out"
+                    )
+                yield key, to_rows(of_row)
+
+
+class PerturbationEngine:
+    """A masked or a sequence-to-sequence language model, as an engine: it is asked to perturb, and for nothing else."""
+
+    def __init__(self, loaded: LoadedModel, batch_tokens: int) -> None:
+        self.loaded = loaded
+        self.batch_tokens = batch_tokens
+        self.work = Work()
+
+    def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Tensor]]:
+        """As `Engine.run`, for `Perturb` alone."""
+        kind = Seq2SeqReader if self.loaded.model.config.is_encoder_decoder else MaskedReader
+        for request in requests.values():
+            if not isinstance(request.ask, Perturb):
+                raise AbstainError(f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts")
+
+        def reader(texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
+            return kind(self.loaded, texts, allowed, self.batch_tokens, self.work)
+
+        yield from run_perturbations(requests, self.loaded, self.batch_tokens, self.work, reader)
+
+
+def _side_by_side(rows: Sequence[tuple[str, Text]], tokens: int) -> Iterator[list[tuple[str, Text]]]:
+    """Rows in their order, as many at a time as have together no more than `tokens`, at least one."""
+    some: list[tuple[str, Text]] = []
+    room = tokens
+    for key, text in rows:
+        if some and len(text.ids) > room:
+            yield some
+            some, room = [], tokens
+        some.append((key, text))
+        room -= len(text.ids)
+    if some:
+        yield some

@@ -1,0 +1,209 @@
+"""Models beside the base model, of entailment or of question answering: found, run, and what they say kept.
+
+Three decisions:
+
+* What such a model says depends on its files and the texts alone: it is kept in the feature cache by content, so a
+  second comparison computes nothing, and does not even load the model.
+* It runs in float32 unless `ABSTAIN_DTYPE` is bfloat16: these models are small, and bfloat16 makes many scores equal.
+* A long text is cut into overlapping windows by the model's own tokenizer. What people wrote holds no special tokens,
+  and no code that comes with a model is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import ModelRef, choose_device, readable, resolve, window_of
+from abstain.llm.engine.prompts import Pass
+from abstain.llm.features.cache import FeatureCache, Space, pass_key
+from abstain.llm.signals.base import ScorerUnavailable
+
+Head = Literal["ForSequenceClassification", "ForQuestionAnswering"]
+OUTPUTS: Mapping[Head, tuple[str, ...]] = {
+    "ForSequenceClassification": ("logits",),
+    "ForQuestionAnswering": ("start_logits", "end_logits"),
+}
+BLOCK = 512
+"""Rows that are computed and written to the cache together."""
+WINDOW = 512
+"""Tokens of a window where a model names no limit."""
+ANOTHER = "name another model in params.yaml"
+ROOM = 16
+"""Fewer tokens than this of a long text beside the short one are not worth reading."""
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """Both texts as a model reads them, the long one perhaps cut. Lists of one entry a token.
+
+    `places`: first and past the last character in its text; `texts`: 0 or 1, which text it is of, None: special.
+    """
+
+    inputs: Mapping[str, list[int]]
+    places: Sequence[tuple[int, int]]
+    texts: Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model that has been found; its weights are loaded when something has to be computed."""
+
+    ref: ModelRef
+    head: Head
+    settings: Settings
+
+    @property
+    def tokenizer(self) -> Any:
+        return _load(self.ref, self.head, self.settings).tokenizer
+
+    def kept(
+        self, ask: str, numerics: str, passes: Sequence[Pass], compute: Callable[[list[Pass]], list[Tensor]]
+    ) -> list[Tensor]:
+        """What `compute` makes of `passes`, float32 (n, w) each, in order; only what the cache lacks is computed."""
+        dtype = str(_dtype(self.settings)).removeprefix("torch.")
+        cache = FeatureCache(self.settings.features, Space(str(self.ref), dtype, ask, numerics))
+        keys = [pass_key(pass_) for pass_ in passes]
+        rows = dict(cache.read(keys))
+        lacking = [(key, pass_) for key, pass_ in dict(zip(keys, passes, strict=True)).items() if key not in rows]
+        for at in range(0, len(lacking), BLOCK):
+            block = lacking[at : at + BLOCK]
+            found = compute([pass_ for _, pass_ in block])
+            new = {key: row for (key, _), row in zip(block, found, strict=True)}
+            cache.put(new)
+            rows |= new
+        return [rows[key] for key in keys]
+
+    def windows(self, one: str, other: str, long: Literal["first", "second"]) -> list[TextWindow]:
+        """Both texts for the model, the `long` one in as many windows as it needs, each of which shares a quarter with
+        the next; none where the other leaves it no room."""
+        loaded = _load(self.ref, self.head, self.settings)
+        tokenizer = loaded.tokenizer
+        short = tokenizer(other if long == "first" else one, add_special_tokens=False)["input_ids"]
+        room = loaded.window - tokenizer.num_special_tokens_to_add(pair=True) - len(short)
+        if room < ROOM:
+            return []
+        encoded = tokenizer(
+            one,
+            other,
+            truncation=f"only_{long}",
+            max_length=loaded.window,
+            stride=room // 4,
+            return_overflowing_tokens=True,
+        )
+        return [
+            TextWindow(
+                {name: encoded[name][at] for name in tokenizer.model_input_names if name in encoded},
+                window.offsets,
+                window.sequence_ids,
+            )
+            for at, window in enumerate(encoded.encodings)
+        ]
+
+    def run(self, windows: Sequence[TextWindow]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """`(index, logits)` of each window, the longest first: its `OUTPUTS`, float32 on the CPU, with padding behind.
+
+        At most `ABSTAIN_BATCH_TOKENS` go through at once, padding included, or one window. Raises `AbstainError` where
+        logits are not finite.
+        """
+        from transformers import DataCollatorWithPadding
+
+        if not windows:
+            return
+        loaded = _load(self.ref, self.head, self.settings)
+        alone = loaded.tokenizer.pad_token is None  # nothing to fill a shorter one up with
+        pad = DataCollatorWithPadding(loaded.tokenizer, padding=not alone)
+        lengths = [len(window.places) for window in windows]
+        order = sorted(range(len(windows)), key=lambda at: (-lengths[at], at))
+        while order:
+            rows = 1 if alone else max(1, self.settings.batch_tokens // lengths[order[0]])
+            batch, order = order[:rows], order[rows:]
+            with torch.inference_mode():
+                out = loaded.model(**pad([dict(windows[at].inputs) for at in batch]).to(loaded.model.device))
+            logits = [out[name].float().cpu() for name in OUTPUTS[self.head]]
+            if not all(torch.isfinite(one).all() for one in logits):
+                raise AbstainError(f"{self.ref.name}: its logits are not finite; try ABSTAIN_DTYPE=float32")
+            for row, at in enumerate(batch):
+                yield at, tuple(one[row] for one in logits)
+
+
+def find_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[OtherModel, Any]:
+    """The model that `setting` of params.yaml names, a folder or a Hugging Face `id[@revision]`, and its configuration.
+
+    No weights are loaded. Raises `ScorerUnavailable` where there is none, it has another head, or nothing to read words
+    with.
+    """
+    from transformers import AutoConfig
+
+    if not name:
+        raise ScorerUnavailable(f"no model: set {setting} in params.yaml")
+    remedy = f"set {setting} in params.yaml"
+    try:
+        ref = resolve(name, settings, remedy)
+        with readable(ref, remedy):
+            config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
+    except AbstainError as error:
+        raise ScorerUnavailable(str(error)) from None
+    trained = config.architectures or []
+    if trained and not any(head in architecture for architecture in trained):
+        raise ScorerUnavailable(f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
+    try:
+        tokenizer = _tokenizer(ref)
+    except AbstainError as error:
+        raise ScorerUnavailable(str(error)) from None
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of missing files
+        raise ScorerUnavailable(
+            f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}"
+        )
+    return OtherModel(ref, head, settings), config
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    model: Any
+    tokenizer: Any
+    window: int
+
+
+@lru_cache(maxsize=2)
+def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
+    """Weights and tokenizer. Raises `AbstainError` where the head's weights are not among them, or the tokenizer cannot
+    say where its tokens are in the text."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    tokenizer = _tokenizer(ref)
+    if not tokenizer.is_fast:
+        raise AbstainError(f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one")
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
+    with readable(ref, ANOTHER):
+        model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
+            ref.path, dtype=_dtype(settings), trust_remote_code=False, output_loading_info=True
+        )
+    if lacking := sorted(info["missing_keys"]):
+        raise AbstainError(
+            f"{ref.name}: its weights lack {lacking[0]}, so that what it says would be random: "
+            "choose a model that was trained for this"
+        )
+    model = model.to(choose_device(settings)).eval().requires_grad_(False)
+    window = min(tokenizer.model_max_length, window_of(model.config.get_text_config()) or WINDOW)
+    return _Loaded(model, tokenizer, int(window))
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(ref: ModelRef) -> Any:
+    from transformers import AutoTokenizer
+
+    with readable(ref, ANOTHER):
+        return AutoTokenizer.from_pretrained(ref.path, split_special_tokens=True, trust_remote_code=False)
+
+
+def _dtype(settings: Settings) -> torch.dtype:
+    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32

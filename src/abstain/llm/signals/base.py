@@ -1,0 +1,92 @@
+"""What every confidence is behind one protocol: it says what it asks of the base model, is fitted, and scores answers.
+
+Two decisions:
+
+* A scorer declares `readings`; it never runs the base model. One fill computes the readings of all of them together
+  (features/rows.py), and what two of them share is computed once.
+* A score is a confidence from 0 to 1, higher means more likely right, and nan where the scorer cannot say. It need not
+  be a probability: calibration is fitted to every scorer alike (decide/calibration.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from abstain.core.contracts import Interaction
+from abstain.core.labels import Labels
+from abstain.llm.features.feature_request import Reading
+
+Result = Tensor | None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answered questions, and what the base model was found to say of each.
+
+    `results`: reading -> a result an interaction, in order; None where the base model could not read it.
+    """
+
+    interactions: Sequence[Interaction]
+    results: Mapping[Reading, Sequence[Result]]
+
+    def __len__(self) -> int:
+        return len(self.interactions)
+
+    def take(self, indices: Sequence[int]) -> Answers:
+        """The answers of `indices`, in their order."""
+        results = {reading: [found[at] for at in indices] for reading, found in self.results.items()}
+        return Answers([self.interactions[at] for at in indices], results)
+
+    def rows(self, readings: Sequence[Reading]) -> list[tuple[Interaction, list[Result]]]:
+        """Each interaction with its results of `readings`, in their order."""
+        found = [self.results[reading] for reading in readings]
+        return [(one, [of[at] for of in found]) for at, one in enumerate(self.interactions)]
+
+
+class Scorer(Protocol):
+    """A confidence: its name on the leaderboard, what it asks of the base model, how it is fitted and how it scores."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def readings(self) -> tuple[Reading, ...]: ...
+
+    def fit(self, answers: Answers, labels: Labels) -> Scorer:
+        """The scorer, fitted to training answers; itself where there is nothing to fit."""
+
+    def score(self, answers: Answers) -> np.ndarray:
+        """Confidences, float64 (rows,) in [0, 1]; nan where it cannot say."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A scorer without anything to fit: a function of what the base model says of one answer.
+
+    `of_row` is given the interaction and its results, in the order of `readings`; nan where it cannot say.
+    """
+
+    name: str
+    readings: tuple[Reading, ...]
+    of_row: Callable[[Interaction, Sequence[Tensor]], float]
+
+    def fit(self, answers: Answers, labels: Labels) -> Signal:
+        return self
+
+    def score(self, answers: Answers) -> np.ndarray:
+        values = [
+            self.of_row(one, [result for result in found if result is not None])
+            if all(result is not None for result in found)
+            else float("nan")
+            for one, found in answers.rows(self.readings)
+        ]
+        return np.array(values, float)
+
+
+class ScorerUnavailable(Exception):
+    """A scorer that cannot be had here; the message says why, and stands in the leaderboard in its place."""

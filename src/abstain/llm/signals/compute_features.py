@@ -1,0 +1,92 @@
+"""Reading answers with the base model for any number of scorers at once: one fill, then each reading from the cache."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
+from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
+from abstain.llm.engine.prefix_tree import common_prefix
+from abstain.llm.engine.requests import Generate, States, relevant
+from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.features.compute import Progress, Requests, RowSource, Together
+from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.signals.base import Answers, Result, Scorer
+
+Asked = tuple[Sequence[Interaction], Sequence[Reading]]
+"""Answers, and what is wanted of each of them."""
+COUNTED = 256
+"""Answers whose tokens are counted to say what a scorer costs."""
+
+
+def readings_of(scorers: Iterable[Scorer]) -> tuple[Reading, ...]:
+    """What `scorers` need, each reading once."""
+    return tuple(dict.fromkeys(reading for scorer in scorers for reading in scorer.readings))
+
+
+def requests_of(params: LLMParams, settings: Settings, asked: Sequence[Asked]) -> Requests:
+    """All of `asked` as requests, made when they are looked at."""
+    return Together(
+        [FeatureSource(params, settings, reading).requests(rows) for rows, readings in asked for reading in readings]
+    )
+
+
+def fill(
+    params: LLMParams,
+    settings: Settings,
+    asked: Sequence[Asked],
+    progress: Progress = lambda done, total: None,
+    runner: ShardRunner | None = None,
+) -> Done:
+    """Compute what the cache lacks of `asked`, sharing what passes have in common: as `RowSource.fill`."""
+    return RowSource(params.model, settings).fill(requests_of(params, settings, asked), progress, runner)
+
+
+def read_answers(
+    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[Reading]
+) -> Answers:
+    """`interactions` with what the base model says of each, all in memory; what the cache lacks is computed."""
+    fill(params, settings, [(interactions, readings)])
+    results: dict[Reading, list[Result]] = {}
+    for reading in readings:
+        results[reading] = [None] * len(interactions)
+        for at, result in FeatureSource(params, settings, reading).read(interactions):
+            results[reading][at] = result
+    return Answers(interactions, results)
+
+
+def forward_tokens(
+    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[Reading]
+) -> float:
+    """Tokens that the base model runs for one answer by itself, in the mean of the first `COUNTED`.
+
+    What the passes of one answer have in common counts once. Where no reading goes deeper than layer l of n, a token
+    counts as l / n: the unit is a token that went through the whole model.
+    """
+    if not readings or not len(interactions):
+        return 0.0
+    ref = resolve(params.model, settings)
+    tokenizer, depth = load_tokenizer(ref), read_depth(ref)
+    share = max(reading.ask.layer / depth if isinstance(reading.ask, States) else 1.0 for reading in readings)
+    rows = interactions[:COUNTED]
+    sources = [FeatureSource(params, settings, reading) for reading in readings]
+    return share * sum(_tokens(sources, tokenizer, row) for row in rows) / len(rows)
+
+
+def _tokens(sources: Sequence[FeatureSource], tokenizer: Any, row: Interaction) -> int:
+    passes: list[list[int]] = []
+    written = 0
+    for source in sources:
+        if isinstance(prepared := source.prepare(row), Prepared):
+            passes.append(encode_pass(tokenizer, relevant(prepared.request.pass_, source.ask)).ids)
+            written += source.ask.max_new_tokens if isinstance(source.ask, Generate) else 0
+    passes.sort()
+    alone = sum(map(len, passes))
+    shared = sum(common_prefix(one, other) for one, other in itertools.pairwise(passes))
+    return alone - shared + written

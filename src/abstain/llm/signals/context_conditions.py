@@ -1,0 +1,134 @@
+"""What the regressors of correctness are computed from: every answer under B_c, N_c and P_c (Zhang et al., section 3).
+
+The output that is scored is, under all three, the answer that was given with the context as it was. The perturbation
+model is asked first, because the prompts of P_c are made of what it says; then comes one fill of the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from abstain.config.params import LLMParams, PerturbationParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
+from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.requests import NLL
+from abstain.llm.features.compute import Progress, RowSource
+from abstain.llm.features.context_perturbation import Perturber
+from abstain.llm.features.extraction import FeatureSource, Prepared, Refused
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.nll import SEGMENTS, Found, summarise
+from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.compute_features import COUNTED, Asked, fill, forward_tokens, read_answers, requests_of
+
+
+def normal(layout: str) -> dict[str, Reading]:
+    """The readings of N_c, and of P_c where contexts are perturbed, by segment."""
+    names = [segment.name for segment in load_layout(layout).render("", [], "")]
+    answer = names.index("answer")
+    of = {"prompt": tuple(names[:answer]), "output": tuple(names[answer:])}
+    return {name: Reading(NLL(of.get(name, (name,)))) for name in SEGMENTS}
+
+
+def baseline(layout: str) -> dict[str, Reading]:
+    """Those of B_c, which has no context."""
+    return {name: Reading(one.ask, chunks=0) for name, one in normal(layout).items() if name != "context"}
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The base model of `llm` under the three conditions, contexts perturbed as `perturbation` says.
+
+    `longest`: see `Perturber`.
+    """
+
+    llm: LLMParams
+    perturbation: PerturbationParams
+    settings: Settings
+    longest: int = 0
+
+    @cached_property
+    def perturber(self) -> Perturber:
+        return Perturber(self.perturbation, self.perturbation.model or self.llm.model, self.settings, self.longest)
+
+    def fill(
+        self,
+        rows: Sequence[Interaction],
+        progress: Progress = lambda done, total: None,
+        runner: ShardRunner | None = None,
+    ) -> tuple[Done, Done]:
+        """Compute what the cache lacks, and what that cost: of the perturbation model, and of the base model."""
+        perturbing = self.perturber.fill(rows, progress, runner)
+        asked = self.asked(rows, self.perturber.perturb(rows))
+        return perturbing, fill(self.llm, self.settings, asked, progress, runner)
+
+    def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
+        """How many things are asked, of both models, and how many of these the cache lacks: where contexts are still to
+        be perturbed, all that is asked about the perturbed ones."""
+        contexts, unknown = self.perturber.missing(rows)
+        requests = requests_of(self.llm, self.settings, self.known(rows))
+        later = len(rows) * len(self._normal) * len(self.perturber.asks) if unknown else 0
+        lacking = RowSource(self.llm.model, self.settings).missing(requests)
+        return contexts + len(requests) + later, unknown + lacking + later
+
+    def known(self, rows: Sequence[Interaction]) -> list[Asked]:
+        """What is asked of the base model, as far as it is known: where contexts are still to be perturbed, nothing
+        about these."""
+        return self.asked(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
+
+    def asked(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[Asked]:
+        """What is asked of the base model about `rows` and `perturbed`, the copies of them all."""
+        normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
+        return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
+
+    def table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
+        """The features (features/nll.py) of `rows`, float64, nan where there is nothing to be measured.
+
+        What the cache lacks is computed, in less work where `fill` came first.
+        """
+        changed = self.perturber.perturb(rows)
+        normal, baseline = self._found(rows, self._normal), self._found(rows, self._baseline)
+        perturbed = [self._found(copy, self._normal) for copy in changed]
+        of_rows = zip(normal, baseline, zip(*perturbed, strict=True), strict=True)
+        return pd.DataFrame([summarise(*of_row) for of_row in of_rows])
+
+    def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
+        """Of how many `rows` something is to be said: what `Perturber.count` says, and `other_chunks`: perturbed, the
+        context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none."""
+        source = FeatureSource(self.llm, self.settings)
+        (copy, *_) = self.perturber.perturb(rows)
+        dropped = [[_dropped(source.prepare(row)) for row in of] for of in (rows, copy)]
+        others = sum(one != other for one, other in zip(*dropped, strict=True))
+        return {**self.perturber.count(rows), "other_chunks": others}
+
+    def forward_tokens(self, rows: Sequence[Interaction]) -> float:
+        """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
+        rows = rows[:COUNTED]
+        (copy, *_) = self.perturber.perturb(rows)
+        both = (*self._normal.values(), *self._baseline.values())
+        own = forward_tokens(self.llm, self.settings, rows, both)
+        return own + len(self.perturber.asks) * forward_tokens(
+            self.llm, self.settings, copy, tuple(self._normal.values())
+        )
+
+    @cached_property
+    def _normal(self) -> dict[str, Reading]:
+        return normal(self.llm.layout)
+
+    @cached_property
+    def _baseline(self) -> dict[str, Reading]:
+        return baseline(self.llm.layout)
+
+    def _found(self, rows: Sequence[Interaction], readings: dict[str, Reading]) -> list[Found]:
+        answers: Answers = read_answers(self.llm, self.settings, rows, tuple(readings.values()))
+        return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
+
+
+def _dropped(found: Prepared | Refused) -> int | None:
+    """How many chunks were too many; None where the answer cannot be read at all."""
+    return found.dropped if isinstance(found, Prepared) else None

@@ -1,0 +1,46 @@
+"""Answers changed on purpose, to find out what a confidence listens to: the audits of the report.
+
+`context_removed`: nothing was retrieved. A scorer that is as good without the context does not look at it.
+`answers_shuffled`: each question with the answer to another one. Right answers in place should outscore them by far.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from abstain.core.contracts import Interaction
+
+Variant = Callable[[Sequence[Interaction]], list[Interaction]]
+
+
+def context_removed(interactions: Sequence[Interaction]) -> list[Interaction]:
+    """The same, in order, without their chunks."""
+    return [one.model_copy(update={"contexts": ()}) for one in interactions]
+
+
+def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
+    """Each, in order, with the answer to another question about the same product, of the same assistant's making.
+
+    Which one is decided by the ids alone, so that the same rows are always changed alike. Where all answers about a
+    product are equal, a row keeps its own.
+    """
+    by_product: defaultdict[str | None, list[int]] = defaultdict(list)
+    order = sorted(range(len(interactions)), key=lambda at: _mixed(interactions[at].interaction_id))
+    for at in order:
+        by_product[interactions[at].product].append(at)
+    answers = [one.answer for one in interactions]
+    for rows in by_product.values():
+        for place, at in enumerate(rows):
+            own = interactions[at].answer
+            others = (interactions[rows[(place + step) % len(rows)]].answer for step in range(1, len(rows)))
+            answers[at] = next((answer for answer in others if answer != own), own)
+    return [one.model_copy(update={"answer": answer}) for one, answer in zip(interactions, answers, strict=True)]
+
+
+VARIANTS: dict[str, Variant] = {"context_removed": context_removed, "answers_shuffled": answers_shuffled}
+
+
+def _mixed(interaction_id: str) -> str:
+    return hashlib.sha256(interaction_id.encode()).hexdigest()

@@ -1,0 +1,42 @@
+"""Length alone: a scorer that reads nothing but how long the answer is. What does not beat it knows nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from abstain.core.labels import Labels
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.signals.base import Answers
+
+
+@dataclass(frozen=True)
+class LengthOnly:
+    """Logistic regression on the answer's length in characters, and its logarithm."""
+
+    name: str = "length_only"
+    readings: tuple[Reading, ...] = ()
+    model: Any = None
+
+    def fit(self, answers: Answers, labels: Labels) -> LengthOnly:
+        """Fitted to training answers. Raises `AbstainError` where all of them are right, or all wrong."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        labels.require_both_kinds()
+        model = make_pipeline(StandardScaler(), LogisticRegression())
+        model.fit(_lengths(answers), labels.correct, logisticregression__sample_weight=labels.weight)
+        return LengthOnly(model=model)
+
+    def score(self, answers: Answers) -> np.ndarray:
+        if not len(answers):
+            return np.empty(0)
+        return np.asarray(self.model.predict_proba(_lengths(answers))[:, 1])
+
+
+def _lengths(answers: Answers) -> np.ndarray:
+    characters = np.array([len(one.answer) for one in answers.interactions], float)
+    return np.column_stack([characters, np.log1p(characters)])

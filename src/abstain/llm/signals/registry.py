@@ -1,0 +1,72 @@
+"""The scorers that need no training on states, by name: what `scorers.compare` may list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from abstain.config.params import Params
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.requests import Ask, Choices, Generate
+from abstain.llm.signals import likelihood
+from abstain.llm.signals.base import Scorer, ScorerUnavailable
+from abstain.llm.signals.entailment import entailment_scorer
+from abstain.llm.signals.extractive_qa import extractive_scorer
+from abstain.llm.signals.length import LengthOnly
+from abstain.llm.signals.verbalized import verbalised_signal
+from abstain.llm.signals.yes_no import yes_no_signals
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The scorers of `scorers.compare` that can be had here, and `LengthOnly`, which every probe has to beat; and why
+    the others cannot be had, by name."""
+
+    scorers: tuple[Scorer, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+def compared(params: Params, settings: Settings) -> Compared:
+    """Make the scorers of `params.scorers.compare`. Raises `AbstainError` for a name that is none, listing them all."""
+    makers = _makers(params, settings)
+    unknown = [name for name in params.scorers.compare if name not in makers]
+    if unknown:
+        raise AbstainError(f"scorers.compare: no scorer '{unknown[0]}': there are {', '.join(makers)}")
+    scorers: list[Scorer] = []
+    skipped: dict[str, str] = {}
+    for name in dict.fromkeys(params.scorers.compare):
+        try:
+            scorers.append(makers[name]())
+        except ScorerUnavailable as why:
+            skipped[name] = str(why)
+    return Compared((*scorers, LengthOnly()), skipped)
+
+
+def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer]]:
+    tokenizer = load_tokenizer(resolve(params.llm.model, settings))
+    signals = (*likelihood.SIGNALS, *yes_no_signals(tokenizer), verbalised_signal(tokenizer))
+
+    def signal(one: Scorer) -> Scorer:
+        for reading in one.readings:
+            try:
+                reading.render(params.llm.layout, "", [], "")
+            except AbstainError as error:  # nothing is known to be asked after this layout
+                raise ScorerUnavailable(str(error)) from None
+            for token in _choices(reading.ask):
+                if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
+                    raise ScorerUnavailable(f"{params.llm.model} has no token of its own for {token!r}")
+        return one
+
+    return {
+        **{one.name: partial(signal, one) for one in signals},
+        "entailment": partial(entailment_scorer, params.scorers.entailment_model, settings),
+        "extractive_qa": partial(extractive_scorer, params.scorers.extractive_qa_model, settings),
+    }
+
+
+def _choices(ask: Ask) -> tuple[str, ...]:
+    """The tokens whose probabilities `ask` wants, each of which the base model must have."""
+    return ask.tokens if isinstance(ask, Choices) else ask.choices if isinstance(ask, Generate) else ()

@@ -1,0 +1,65 @@
+"""The verbalised probability: the base model is asked for a number from 0 to 1 (Tian et al. 2023, in Baak 2024).
+
+A reply that holds no such number has no score: it is counted by the leaderboard (`unscored`), and withheld.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from abstain.core.contracts import Interaction
+from abstain.llm.engine.requests import Generate
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.signals.base import Signal
+
+TOKENS = 12
+CUT_OFF = re.compile(r"[\d.,]+ *\Z")
+"""A number at which a reply was cut off may have gone on: "0." is not 0."""
+ASKED_FOR = re.compile(r"\(?\b0(?:\.0)?\s*(?:to|and|or|[-–])\s*1(?:\.0)?\b(?![.,]\d)\)?", re.IGNORECASE)
+"""The range that the question names: a reply that repeats it has not answered yet."""
+COUNTED = re.compile(r"[.)]?[ \t]+[^\W\d]|:")
+"""What follows a whole number that counts things or lines: "1. Yes", "1 year", "1: 0.9"."""
+COUNTING = re.compile(r"\b(?:answer|item|line|number|option|part|question|response|step)\s+\Z", re.IGNORECASE)
+"""What stands before one: "Response 1", "Step 1"."""
+_NUMBER = r"(0,\d+|\d+(?:\.\d+|,(?!\d{3}(?!\d))\d+)?|\.\d+)"
+"""With a decimal point or comma; "1,000" has neither."""
+PROBABILITY = re.compile(
+    rf"(?<![\w.,/−-]){_NUMBER}(?:\s*(%|per ?cent\b)|\s*(?:/|(?:out )?of)\s*{_NUMBER})?(?![\w%/]|[.,]\d)", re.IGNORECASE
+)
+
+
+def verbalised_signal(tokenizer: Any) -> Signal:
+    """The scorer for a base model that writes by `tokenizer`."""
+
+    def of_row(_: Interaction, found: Sequence[Tensor]) -> float:
+        tokens = [int(token) for token in found[0][:, 0]]
+        reply = tokenizer.decode(tokens, skip_special_tokens=True)
+        ended = tokens[-1] == tokenizer.eos_token_id
+        return probability(reply if ended else CUT_OFF.sub("", reply))
+
+    return Signal("verbalised", (Reading(Generate(TOKENS), "probability"),), of_row)
+
+
+def probability(reply: str) -> float:
+    """The first number of `reply`: "0.85", "0,85", "85 %", "8/10", "8 out of 10", and of a range its beginning.
+
+    The range that was asked for, and whole numbers that count something, are passed over. nan where there is none, or
+    it is not from 0 to 1.
+    """
+    reply = ASKED_FOR.sub(" ", reply)
+    match = next((one for one in PROBABILITY.finditer(reply) if not _counts(one)), None)
+    if match is None:
+        return float("nan")
+    value, whole = (float((number or "1").replace(",", ".")) for number in (match[1], match[3]))
+    share = value / (100 if match[2] else whole) if whole else float("nan")
+    return share if 0 <= share <= 1 else float("nan")
+
+
+def _counts(number: re.Match[str]) -> bool:
+    whole = number[1].isdigit() and not number[2] and not number[3]
+    before, text = number.string[: number.start()], number.string
+    return whole and bool(COUNTED.match(text, number.end()) or COUNTING.search(before))

@@ -1,1 +1,0 @@
-"""The probes and the regressors: how they are fitted, stored and exported."""

@@ -1,0 +1,282 @@
+"""The promotion gate: may this challenger replace the champion? It fails closed, and says why.
+
+Every check is a `Check` with the figure, the limit and one sentence; a figure that is nan fails. The first
+version has no champion and no free pass: it must beat the base rate and the length-only baseline. A champion that was
+trained on rows which were erased since is replaced by a challenger that is not worse by more than a margin. Figures are
+weighted as in the report, and answers are counted by what they are worth (`metrics.effective_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from abstain.config.params import GateParams
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
+
+Rule = Literal["better", "not_worse", "accepted"]
+"""What a challenger must be beside the champion. `not_worse`: the champion was trained on rows that were erased since.
+`accepted`: and somebody takes the challenger although it is worse, so that the comparison is shown and not judged."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Answers that no version was trained on, scored by everyone. All arrays are (rows,).
+
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` what the
+    challenger's calibration makes of its own (None: they are probabilities as they are). `weight` is that of
+    `metrics.row_weights`; None: every answer counts the same.
+    """
+
+    correct: np.ndarray
+    groups: np.ndarray
+    products: np.ndarray
+    confidences: dict[str, np.ndarray]
+    weight: metrics.Weight = None
+    probability: np.ndarray | None = None
+
+    def precision(self, rows: np.ndarray) -> tuple[float, float]:
+        """The share of right answers among `rows` (a mask), and how many equally weighted answers they are worth."""
+        weight = np.ones(len(rows)) if self.weight is None else self.weight
+        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_rows(weight[rows])
+
+    def shown(self, threshold: float) -> np.ndarray:
+        """Which answers the challenger shows from `threshold` on: a mask."""
+        return self.confidences["probe"] >= threshold
+
+    def auroc(self, name: str) -> float:
+        return float(metrics.auroc(self.correct, self.confidences[name], self.weight))
+
+    def bootstrap(self, figures: Mapping[str, Figure], params: GateParams) -> dict[str, Estimate]:
+        """`figures` on the same resamples of groups."""
+        return bootstrap(figures, self.groups, params.bootstrap, params.seed, self.weight)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question the gate asked. `passed=None`: shown, not judged, for want of rows."""
+
+    name: str
+    passed: bool | None
+    value: float
+    limit: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The gate's answer. Approved when every judged check passed and at least one was judged."""
+
+    checks: tuple[Check, ...] = field(default=())
+
+    @property
+    def approved(self) -> bool:
+        judged = [check for check in self.checks if check.passed is not None]
+        return bool(judged) and all(check.passed for check in judged)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{check.name}: {check.says}" for check in self.checks if check.passed is False]
+
+    def to_dict(self) -> dict[str, object]:
+        checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
+        return {"approved": self.approved, "reasons": self.reasons, "checks": checks}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured of the challenger itself: its tuned threshold and target, parity and latency.
+
+    `target_error_rate`: the most of all answers that may be shown and wrong, where that is what the threshold was tuned
+    for; `target_precision` is the precision that came with it then. `champion_threshold` is the threshold that
+    production uses now, None for a first version.
+    """
+
+    threshold: float
+    target_precision: float
+    parity: float
+    latency_p99_ms: float
+    champion_threshold: float | None = None
+    target_error_rate: float | None = None
+
+
+def decide(
+    holdout: Window,
+    newest: Window,
+    measured: Measured,
+    params: GateParams,
+    champion: str | None,
+    same_holdout: bool,
+    erased: int = 0,
+    rule: Rule = "better",
+) -> Decision:
+    """Judge the challenger on the frozen hold-out and on the newest window.
+
+    `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
+    hold-out is the one the champion was promoted on, but for `erased` of its answers, or a decision to change it is on
+    record. `rule`: how the two are compared.
+    """
+    checks = [
+        _calibration(holdout, params),
+        _precision(holdout, measured, params),
+        *_error_rate(holdout, measured, params),
+        *_slices(holdout, measured, params),
+    ]
+    if champion is None:
+        checks += [_better(holdout, "length_only", params), _better_than_base_rate(holdout, measured, params)]
+    else:
+        compared = [*_against(holdout, champion, measured, params, rule), _newest(newest, champion, params)]
+        if rule == "accepted":
+            compared = [_accepted(check) for check in compared]
+        checks += [_same_holdout(same_holdout, erased), *compared]
+    checks += [
+        _at_most("ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
+        _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
+    ]
+    return Decision(tuple(checks))
+
+
+def _same_holdout(same: bool, erased: int) -> Check:
+    if same:
+        says = (
+            f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
+        )
+    else:
+        says = "not the champion's: where that is on purpose, run abstain promote --new-holdout REASON"
+    return _check("same hold-out", same, float(same), 1, says)
+
+
+def _against(window: Window, champion: str, measured: Measured, params: GateParams, rule: Rule) -> list[Check]:
+    """The challenger beside the champion on the hold-out."""
+    if rule != "better":
+        return [_not_worse(window, champion, params), _as_precise(window, champion, measured, params)]
+    if _same_confidences(window, champion):
+        return [_new_threshold(measured)]
+    return [_better(window, champion, params)]
+
+
+def _accepted(check: Check) -> Check:
+    if check.passed is not False:
+        return check
+    return replace(check, passed=None, says=f"{check.says}; accepted")
+
+
+def _same_confidences(window: Window, champion: str) -> bool:
+    return np.array_equal(window.confidences["probe"], window.confidences[champion])
+
+
+def _new_threshold(measured: Measured) -> Check:
+    """The champion's own weights with another threshold: whether that keeps its promise is said by `precision`."""
+    before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
+    says = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
+    return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, says)
+
+
+def _better(window: Window, rival: str, params: GateParams) -> Check:
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", rival)}
+    drawn = window.bootstrap(aurocs, params)
+    own, other = drawn["probe"], drawn[rival]
+    chance = paired(own, other).chance
+    says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
+    return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _not_worse(window: Window, champion: str, params: GateParams) -> Check:
+    """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", champion)}
+    drawn = window.bootstrap(aurocs, params)
+    own, other, margin = drawn["probe"], drawn[champion], params.erasure_margin
+    chance = float((paired(own, other).draws > -margin).mean())  # a draw that is not defined is not above it
+    says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
+    return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _as_precise(window: Window, champion: str, measured: Measured, params: GateParams) -> Check:
+    """What each shows at its own threshold; not judged where the champion shows too little to be compared with."""
+    threshold = float("nan") if measured.champion_threshold is None else measured.champion_threshold
+    before, worth = window.precision(window.confidences[champion] >= threshold)
+    own, _ = window.precision(window.shown(measured.threshold))
+    name, limit = f"as precise as {champion}", before - params.max_precision_drop
+    if worth < params.min_slice:
+        return Check(name, None, own, limit, f"{champion} shows {worth:.0f} answers, too few to compare with")
+    says = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
+    return _check(name, own >= limit, own, limit, says)
+
+
+def _better_than_base_rate(window: Window, measured: Measured, params: GateParams) -> Check:
+    of_shown = partial(metrics.precision, window.correct, window.confidences["probe"], threshold=measured.threshold)
+    drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
+    lift = paired(drawn["shown"], drawn["all"])
+    chance = lift.chance
+    says = (
+        f"shown answers are right {lift.value:+.3f} more often than all "
+        f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
+    )
+    return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
+
+
+def _newest(window: Window, champion: str, params: GateParams) -> Check:
+    own, other = window.auroc("probe"), window.auroc(champion)
+    name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
+    _, worth = window.precision(np.ones(rows, bool))
+    if worth < params.min_slice:
+        return Check(name, None, own - other, limit, f"{_counted(rows, worth)} reviewed answers, too few to judge")
+    return _check(
+        name, own - other >= limit, own - other, limit, f"AUROC {own:.3f} against {other:.3f}, {rows} answers"
+    )
+
+
+def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
+    """The promise itself, on answers that the threshold was not tuned on."""
+    shown = window.shown(measured.threshold)
+    precision, worth = window.precision(shown)
+    floor = measured.target_precision - params.max_precision_drop
+    count = _counted(int(shown.sum()), worth)
+    says = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
+    return _check("precision", worth >= params.min_slice and precision >= floor, precision, floor, says)
+
+
+def _error_rate(window: Window, measured: Measured, params: GateParams) -> list[Check]:
+    """The promise itself where it is one of the error rate, which may lie as far above as a precision below."""
+    if measured.target_error_rate is None:
+        return []
+    shown = window.shown(measured.threshold)
+    value = metrics.mean(shown * (1 - window.correct), window.weight)
+    limit = measured.target_error_rate + params.max_precision_drop
+    return [_at_most("error rate", value, limit, "shown and wrong, of all answers of the hold-out")]
+
+
+def _slices(window: Window, measured: Measured, params: GateParams) -> list[Check]:
+    checks = []
+    shown = window.shown(measured.threshold)
+    floor = measured.target_precision - params.max_slice_drop
+    for product in sorted(set(window.products)):
+        rows = shown & (window.products == product)
+        precision, worth = window.precision(rows)
+        says = f"precision {precision:.3f} of {_counted(int(rows.sum()), worth)} shown answers"
+        passed = bool(precision >= floor) if worth >= params.min_slice else None
+        checks.append(Check(f"slice {product}", passed, precision, floor, says))
+    return checks
+
+
+def _calibration(window: Window, params: GateParams) -> Check:
+    said = window.confidences["probe"] if window.probability is None else window.probability
+    value = metrics.ece(window.correct, said, window.weight)
+    return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
+
+
+def _counted(rows: int, worth: float) -> str:
+    return f"{rows}" if worth == rows else f"{rows} (worth {worth:.0f})"
+
+
+def _at_most(name: str, value: float, limit: float, what: str) -> Check:
+    return _check(name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
+
+
+def _check(name: str, passed: bool, value: float, limit: float, says: str) -> Check:
+    return Check(name, bool(passed), float(value), float(limit), says)

@@ -1,0 +1,182 @@
+"""`registry.json`: which version is in production, said by one tracked file.
+
+Versions are immutable git tags (`probe@v1.2.0`, GTO's format); this file is the pointer, its history, the blocked
+versions, and those that were trained on rows which were erased since. Functions here are pure: a fast-forward push of
+the commit that holds the new file is the compare-and-swap, and stands in `tasks/`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from abstain.core.errors import AbstainError
+
+MODEL = "probe"
+VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
+
+
+class Event(BaseModel):
+    """One move of the pointer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    action: Literal["promote", "rollback"]
+    version: str
+    sha256: str
+    candidate: str
+    at: datetime
+    holdout: str
+    reason: str
+
+
+class Taint(BaseModel):
+    """That a version was trained on rows which were erased since.
+
+    `since` is the first erasure. `certain` is False where the version's data cannot be read any more, so that nobody
+    can tell. `kept` is why somebody decided to leave the version in production, None where nobody has.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    since: datetime
+    certain: bool = True
+    kept: str | None = None
+
+    def __str__(self) -> str:
+        mark = f"trained on erased rows since {self.since:%Y-%m-%d}"
+        if not self.certain:
+            mark = f"perhaps {mark}: its data cannot be read any more"
+        return f"{mark}; kept on purpose: {self.kept}" if self.kept else mark
+
+
+class Registry(BaseModel):
+    """The parsed file. `history` is oldest first; the last event is what is in production."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    history: tuple[Event, ...] = ()
+    blocked: dict[str, str] = {}
+    tainted: dict[str, Taint] = {}
+
+    @property
+    def prod(self) -> Event | None:
+        return self.history[-1] if self.history else None
+
+    @property
+    def version(self) -> str | None:
+        """The version in production, None where nothing is."""
+        return self.prod.version if self.prod else None
+
+    @property
+    def taint(self) -> Taint | None:
+        """Set where the version in production was trained on rows that were erased since."""
+        return self.tainted.get(self.prod.version) if self.prod else None
+
+    def require_taint(self) -> Taint:
+        """`taint`, or an `AbstainError` where there is none to decide on."""
+        if self.taint is None:
+            live = f"probe {self.version} was not trained on erased rows" if self.prod else "nothing is in production"
+            raise AbstainError(f"{live}: there is nothing to decide")
+        return self.taint
+
+    @property
+    def warning(self) -> str | None:
+        """What a report says while a tainted version is in production."""
+        return f"In production when this was written: probe {self.version}, {self.taint}" if self.taint else None
+
+    def promoted(self, event: Event) -> Registry:
+        """The registry after promoting a version that was never promoted and is not blocked."""
+        if event.version in self.blocked or any(past.version == event.version for past in self.history):
+            raise AbstainError(f"{event.version} was promoted before: a version is promoted once, then rolled back to")
+        return self.model_copy(update={"history": (*self.history, event)})
+
+    def rollback_target(self, wanted: str | None) -> Event:
+        """The past event to go back to: `wanted`, else the latest version before this one that is not blocked."""
+        if self.prod is None:
+            raise AbstainError("nothing is in production yet: run `abstain retrain` first")
+        usable = [e for e in self.history if e.version not in self.blocked and e.version != self.prod.version]
+        if wanted is None:
+            named = [e for e in usable if version_key(e.version) < version_key(self.prod.version)]
+        else:
+            named = [e for e in usable if e.version == wanted]
+        if not named:
+            there_are = ", ".join(dict.fromkeys(e.version for e in usable)) or "none"
+            raise AbstainError(
+                f"no version {wanted or 'before ' + self.prod.version} to roll back to: other versions that were in "
+                f"production and are not blocked: {there_are}"
+            )
+        return max(named, key=lambda e: version_key(e.version)) if wanted is None else named[-1]
+
+    def rolled_back(self, event: Event) -> Registry:
+        """The registry after moving back to `event.version`; the version that was left is blocked."""
+        assert self.prod is not None
+        blocked = {**self.blocked, self.prod.version: event.reason}
+        return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
+
+    def erased(self, versions: Mapping[str, bool], at: datetime) -> Registry:
+        """The registry after rows were erased that `versions` were trained on: version -> whether that is certain.
+
+        A version keeps its earliest date. A decision to keep it spoke of what had been erased then, and ends.
+        """
+        marked = dict(self.tainted)
+        for version, certain in versions.items():
+            before = marked.get(version, Taint(since=at, certain=certain))
+            marked[version] = Taint(since=before.since, certain=certain or before.certain)
+        return self.model_copy(update={"tainted": marked})
+
+    def kept(self, reason: str) -> Registry:
+        """The registry after the decision to leave a tainted version in production; `AbstainError` where none is."""
+        taint = self.require_taint()
+        assert self.version is not None
+        kept = {self.version: taint.model_copy(update={"kept": reason})}
+        return self.model_copy(update={"tainted": {**self.tainted, **kept}})
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+
+def parse_registry(text: str) -> Registry:
+    """Parse `registry.json`. Raises `AbstainError` when it is damaged."""
+    try:
+        return Registry.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise AbstainError(
+            f"registry.json is damaged ({'.'.join(map(str, problem['loc']))}: {problem['msg']}): "
+            "restore it with `git checkout HEAD -- registry.json`"
+        ) from None
+
+
+def load_registry(path: Path) -> Registry:
+    """The registry at `path`; an absent file is an empty registry."""
+    return parse_registry(path.read_text(encoding="utf-8")) if path.is_file() else Registry()
+
+
+def next_version(tags: Iterable[str]) -> str:
+    """The next minor version after the highest among `tags` such as `probe@v1.2.0`; v1.0.0 where there is none."""
+    known = [version_key(tag.removeprefix(f"{MODEL}@")) for tag in tags if tag.startswith(f"{MODEL}@v")]
+    if not known:
+        return "v1.0.0"
+    major, minor, _ = max(known)
+    return f"v{major}.{minor + 1}.0"
+
+
+def tag_of(version: str) -> str:
+    return f"{MODEL}@{version}"
+
+
+def version_key(version: str) -> tuple[int, int, int]:
+    """`v1.2.3` as numbers that sort. Raises `AbstainError` for anything else."""
+    match = VERSION.fullmatch(version)
+    if not match:
+        raise AbstainError(f"'{version}' is no version: write it as in v1.2.0")
+    major, minor, patch = (int(part) for part in match.groups())
+    return major, minor, patch

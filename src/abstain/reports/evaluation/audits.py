@@ -1,0 +1,153 @@
+"""What the confidences listen to, in words and figures: a good figure may have a bad reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from abstain.reports.evaluation.document import Block, Cell, Paragraph, Row, Section, Subheading, Table
+from abstain.reports.evaluation.evaluated import SERVED, Evaluated
+from abstain.reports.evaluation.words import bounded, bounds, count, defined, figure, listed, percent, with_bounds
+
+CHANCE = 0.5
+
+
+def audit_section(evaluated: Evaluated) -> Section:
+    audits = evaluated.evaluation["audits"]
+    blocks: list[Block] = [
+        Subheading("Length only"),
+        Paragraph([_length(evaluated)]),
+        Subheading("Context removed"),
+        Paragraph([_without_context(audits["context_removed"])]),
+        *_table_of(
+            "AUROC and mean confidence with the retrieved context, and of the same answers without it",
+            ("scorer", "AUROC", "AUROC without context", "lost", "mean", "mean without context"),
+            [
+                [
+                    row["scorer"],
+                    *(figure(row[name]) for name in ("auroc", "auroc_changed")),
+                    bounded(row, "auroc_lost", "+.3f"),
+                    *(figure(row[name]) for name in ("mean", "mean_changed")),
+                ]
+                for row in audits["context_removed"]
+            ],
+            [row["scorer"] == SERVED for row in audits["context_removed"]],
+        ),
+        Subheading("Answers shuffled"),
+        Paragraph([_shuffled(evaluated, audits["answers_shuffled"])]),
+        *_table_of(
+            "Right answers in place against the same questions with the answer to another one",
+            ("scorer", "AUROC against shuffled", "mean in place", "mean shuffled", "of the shuffled shown"),
+            [
+                [
+                    row["scorer"],
+                    *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_right", "mean_changed")),
+                    percent(row["shown_changed"]) if row["scorer"] == SERVED else "",
+                ]
+                for row in audits["answers_shuffled"]
+            ],
+            [row["scorer"] == SERVED for row in audits["answers_shuffled"]],
+        ),
+        Subheading("Trained without a product"),
+        Paragraph([_left_out(audits["left_out"])]),
+        *_table_of(
+            "AUROC on each product of a probe that was trained without it, and of the served probe",
+            ("product", "answers", "trained without it", "trained on all", "lost", "note"),
+            [_product(row) for row in audits["left_out"]],
+            [False] * len(audits["left_out"]),
+            wordy=("note",),
+        ),
+    ]
+    return Section("audits", "What it listens to", blocks)
+
+
+def _table_of(
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    marked: Sequence[bool],
+    wordy: Sequence[str] = (),
+) -> list[Block]:
+    if not rows:
+        return []
+    return [Table(caption, columns, [Row(*row) for row in zip(rows, marked, strict=True)], wordy)]
+
+
+def _length(evaluated: Evaluated) -> str:
+    length, probe = evaluated.scorers.get("length_only"), evaluated.probe
+    if length is None:
+        return "Not measured: length_only is not among the scorers that are compared (scorers.compare)."
+    text = (
+        "A model that sees nothing but the length of the answer has an AUROC of "
+        f"{with_bounds(length, 'auroc')}; the probe has {with_bounds(probe, 'auroc')}."
+    )
+    if not defined(length["auroc_difference_high"]):
+        return text
+    if length["auroc_difference_high"] < 0:
+        return f"{text} So the probe knows more than how long an answer is."
+    return f"{text} On these answers the probe is not shown to know more than how long an answer is: be careful."
+
+
+def _without_context(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = "A confidence that ranks answers as well without the retrieved context does not check them against it."
+    row = _of_probe(rows)
+    if row is None or not defined(row["auroc"]) or not defined(row["auroc_changed"]):
+        return f"{text} Of the served probe this is not defined on these answers."
+    found = f"Without it, the probe's AUROC goes from {figure(row['auroc'])} to {figure(row['auroc_changed'])}"
+    if row["auroc"] <= CHANCE:
+        return f"{text} {found}: it ranks no better than guessing in the first place."
+    if not defined(row["auroc_lost_low"]) or row["auroc_lost_low"] <= 0:
+        lost = bounds(row, "auroc_lost", "+.3f")
+        return f"{text} {found}; what it loses is {lost}: on these answers it is not shown to look at the context."
+    kept = max(0.0, row["auroc_changed"] - CHANCE) / (row["auroc"] - CHANCE)
+    return f"{text} {found}: {percent(kept, 0)} of its lead over guessing is left, the rest comes from the context."
+
+
+def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
+    text = "The answer to another question is wrong here, however well it is written."
+    row = _of_probe(rows)
+    if row is None or not defined(row["auroc_against_shuffled"]):
+        return f"{text} Of the served probe this is not defined on these answers."
+    found = f"The probe tells right answers from these with an AUROC of {figure(row['auroc_against_shuffled'])}"
+    if not defined(row["shown_changed"]):
+        return f"{text} {found}."
+    in_place = evaluated.at["display_rate"]
+    seen = (
+        f"it would show {percent(row['shown_changed'])} of them, and shows {percent(in_place)} of the answers in place"
+    )
+    if defined(in_place) and row["shown_changed"] >= in_place:
+        return f"{text} {found}; {seen}: it does not see that they answer another question."
+    return f"{text} {found}; {seen}."
+
+
+def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = "What to expect of a product that is new: the probe is trained again without each product and judged on it."
+    judged = [row for row in rows if defined(row.get("auroc")) and defined(row.get("auroc_trained_on_all"))]
+    if not judged:
+        return f"{text} No product has enough answers to be judged."
+    lost = {row["product"]: row["auroc_trained_on_all"] - row["auroc"] for row in judged}
+    clearly = [row["product"] for row in judged if defined(row["lost_low"]) and row["lost_low"] > 0]
+    mean = sum(lost.values()) / len(lost)
+    moved = "loses" if mean >= 0 else "gains"
+    parts = [
+        f"On {count(len(judged), 'product')} with enough answers, it {moved} {figure(abs(mean))} AUROC on average;"
+    ]
+    parts.append(
+        f"clearly (the whole interval of the loss) on {listed(clearly)}." if clearly else "on none is that clear."
+    )
+    return " ".join([text, *parts])
+
+
+def _product(row: Mapping[str, Any]) -> list[str | Cell]:
+    return [
+        row["product"],
+        f"{row['rows']:,}",
+        bounded(row, "auroc"),
+        figure(row.get("auroc_trained_on_all")),
+        bounded(row, "lost", "+.3f"),
+        row["note"],
+    ]
+
+
+def _of_probe(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return next((row for row in rows if row["scorer"] == SERVED), None)

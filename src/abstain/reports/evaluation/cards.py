@@ -1,0 +1,134 @@
+"""What is served and what it was made of: the model card and the data card; and what the figures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from abstain.config.params import ProbeParams
+from abstain.reports.evaluation.document import Block, Paragraph, Points, Row, Section, Strong, Table
+from abstain.reports.evaluation.evaluated import SERVED, Evaluated
+from abstain.reports.evaluation.words import count, figure, listed, percent, share
+
+
+def model_card(evaluated: Evaluated) -> Section:
+    served, threshold = evaluated.served, evaluated.threshold
+    train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
+    limit = "right, of the shown, at least" if evaluated.is_precision else "shown and wrong, of all, at most"
+    promise = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
+    rows = {
+        "base model": served["model"],
+        "listens to": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
+        "prompt layout": served["layout"],
+        "probe": _architecture(served["architecture"], evaluated.params),
+        "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
+        "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
+        "threshold": figure(evaluated.at["threshold"], ".6f"),
+        "promise": promise if threshold["promised"] else f"none ({promise}: asked for)",
+        "forward tokens": figure(evaluated.evaluation["forward_tokens"].get(SERVED), ",.0f") + " for one answer",
+        "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
+        "not for": "answers of another base model, another prompt layout, or another language than it was trained on",
+    }
+    table = Table(
+        "The served probe", ("what", "value"), [Row((what, value)) for what, value in rows.items()], ("value",)
+    )
+    return Section("model-card", "Model card", [table])
+
+
+def data_card(evaluated: Evaluated) -> Section:
+    dataset = evaluated.dataset
+    labels = listed([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
+    blocks: list[Block] = [_splits(dataset["splits"]), Paragraph([f"Labels: {labels}. {_rules()}"]), *_thumbs(dataset)]
+    blocks.append(Paragraph([_weights(evaluated.holdout)]))
+    return Section("data-card", "Data card", blocks)
+
+
+def glossary() -> Section:
+    return Section(
+        "glossary",
+        "How to read the figures",
+        [Points([[Strong(f"{what}:"), f" {says}"] for what, says in WORDS.items()])],
+    )
+
+
+WORDS = {
+    "AUROC": "how often a right answer has a higher confidence than a wrong one; 0.5 is guessing, 1 is perfect.",
+    "AUPRC": "precision averaged over all thresholds; guessing has the share of right answers.",
+    "Precision": "the share of right answers among those shown. Recall: the share of the right answers that is shown.",
+    "Brier": "the mean squared error of a probability; 0 is perfect.",
+    "ECE": "by how much a probability is off, on average over ten classes of it. Of fewer answers it comes out higher, "
+    "so its interval, which is of draws, may lie above it.",
+    "AURC": "the share of errors among the shown, averaged over all thresholds; lower is better.",
+    "Errors caught at 15 % masked": "the share of all wrong answers among the least confident 15 % of answers.",
+    "95 % interval": "where a figure lies in 95 % of draws of the hold-out's groups; answers of a group stay together.",
+    "Not defined": "the answers at hand do not give that figure, as an AUROC where all are right. It is not 0.",
+}
+
+
+def _architecture(name: str, params: ProbeParams) -> str:
+    """One of the zoo, with what of `params` makes it what it is."""
+    lstm = f"LSTM({params.hidden})"
+    huber = f"cross-entropy + {params.huber_lambda:g} x Huber (delta {params.huber_delta:g})"
+    kinds = {
+        "linear": "logistic regression on the mean and the last state",
+        "lstm": f"{lstm}, {huber}",
+        "lstm_no_huber": f"{lstm}, cross-entropy alone",
+        "attention": f"attention pooling with {params.heads} heads, {huber}",
+        "pca": f"{lstm} on {params.components} principal components, {huber}",
+    }
+    return (
+        f"{name}: {kinds[name]}; dropout {params.dropout:g}, seed {params.seed}"
+        if name != "linear"
+        else f"{name}: {kinds[name]}"
+    )
+
+
+def _splits(splits: list[Mapping[str, Any]]) -> Table:
+    rows = [
+        Row(
+            (row["split"], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["right"]), f"{row['by experts']:,}")
+        )
+        for row in splits
+    ]
+    return Table("Labelled answers by split", ("split", "answers", "groups", "right", "by experts"), rows)
+
+
+def _rules() -> str:
+    return (
+        "A label is the expert's where there is one, else the thumb's; only experts' labels are tested on. No group "
+        "stands in two splits."
+    )
+
+
+def _thumbs(dataset: Mapping[str, Any]) -> list[Block]:
+    """How far thumbs can be trusted, and what experts disagree about."""
+    thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
+    disagreeing = len(conflicts["answers"]) + conflicts["more"]
+    blocks: list[Block] = [Paragraph([f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']})."])]
+    rows = [
+        Row((row["thumb"], f"{row['right']:,}", f"{row['wrong']:,}", _share(row["experts_agree"])))
+        for row in thumbs.get("agreement", ())
+    ]
+    if rows:
+        columns = ("thumb", "right", "wrong", "experts agree (95 %)")
+        blocks.append(Table("Thumbs against experts, on the same answers", columns, rows))
+    text = (
+        f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs say the opposite "
+        f"of the experts on {conflicts['thumbs_against_experts']:,}."
+    )
+    return [*blocks, Paragraph([text])]
+
+
+def _share(rate: Mapping[str, float]) -> str:
+    return f"{percent(rate['value'])} ({percent(rate['low'])} to {percent(rate['high'])})"
+
+
+def _weights(holdout: Mapping[str, Any]) -> str:
+    text = f"The hold-out has {count(holdout['rows'], 'answer')}, judged by: {holdout['label_source']}."
+    if not holdout["drawn_unevenly"]:
+        return f"{text} All of them were equally likely to be reviewed."
+    return (
+        f"{text} {holdout['drawn_unevenly']:,} of these had a higher chance of being reviewed than others, and count "
+        "less by as much: every figure here is weighted by 1 / inclusion probability. Together they say as much as "
+        f"{holdout['effective_rows']:.0f} equally weighted ones."
+    )

@@ -1,0 +1,77 @@
+"""Which probe of the zoo is served and why, what fusion listens to, and whether the Yes-score's variants agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from abstain.reports.evaluation.document import Block, Paragraph, Row, Subheading, Table
+from abstain.reports.evaluation.evaluated import Evaluated
+from abstain.reports.evaluation.words import defined, figure
+
+
+def chosen(evaluated: Evaluated) -> list[Block]:
+    """The zoo, out of fold."""
+    served, found = evaluated.served, evaluated.served["out_of_fold"]
+    asked = "the best of them is asked for" if served["asked_for"] == "best" else f"{served['asked_for']} is asked for"
+    text = (
+        "Probes are compared on training answers that experts judged, each scored by a probe that saw no answer of "
+        f"its group (out of fold), so that the hold-out chooses nothing; {asked} (probe.serve)."
+    )
+    order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
+    rows = [
+        Row(
+            (name, figure(found[name]), "served" if name == served["architecture"] else ""),
+            name == served["architecture"],
+        )
+        for name in order
+    ]
+    table = Table("Probes by AUROC out of fold", ("probe", "AUROC out of fold", ""), rows, wordy=("",))
+    return [Subheading("Which probe is served"), Paragraph([text]), table]
+
+
+def fused(fusion: Mapping[str, Any] | None) -> list[Block]:
+    if not fusion or not fusion["coefficients"]:
+        return []
+    coefficients, missing = fusion["coefficients"], fusion["missing"]
+    order = sorted(coefficients, key=lambda name: (-coefficients[name], name))
+    rows = [
+        Row(
+            (
+                name,
+                figure(coefficients[name], ".3f"),
+                figure(math.exp(coefficients[name]), ".2f"),
+                figure(missing[name], "+.3f") if missing[name] else "",
+            )
+        )
+        for name in order
+    ]
+    text = (
+        "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
+        f"(C = {figure(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
+        "coefficient of 0: the others say as much, it says nothing, or it would have counted the other way round. Odds "
+        "times: by what the odds of being right are multiplied for one unit more. If missing: what is added to the "
+        "log-odds where a score says nothing."
+    )
+    if not any(coefficients.values()):
+        text = f"Fusion hears nobody: no score tells right training answers from wrong ones. {text}"
+    table = Table(
+        "What fusion listens to, strongest first",
+        ("score", "coefficient", "odds times", "if missing"),
+        rows,
+    )
+    return [Subheading("What fusion listens to"), Paragraph([text]), table]
+
+
+def yes_scores(correlation: Mapping[str, Any]) -> list[Block]:
+    names = list(correlation["names"])
+    if len(names) < 2:
+        return []
+    rows = [
+        Row((name, *(figure(value, ".2f") for value in values)))
+        for name, values in zip(names, correlation["matrix"], strict=True)
+    ]
+    table = Table("Rank correlation (Spearman) of the Yes-score's variants", ("variant", *names), rows)
+    text = "1: both order the answers alike, so the cheaper one will do; 0: they have nothing in common."
+    return [Subheading("Whether the Yes-score's variants agree"), Paragraph([text]), table]

@@ -1,0 +1,88 @@
+"""What was measured, as the stages before wrote it: all that a report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from abstain.config.params import ProbeParams
+from abstain.reports.evaluation.words import count, defined
+
+SERVED = "probe"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """`metrics`, `evaluation` and `dataset` are the parsed JSON files of these names; null is what is not defined.
+
+    `tables`: what `plots.plot_tables` makes of the tables behind the plots.
+    """
+
+    params: ProbeParams
+    metrics: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+
+    @property
+    def holdout(self) -> Mapping[str, Any]:
+        return self.metrics["holdout"]  # type: ignore[no-any-return]
+
+    @property
+    def scorers(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.holdout["scorers"]  # type: ignore[no-any-return]
+
+    @property
+    def probe(self) -> Mapping[str, Any]:
+        """The leaderboard's row of the served probe."""
+        return self.scorers[SERVED]
+
+    @property
+    def at(self) -> Mapping[str, Any]:
+        """The hold-out at the served threshold."""
+        return self.holdout["at_threshold"]  # type: ignore[no-any-return]
+
+    @property
+    def served(self) -> Mapping[str, Any]:
+        return self.evaluation["served"]  # type: ignore[no-any-return]
+
+    @property
+    def threshold(self) -> Mapping[str, Any]:
+        return self.evaluation["threshold"]  # type: ignore[no-any-return]
+
+    @property
+    def metric(self) -> str:
+        """`precision` of the shown answers, or `error_rate`: the share of all answers that is shown and wrong."""
+        return str(self.threshold["metric"])
+
+    @property
+    def is_precision(self) -> bool:
+        return self.metric == "precision"
+
+    @property
+    def too_few(self) -> str:
+        """Where what is promised is measured on too few answers of the hold-out to be checked, how many; else ""."""
+        of_shown = self.at["shown"], self.at["shown_worth"], "shown answer"
+        of_all = self.holdout["rows"], self.holdout["effective_rows"], "answer"
+        rows, worth, what = of_shown if self.is_precision else of_all
+        least = self.evaluation["min_rows"]
+        if worth >= least:
+            return ""
+        evenly = "" if rows < least else f", worth {worth:.0f} drawn evenly,"
+        return f"the hold-out has {count(rows, what)}{evenly} where {least} are needed"
+
+
+def reached(metric: str, row: Mapping[str, Any]) -> float | None:
+    """What a row of figures at a threshold has of `metric`; an error rate of nothing shown is 0."""
+    precision, shown = row["precision"], row["display_rate"]
+    if metric == "precision" or not defined(shown):
+        return precision if metric == "precision" and defined(precision) else None
+    return float(shown * (1 - precision)) if defined(precision) else 0.0
+
+
+def is_kept(metric: str, target: float, value: float) -> bool:
+    """Whether `value` is as good as `target`, but for rounding."""
+    return value >= target - 1e-9 if metric == "precision" else value <= target + 1e-9

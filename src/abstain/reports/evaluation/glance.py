@@ -1,0 +1,77 @@
+"""The figures that are read first, and the threshold beside what else might be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from abstain.reports.evaluation.document import Row, Table, Tile
+from abstain.reports.evaluation.evaluated import Evaluated, reached
+from abstain.reports.evaluation.words import beside, bounds, defined, figure, percent, share
+
+
+def tiles(evaluated: Evaluated) -> list[Tile]:
+    """The figures that are read first."""
+    threshold, at, probe = evaluated.threshold, evaluated.at, evaluated.probe
+    is_precision, target = evaluated.is_precision, threshold["target"]
+    limit, of_what = ("≥", "of the shown answers right") if is_precision else ("≤", "of all answers shown and wrong")
+    aim = (
+        f"promised, with confidence {share(threshold['confidence'])}"
+        if threshold["promised"]
+        else "aimed at, not promised"
+    )
+    found = [
+        Tile(f"{limit} {share(target)}", of_what, aim),
+        Tile(beside(reached(evaluated.metric, at), target), of_what, f"measured on the hold-out{_interval(evaluated)}"),
+        Tile(percent(at["display_rate"]), "of the answers shown", f"confidence of {figure(at['threshold'])} or more"),
+        Tile(percent(evaluated.holdout["base_rate"]), "right if everything were shown", "on the hold-out"),
+        Tile(figure(probe["auroc"]), "AUROC of the served probe", f"95 % interval {bounds(probe, 'auroc')}"),
+    ]
+    if not threshold["promised"] and threshold["reviews_needed"]:
+        needed = f"{threshold['reviews_needed']:,}"
+        return [*found, Tile(needed, "reviews needed for the promise", f"{threshold['rows']:,} are there")]
+    caught = f"{figure(probe['caught_over_random'], '.1f')} times what random masking catches"
+    none = "equal confidences cannot be parted"
+    below = caught if defined(probe["caught_over_random"]) else none
+    return [*found, Tile(percent(probe["caught"]), "of the errors caught at 15 % masked", below)]
+
+
+def comparison(evaluated: Evaluated) -> Table:
+    """The served threshold beside the naive one and beside showing everything."""
+    threshold, holdout = evaluated.threshold, evaluated.holdout
+    everything = {"display_rate": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
+    rows = [Row(("everything shown", "none", "", "", *_gives(everything)))]
+    if threshold["promised"] and threshold["naive"]:
+        rows.append(_compared("naive: just good enough on validation", threshold["naive"], holdout["at_naive"]))
+    served = "served: promised" if threshold["promised"] else "served: naive, without a promise"
+    rows.append(_compared(served, threshold, evaluated.at, marked=True))
+    columns = (
+        "what is shown",
+        "threshold",
+        "validation: shown",
+        "validation: right of these",
+        "hold-out: shown",
+        "hold-out: right of these",
+        "hold-out: shown and wrong, of all",
+        "hold-out: right answers shown",
+    )
+    return Table("Each threshold on the answers that it was chosen on, and on the hold-out", columns, rows)
+
+
+def _interval(evaluated: Evaluated) -> str:
+    metric, at = evaluated.metric, evaluated.at
+    if evaluated.too_few:
+        return f": {evaluated.too_few}"
+    if at.get(f"{metric}_low") is None or at.get(f"{metric}_high") is None:
+        return ""
+    return f", 95 % interval {percent(at[f'{metric}_low'])} to {percent(at[f'{metric}_high'])}"
+
+
+def _gives(at: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    wrong = reached("error_rate", at)
+    return percent(at["display_rate"]), percent(at["precision"]), percent(wrong), percent(at["recall"])
+
+
+def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any], marked: bool = False) -> Row:
+    on_validation = percent(tuned["display_rate"]), percent(tuned["precision"])
+    return Row((name, figure(at["threshold"]), *on_validation, *_gives(at)), marked)

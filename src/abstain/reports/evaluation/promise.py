@@ -1,0 +1,132 @@
+"""The verdict: what was promised, whether the hold-out bears it out, and what else a decision needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from abstain.reports.evaluation.document import Line, State, Strong, Verdict
+from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
+from abstain.reports.evaluation.words import beside, count, defined, figure, percent, share
+
+
+def verdict(evaluated: Evaluated) -> Verdict:
+    """Whether the promise is kept on the hold-out, and what else a decision needs, a line each."""
+    state, headline = _judged(evaluated)
+    lines = [_promised(evaluated), _measured(evaluated), _naive(evaluated), _served(evaluated), _newest(evaluated)]
+    return Verdict(state, headline, [line for line in lines if line])
+
+
+def _judged(evaluated: Evaluated) -> tuple[State, str]:
+    threshold, target = evaluated.threshold, evaluated.threshold["target"]
+    value = reached(evaluated.metric, evaluated.at)
+    if evaluated.is_precision:
+        measured, limit = f"{beside(value, target)} of the shown answers are right", f"at least {share(target)}"
+    else:
+        measured, limit = f"{beside(value, target)} of all answers are shown and wrong", f"at most {share(target)}"
+    unknown = evaluated.too_few if value is not None else "nothing is shown on the hold-out"
+    if not threshold["promised"]:
+        found = unknown or f"on the hold-out {measured}, {limit} was asked for"
+        return "warned", f"No promise can be made: {found}"
+    if unknown or value is None:
+        what = "right" if evaluated.is_precision else "shown and wrong"
+        return "warned", f"The promise of {limit} {what} cannot be checked: {unknown}"
+    if is_kept(evaluated.metric, target, value):
+        return "passed", f"Promise kept on the hold-out: {measured}, {limit} was promised"
+    return "failed", f"Promise not kept on the hold-out: {measured}, {limit} was promised"
+
+
+def _promised(evaluated: Evaluated) -> Line:
+    threshold = evaluated.threshold
+    what = "of the shown answers are right" if evaluated.is_precision else "of all answers are shown and wrong"
+    limit = f"at {'least' if evaluated.is_precision else 'most'} {share(threshold['target'])} {what}"
+    if not threshold["promised"]:
+        return [
+            Strong("Asked for:"),
+            f" {limit}, with a confidence of {share(threshold['confidence'])}. "
+            f"It cannot be promised: {threshold['says']}.",
+        ]
+    rows, even = threshold["rows"], threshold["even_rows"]
+    worth = "" if even == rows else f", worth {even:,} drawn evenly"
+    tested = f"{count(rows, 'reviewed answer')} of the validation split{worth}, where {_shows(threshold)}"
+    return [
+        Strong("Promised:"),
+        f" {limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
+        f"{tested} (p = {figure(threshold['p_value'], '.2g')}).",
+    ]
+
+
+def _measured(evaluated: Evaluated) -> Line:
+    holdout, at = evaluated.holdout, evaluated.at
+    text = (
+        f"{_shows(at)}, on the {count(holdout['rows'], 'answer')} of the frozen hold-out, on which nothing was "
+        f"trained, calibrated or tuned. Were everything shown, {percent(holdout['base_rate'])} would be right."
+    )
+    return [Strong("Measured:"), " " + text + _shortfall(evaluated)]
+
+
+def _shortfall(evaluated: Evaluated) -> str:
+    """By how many answers the target is missed, and whether chance would do."""
+    threshold, at, metric = evaluated.threshold, evaluated.at, evaluated.metric
+    target, value = threshold["target"], reached(metric, at)
+    if value is None or is_kept(metric, target, value):
+        return ""
+    all_rows = evaluated.holdout["effective_rows"]
+    rows, of = (all_rows * at["display_rate"], "answers shown") if evaluated.is_precision else (all_rows, "answers")
+    missing = round(abs(target - value) * rows)
+    by = f"about {missing} of the {rows:.0f} {of}" if missing else "less than one answer"
+    low, high = at.get(f"{metric}_low"), at.get(f"{metric}_high")
+    if low is None or high is None:
+        return f" The target is missed by {by}."
+    within = low <= target <= high
+    told = "it may be chance" if within else "chance alone would hardly do that"
+    return f" The target is missed by {by}; the interval {'holds' if within else 'does not hold'} it: {told}."
+
+
+def _naive(evaluated: Evaluated) -> Line:
+    threshold, naive = evaluated.threshold, evaluated.threshold["naive"]
+    if not naive:
+        return [Strong("Naive threshold:"), " there is none, no threshold was good enough on validation."]
+    on_validation = f"good enough on validation ({_shows(naive)}), which promises nothing"
+    if not threshold["promised"]:
+        return [
+            Strong("Threshold served instead:"),
+            f" the naive one, {figure(naive['threshold'])}, just {on_validation}.",
+        ]
+    found = _shows(evaluated.holdout["at_naive"])
+    return [
+        Strong("Naive threshold, for comparison:"),
+        f" {figure(naive['threshold'])}, just {on_validation}: on the hold-out {found}.",
+    ]
+
+
+def _served(evaluated: Evaluated) -> Line:
+    served, out_of_fold = evaluated.served, evaluated.served["out_of_fold"]
+    own = out_of_fold.get(served["architecture"])
+    where = f"{served['architecture']} at layer {served['layer']} ({served['site']}) of {served['model']}"
+    best = max(out_of_fold, key=lambda name: (defined(out_of_fold[name]), out_of_fold[name] or 0.0), default=None)
+    if served["asked_for"] != "best":
+        why = f"because probe.serve asks for it; out of fold its AUROC is {figure(own)}"
+        if best not in (None, served["architecture"]):
+            why += f", {best}'s {figure(out_of_fold[best])}"
+    elif len(out_of_fold) > 1:
+        why = f"the best of {len(out_of_fold)} probes on training answers they had not seen (AUROC {figure(own)})"
+    else:
+        why = f"the only probe that was trained (AUROC out of fold {figure(own)})"
+    return [Strong("Probe served:"), f" {where}, {why}."]
+
+
+def _newest(evaluated: Evaluated) -> Line:
+    newest = evaluated.metrics["newest"]
+    if not newest["rows"]:
+        return [Strong("Newest window:"), " no reviewed answer yet, so nothing is known of what has changed since."]
+    answers = count(newest["rows"], "reviewed answer")
+    text = f"on {answers} asked after the hold-out was frozen, the AUROC is {figure(newest['auroc'])}"
+    return [Strong("Newest window:"), f" {text}, on the hold-out {figure(evaluated.probe['auroc'])}."]
+
+
+def _shows(row: Mapping[str, Any]) -> str:
+    """`50.3 % of the answers are shown, 78.5 % of them right`."""
+    if not row["display_rate"]:
+        return "nothing is shown"
+    return f"{percent(row['display_rate'])} of the answers are shown, {percent(row['precision'])} of them right"

@@ -1,0 +1,193 @@
+"""Every scorer side by side: which ranks answers best, how sure that is, what it costs; what fusing them listens to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from abstain.reports.evaluation.choice import chosen, fused, yes_scores
+from abstain.reports.evaluation.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Strong, Table
+from abstain.reports.evaluation.evaluated import SERVED, Evaluated
+from abstain.reports.evaluation.markdown import markdown_tables
+from abstain.reports.evaluation.words import bounded, bounds, count, defined, figure, listed, percent
+
+BY_CHANCE = 0.025
+"""How often the whole 95 % interval of a difference that is none lies above 0."""
+FIGURES = {"auprc": "AUPRC", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy", "f1": "F1", "aurc": "AURC"}
+
+
+def leaderboard_table(metrics: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    """The leaderboard as Markdown: `metrics` and `evaluation` are the parsed files of these names."""
+    return markdown_tables(_leaderboard(metrics["holdout"]["scorers"], evaluation))
+
+
+def ranked(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names, best AUROC first; where it is not defined, last."""
+    known = {name: row["auroc"] if defined(row["auroc"]) else -math.inf for name, row in scorers.items()}
+    return sorted(known, key=lambda name: (-known[name], name))
+
+
+def ranking_section(evaluated: Evaluated) -> Section:
+    blocks: list[Block] = [
+        Paragraph(_told(evaluated)),
+        Plots([_leaderboard_plot(evaluated), _roc_plot(evaluated)]),
+        *_leaderboard(evaluated.scorers, evaluated.evaluation),
+        Paragraph([_counted(evaluated)]),
+        *chosen(evaluated),
+        *fused(evaluated.evaluation["fusion"]),
+        *yes_scores(evaluated.evaluation["rank_correlation"]),
+    ]
+    return Section("leaderboard", "Which signal tells right from wrong best", blocks)
+
+
+def _told(evaluated: Evaluated) -> list[str]:
+    """The table in words: the best, what is clearly better or worse than the served probe."""
+    scorers = evaluated.scorers
+    names = [name for name in ranked(scorers) if defined(scorers[name]["auroc"])]
+    if not names:
+        return ["AUROC is not defined on this hold-out: its answers are all right, or all wrong."]
+    runs: list[str] = ["Best on the hold-out: ", Strong(f"{names[0]}, AUROC {figure(scorers[names[0]]['auroc'])}")]
+    if names[0] != SERVED and SERVED in names:
+        runs.append(f"; the served probe has {figure(evaluated.probe['auroc'])}")
+    runs.append(". ")
+    compared = {name: scorers[name] for name in names if defined(scorers[name]["auroc_difference_low"])}
+    better = [name for name, row in compared.items() if row["auroc_difference_low"] > 0]
+    worse = [name for name, row in compared.items() if row["auroc_difference_high"] < 0]
+    alike = len(compared) - len(better) - len(worse)
+    if compared:
+        runs.append(
+            f"Clearly better than the served probe (the whole interval of the difference): {listed(better) or 'none'}. "
+        )
+        runs.append(
+            f"Clearly worse: {len(worse)} of {len(compared)}; {alike} cannot be told from it on these answers. "
+        )
+        runs.append(
+            f"Of {len(compared)} that are as good as it, {BY_CHANCE * len(compared):.1f} would look clearly better by "
+            "chance. "
+        )
+    length = scorers.get("length_only")
+    if length is not None and defined(length["auroc"]):
+        runs.append(f"The answer's length alone has {figure(length['auroc'])}: a signal has to beat that.")
+    return runs
+
+
+def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[Table]:
+    names, tokens = ranked(scorers), evaluation["forward_tokens"]
+    first = (
+        "scorer",
+        "kind",
+        "AUROC",
+        "difference to the probe",
+        "chance that it is better",
+        "errors caught at 15 % masked",
+        "times random",
+        "forward tokens",
+        "unscored",
+    )
+    rows = []
+    for name in names:
+        row = scorers[name]
+        difference, chance = _difference(name, row)
+        rows.append(
+            Row(
+                (
+                    name,
+                    _kind(name, evaluation),
+                    bounded(row, "auroc"),
+                    difference,
+                    chance,
+                    percent(row["caught"]),
+                    bounded(row, "caught_over_random", ".2f"),
+                    figure(tokens.get(name), ",.0f"),
+                    f"{row['unscored']:,}",
+                ),
+                name == SERVED,
+            )
+        )
+    rows += [Row((name, f"skipped: {why}")) for name, why in sorted(evaluation["skipped"].items())]
+    every = [Row((name, *(bounded(scorers[name], metric) for metric in FIGURES)), name == SERVED) for name in names]
+    return [
+        Table("All scorers on the hold-out, best AUROC first, with 95 % intervals", first, rows, wordy=("kind",)),
+        Table(
+            "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation",
+            ("scorer", *FIGURES.values()),
+            every,
+        ),
+    ]
+
+
+def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
+    kind = str(evaluation["kinds"].get(name, ""))
+    return f"served: {evaluation['served']['architecture']}" if name == SERVED else kind
+
+
+def _difference(name: str, row: Mapping[str, Any]) -> tuple[Cell | str, str]:
+    if name == SERVED:
+        return "", ""
+    if not defined(row["auroc_difference"]):
+        return figure(None), figure(None)
+    difference = Cell(figure(row["auroc_difference"], "+.3f"), bounds(row, "auroc_difference", "+.3f"))
+    return difference, percent(row["chance_better"], 0)
+
+
+def _counted(evaluated: Evaluated) -> str:
+    """What was said by nobody: scores that are missing, replies that were neither yes nor no, scorers left out."""
+    rows = evaluated.holdout["rows"]
+    silent = [
+        f"{name} {evaluated.scorers[name]['unscored']:,}"
+        for name in ranked(evaluated.scorers)
+        if evaluated.scorers[name]["unscored"]
+    ]
+    improbable = evaluated.evaluation["improbable"]
+    neither = [f"{name} {number:,}" for name, number in sorted(improbable.items()) if number]
+    skipped = evaluated.evaluation["skipped"]
+    parts = [
+        f"Answers without a score, of {rows:,}, which count as withheld: {listed(silent) or 'none'}.",
+        *_replies(evaluated.evaluation["neither"]),
+        f"Answers for which neither Yes nor No was probable, which count as 0.5: {listed(neither) or 'none'}.",
+        f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
+        "Forward tokens: those of one answer that go through the whole base model, without those that perturb the "
+        "context for the regressors; what they take on a machine is told by `abstain latency`.",
+    ]
+    return " ".join(parts)
+
+
+def _replies(neither: Mapping[str, int] | None) -> list[str]:
+    if neither is None:
+        return []
+    return [
+        f"Replies to the Yes-score's question whose first word is neither yes nor no: {neither['neither']:,} of "
+        f"{neither['replies']:,}; they are scored by how probable the two words were there."
+    ]
+
+
+def _leaderboard_plot(evaluated: Evaluated) -> Plot:
+    scorers = evaluated.scorers
+    told = [f"{name} {figure(scorers[name]['auroc'])}" for name in ranked(scorers)]
+    return Plot(
+        "leaderboard",
+        "AUROC of every scorer",
+        f"AUROC on the hold-out, best first: {listed(told)}.",
+        "A line is the 95 % interval, when groups of answers are drawn again. 0.5 is what guessing has.",
+    )
+
+
+def _roc_plot(evaluated: Evaluated) -> Plot:
+    told = []
+    for name, curve in evaluated.tables["roc"].groupby("scorer", sort=False):
+        known = curve.dropna()
+        if len(known):
+            shown = np.interp(0.2, known["false_positive_rate"], known["true_positive_rate"])
+            told.append(f"{name} {percent(float(shown))}")
+    shows = (
+        f"Where 20 % of the wrong answers get through, of the right ones are shown by {listed(told)}." if told else ""
+    )
+    return Plot(
+        "roc",
+        "Right answers shown against wrong ones (ROC)",
+        shows or "Not defined: the answers are all right, or all wrong.",
+        "The nearer to the upper left corner, the better; the dotted line is guessing.",
+    )

@@ -1,0 +1,177 @@
+"""What every threshold gives (the paper's table 2), and what listening elsewhere would give (its table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.reports.evaluation.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Table
+from abstain.reports.evaluation.evaluated import SERVED, Evaluated
+from abstain.reports.evaluation.glance import comparison
+from abstain.reports.evaluation.ranking import ranked
+from abstain.reports.evaluation.words import bounded, bounds, count, defined, figure, listed, percent, share
+
+HALF = 0.5
+TUNED = ("threshold", "right of the shown", "right answers shown", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
+
+
+def threshold_section(evaluated: Evaluated) -> Section:
+    blocks: list[Block] = [
+        Paragraph(
+            [
+                "An answer is shown when the probe's confidence is at or above the threshold, and withheld otherwise. "
+                "A higher threshold shows fewer answers; of these, more are right."
+            ]
+        ),
+        comparison(evaluated),
+        Plots([_threshold_plot(evaluated), _risk_coverage_plot(evaluated)]),
+        threshold_table(evaluated.tables["threshold"]),
+        _scorers_table(evaluated),
+    ]
+    return Section("thresholds", "What a threshold shows, and what it withholds", blocks)
+
+
+def threshold_table(table: pd.DataFrame) -> Table:
+    """The rows of `threshold.csv`; the marked thresholds are said to be promised, or naive."""
+    has_rouge = _has_rouge(table)
+    columns = ["threshold", "mark", "right of the shown", "right answers shown", "shown", "withheld", "accuracy", "F1"]
+    if has_rouge:
+        columns += ["ROUGE-L shown", "ROUGE-L withheld"]
+    rows = []
+    for at in table.to_dict("records"):
+        rates = (percent(at[name]) for name in ("precision", "recall", "display_rate", "mask_rate", "accuracy"))
+        cells: list[str | Cell] = [figure(at["threshold"]), at["mark"], *rates, figure(at["f1"])]
+        if has_rouge:
+            cells += [_rouge(at, part) for part in ("displayed", "masked")]
+        rows.append(Row(cells, bool(at["mark"])))
+    caption = "Thresholds on the hold-out (the paper's table 2)"
+    if has_rouge:
+        caption += "; ROUGE-L is the likeness to the expert's ideal answer, where there is one"
+    return Table(caption, columns, rows, wordy=("mark",))
+
+
+def _scorers_table(evaluated: Evaluated) -> Table:
+    """What everybody would show at the threshold that validation asks for, best AUROC first."""
+    own = evaluated.evaluation["at_own_threshold"]
+    names = [name for name in ranked(evaluated.scorers) if name in own]
+    columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
+    return Table(
+        "Every scorer at a threshold of its own, just good enough on validation (naive: nothing is promised)",
+        columns,
+        [Row((name, *_tuned(own[name]))[: len(columns)], name == SERVED) for name in names],
+    )
+
+
+def _tuned(row: Mapping[str, Any]) -> list[str | Cell]:
+    if not defined(row.get("threshold")):  # out of reach on validation
+        return [row["note"]]
+    shares = (percent(row[name]) for name in ("precision", "recall", "mask_rate"))
+    return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("displayed", "masked"))]
+
+
+def ablation_section(evaluated: Evaluated) -> Section | None:
+    """Layers, sites and numbers of chunks; None where nothing was swept."""
+    swept = evaluated.evaluation["ablations"]
+    if not swept:
+        return None
+    caption = (
+        "Where the probe listens: layer, site, and how many of the best chunks are in the prompt (the paper's table 4)"
+    )
+    columns = (
+        "layer",
+        "site",
+        "chunks",
+        "AUROC out of fold",
+        "AUROC on the hold-out",
+        *TUNED,
+    )
+    table = Table(caption, columns, [_listening(row) for row in swept], wordy=("layer", "site", "chunks"))
+    return Section("ablations", "What listening elsewhere would give", [Paragraph(_compared(swept)), table])
+
+
+def _compared(swept: list[Mapping[str, Any]]) -> list[str]:
+    text = ["A probe of one architecture is trained for each place, and its threshold is set on validation alone. "]
+    known = [row for row in swept if defined(row["out_of_fold"])]
+    if not known:
+        return text
+    best = max(known, key=lambda row: row["out_of_fold"])
+    here = next((row for row in known if row["served"]), None)
+    found = f"Best out of fold: {_place(best)} with {figure(best['out_of_fold'])}"
+    if best["served"]:
+        return [*text, f"{found}, where the served probe listens."]
+    if here is None:
+        return [*text, f"{found}."]
+    text.append(f"{found}; the served probe listens at {_place(here)} with {figure(here['out_of_fold'])}. ")
+    own = here["auroc_low"], here["auroc_high"]
+    if defined(best["auroc"]) and all(defined(value) for value in own):
+        within = own[0] <= best["auroc"] <= own[1]
+        text.append(
+            f"On the hold-out that place has {figure(best['auroc'])}, "
+            + ("within" if within else "outside")
+            + f" the interval of the served one ({bounds(here, 'auroc')})."
+        )
+    return text
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    chunks = "" if row["chunks"] is None else f", {count(row['chunks'], 'chunk')}"
+    return f"layer {row['layer']}, {row['site']}{chunks}"
+
+
+def _listening(row: Mapping[str, Any]) -> Row:
+    layer = f"{row['layer']} (served)" if row["served"] else str(row["layer"])
+    cells: list[str | Cell] = [
+        layer,
+        row["site"],
+        "all" if row["chunks"] is None else str(row["chunks"]),
+        figure(row["out_of_fold"]),
+        bounded(row, "auroc"),
+    ]
+    return Row([*cells, *_tuned(row)], row["served"])
+
+
+def _has_rouge(table: pd.DataFrame) -> bool:
+    return any(defined(value) for value in table["rouge_displayed"])
+
+
+def _rouge(at: Mapping[Any, Any], part: str) -> Cell:
+    return Cell(figure(at[f"rouge_{part}"]), count(int(at[f"rouge_{part}_answers"]), "answer"))
+
+
+def _threshold_plot(evaluated: Evaluated) -> Plot:
+    table = evaluated.tables["threshold"]
+    told = [
+        f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['display_rate'])} of the answers are "
+        f"shown and {percent(row['precision'])} of these are right"
+        for row in table.to_dict("records")
+        if row["mark"]
+    ]
+    base = percent(evaluated.holdout["base_rate"])
+    return Plot(
+        "threshold",
+        "Precision and display rate",
+        f"With no threshold all answers are shown and {base} are right; {'; '.join(told)}.",
+        f"Vertical lines: the thresholds; horizontal: the {share(evaluated.threshold['target'])} aimed at.",
+    )
+
+
+def _risk_coverage_plot(evaluated: Evaluated) -> Plot:
+    told = []
+    for name, curve in evaluated.tables["risk_coverage"].groupby("scorer", sort=False):
+        known = curve.dropna().sort_values("coverage")
+        if len(known):
+            first = int(np.searchsorted(known["coverage"].to_numpy(), HALF))
+            at = known["risk"].iloc[min(first, len(known) - 1)]
+            told.append(f"{name} {percent(float(at))}")
+    base = evaluated.holdout["base_rate"]
+    everything = percent(1 - base) if defined(base) else figure(None)
+    shows = f"Where the most confident half is shown, of these are wrong: {listed(told)}. " if told else ""
+    return Plot(
+        "risk_coverage",
+        "Risk against coverage",
+        f"{shows}Where everything is shown, {everything} are wrong.",
+        "The lower a line, the better is what the scorer shows first.",
+    )

@@ -1,0 +1,136 @@
+"""Whether the probe's figures can be taken at their word: calibration, and the slices that an average may hide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from abstain.reports.evaluation.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Table
+from abstain.reports.evaluation.evaluated import Evaluated
+from abstain.reports.evaluation.words import bounded, bounds, defined, figure, listed, percent, share
+
+
+def calibration_section(evaluated: Evaluated) -> Section:
+    calibration = evaluated.evaluation["calibration"]
+    rows = [
+        Row(
+            (row["method"], *(bounded(row, name) for name in ("ece", "brier"))),
+            row["method"] == calibration["method"],
+        )
+        for row in calibration["by_method"]
+    ]
+    table = Table(
+        "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is",
+        ("method", "ECE", "Brier"),
+        rows,
+    )
+    blocks: list[Block] = [
+        Paragraph([_calibrated(calibration)]),
+        table,
+        Plots([_reliability_plot(evaluated), _reliability_by_product(evaluated), _confidence_plot(evaluated)]),
+    ]
+    return Section("calibration", "Whether a probability means what it says", blocks)
+
+
+def slice_section(evaluated: Evaluated) -> Section:
+    slices = evaluated.evaluation["slices"]
+    columns = ("by", "slice", "answers", "worth", "right", "AUROC", "ECE", "Brier", "shown", "right of the shown")
+    caption = "The served probe by slice of the hold-out; worth: as many equally weighted answers say as much"
+    table = Table(caption, columns, [_slice(row) for row in slices], wordy=("by", "slice", "right of the shown"))
+    return Section("slices", "Where it is weaker", [Paragraph([_weakest(evaluated, slices)]), table])
+
+
+def _slice(row: Mapping[str, Any]) -> Row:
+    cells: list[str | Cell] = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["worth"], ",.0f")]
+    cells.append(percent(row["base_rate"]))
+    if not any(defined(row[name]) for name in ("auroc", "ece", "precision")):
+        return Row([*cells, row["note"]])
+    cells += [bounded(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
+    if defined(row["precision"]):
+        return Row([*cells, Cell(percent(row["precision"]), row["note"])])
+    return Row([*cells, row["note"] or figure(None)])
+
+
+def _calibrated(calibration: Mapping[str, Any]) -> str:
+    by_method = {row["method"]: row for row in calibration["by_method"]}
+    raw, own = by_method.get("none"), by_method.get(calibration["method"])
+    text = "ECE is by how much a probability is off, on average: 0.05 means 5 points."
+    if raw is None or own is None or not defined(raw["ece"]) or not defined(own["ece"]):
+        return text
+    if calibration["method"] == "none":
+        return f"{text} The confidence is served as it is: its ECE is {figure(raw['ece'])}."
+    return (
+        f"{text} The served probe's is {figure(raw['ece'])} as it is and {figure(own['ece'])} after "
+        f"{calibration['method'].replace('_', '-')} calibration ({bounds(own, 'ece')}). Calibration changes what a "
+        "confidence says, never which answers are shown first."
+    )
+
+
+def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
+    """How many slices are below the target, by name; a promise is about all answers and not about each slice."""
+    judged = [row for row in slices if defined(row["precision"])]
+    text = f"{len(judged)} of {len(slices)} slices have enough shown answers to be judged."
+    if not evaluated.is_precision or not judged:
+        return text
+    target = evaluated.threshold["target"]
+    below = sorted((row for row in judged if row["precision"] < target - 1e-9), key=lambda row: row["precision"])
+    if not below:
+        return f"{text} In all of them at least {share(target)} of the shown answers are right."
+    named = listed([f"{row['by']} {row['slice']} ({percent(row['precision'])})" for row in below])
+    return (
+        f"{text} Fewer than {share(target)} of the shown answers are right in {len(below)} of them, lowest first: "
+        f"{named}. What is promised is promised of all answers, not of each slice."
+    )
+
+
+def _reliability_plot(evaluated: Evaluated) -> Plot:
+    told = [text for text in (_gap(evaluated, kind) for kind in ("raw", "calibrated")) if text]
+    return Plot(
+        "reliability",
+        "Confidence against the share that is right",
+        f"Farthest from the diagonal: {'; '.join(told)}." if told else "Not defined: no answer has a confidence.",
+        "On the diagonal, a probability means what it says; the larger a point, the more answers it stands for.",
+    )
+
+
+def _reliability_by_product(evaluated: Evaluated) -> Plot:
+    table = evaluated.tables["reliability_by_product"]
+    shown = [str(name) for name in table["kind"].drop_duplicates()]
+    off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
+    told = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
+    return Plot(
+        "reliability_by_product",
+        "The same by product, calibrated",
+        f"ECE: {listed(told)}." if told else "No product has enough answers to be judged.",
+        "The products with most answers; a line below the diagonal promises too much.",
+    )
+
+
+def _gap(evaluated: Evaluated, kind: str) -> str:
+    """Where a probability is off by most, counting each bin by its answers."""
+    table = evaluated.tables["reliability"]
+    known = table[table["kind"] == kind].dropna()
+    if known.empty:
+        return ""
+    off: pd.Series = (known["confidence"] - known["accuracy"]).abs() * known["share"]
+    row = known.iloc[int(off.to_numpy().argmax())]
+    return (
+        f"{kind}, where {percent(row['confidence'], 0)} are said to be right, {percent(row['accuracy'], 0)} are "
+        f"({int(row['rows'])} answers)"
+    )
+
+
+def _confidence_plot(evaluated: Evaluated) -> Plot:
+    at, base = evaluated.at, evaluated.holdout["base_rate"]
+    wrong = None
+    if defined(at["precision"]) and defined(base) and base < 1:
+        wrong = at["display_rate"] * (1 - at["precision"]) / (1 - base)
+    return Plot(
+        "confidence",
+        "Confidence of right and wrong answers",
+        f"At or above the threshold {figure(at['threshold'])} lie {percent(at['recall'])} of the right answers and "
+        f"{percent(wrong)} of the wrong ones.",
+        "Bars upwards: right answers; downwards: wrong ones. What is left of the line is withheld.",
+    )

@@ -1,0 +1,80 @@
+"""Figures as text. What is not defined for the rows at hand (null in JSON, nan in a table) says so, never a number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from abstain.reports.evaluation.document import Cell
+
+NOT_DEFINED = "not defined"
+NO_INTERVAL = "no interval"
+
+# What XML has no character for, and what turns the direction of the text around it.
+UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
+
+SPACE = re.compile(r"\s+")
+
+
+def plain(text: str) -> str:
+    """What anybody typed, as one line: U+FFFD where there was something unprintable."""
+    return UNPRINTABLE.sub("\ufffd", SPACE.sub(" ", text))
+
+
+def defined(value: float | None) -> bool:
+    return value is not None and not pd.isna(value)
+
+
+def figure(value: float | None, form: str = ".3f") -> str:
+    """`value` in the format `form`, with a minus that is as wide as a plus."""
+    return format(value, form).replace("-", "−") if defined(value) else NOT_DEFINED
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share of 1 as percent: 0.785 is `78.5 %`."""
+    return f"{100 * value:.{digits}f} %" if value is not None and defined(value) else NOT_DEFINED
+
+
+def share(value: float) -> str:
+    """A share that somebody chose, with as many digits as it has: 0.85 is `85 %`."""
+    return f"{100 * value:g} %"
+
+
+def beside(value: float | None, target: float) -> str:
+    """`percent`, with as many digits as it takes to be told from `target`."""
+    if value is None or not defined(value) or abs(value - target) < 1e-9:
+        return percent(value)
+    digits = next((d for d in range(1, 6) if f"{100 * value:.{d}f}" != f"{100 * target:.{d}f}"), 6)
+    return percent(value, digits)
+
+
+def bounds(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+    """The 95 % interval of the figure `name` of a row: `0.768 to 0.861`."""
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if not defined(low) or not defined(high):
+        return NO_INTERVAL
+    return f"{figure(low, form)} to {figure(high, form)}"
+
+
+def bounded(row: Mapping[str, Any], name: str, form: str = ".3f") -> Cell | str:
+    """The figure `name` of a row, with its interval below it."""
+    return Cell(figure(row[name], form), bounds(row, name, form)) if defined(row.get(name)) else NOT_DEFINED
+
+
+def with_bounds(row: Mapping[str, Any], name: str) -> str:
+    """`0.810 (0.768 to 0.861)`."""
+    value = row.get(name)
+    return f"{figure(value)} ({bounds(row, name)})" if defined(value) else NOT_DEFINED
+
+
+def count(number: int, noun: str) -> str:
+    """`1 answer`, `1,200 answers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)

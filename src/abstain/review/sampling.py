@@ -1,0 +1,170 @@
+"""Which answers an expert should look at: part at random with a known probability, part where it teaches most. Pure.
+
+Four decisions:
+
+* Rows taken because the probe is unsure of them, or because nothing like them was trained on, are taken with certainty:
+  inclusion probability 1. The rest is stratified by (product, line of business, thumb), and of the N rows that remain
+  in a stratum n are drawn at random: n / N. Every row of the window thus has a known, positive probability, and weights
+  of 1 / probability give figures of the whole window (Horvitz-Thompson).
+* The draw is by permanent random numbers (Ohlsson's sequential sampling): u = hash(seed, interaction), and the n
+  smallest of a stratum are drawn. A larger sample of the same window extends a smaller one, and that of a later window
+  keeps what was reviewed of the overlap: those rows count as drawn, and are not asked for again.
+* Nothing but the draw may look at u, or at what was reviewed because of it: rows taken with certainty are chosen among
+  all rows that were not reviewed with certainty before, drawn ones included. What was reviewed by other means stands
+  for itself.
+* Equal proportions (Huntington-Hill) decide how many a stratum gives: at least one each, else in proportion to its
+  size. It is the exact integer optimum where strata vary alike (Wright 2012), so that weights are as equal as can be,
+  and a larger total never takes a row away from a stratum.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from abstain.core.errors import AbstainError
+from abstain.data.store.splits import uniform
+
+Why = Literal["random", "uncertain", "drift"]
+
+STRATA = ("product", "line_of_business", "thumb")
+COARSER: tuple[tuple[str, ...], ...] = (STRATA, ("product", "thumb"), ("thumb",), ())
+"""What rows are stratified by; the first that has no more strata than rows are to be drawn."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """A sample and how it was made.
+
+    `rows`, by `interaction_id`, in an order of which any beginning is a fair part of the whole: why, drawn (n) and of
+    (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `beyond` rows had to
+    be added to the size asked for, because they, or rows behind them, were drawn and reviewed before.
+    """
+
+    rows: pd.DataFrame
+    strata: tuple[str, ...]
+    beyond: int
+
+
+def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, threshold: float | None = None) -> Design:
+    """A sample of `size` rows of `frame`, those included that were sampled and reviewed before.
+
+    Args:
+        frame: one row an interaction, by `interaction_id`, with the columns of `Window.frame` and, where there is a
+            promoted probe, `confidence` and `drift` (larger: less like the training data), nan where not known.
+        random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
+        threshold: the promoted probe's; None without one, and then every row is drawn at random.
+
+    Raises `AbstainError` for a size or share that cannot be.
+    """
+    if size < 1 or not 0 < random_share <= 1:
+        raise AbstainError("a sample needs -n of at least 1 and a --random-share above 0 and at most 1")
+    certainly = size - max(1, round(size * random_share))
+    certain = _certain(frame, certainly, threshold)
+    counted = min(int(_were_certain(frame).sum()), certainly)
+    rest = frame[_open(frame) & ~frame.index.isin(certain.index)]
+    drawn, strata, beyond = _draw(rest, size - counted - len(certain), seed)
+    rows = pd.concat([certain, drawn])
+    rows["reviewed"] = frame.loc[rows.index, "reviewed"]
+    rows["probability"] = rows["drawn"] / rows["of"]
+    u = _permanent(rows.index, seed)
+    rank = pd.Series(u, rows.index)[certain.index].rank()
+    rows.loc[certain.index, "turn"] = (rank - 0.5) / max(len(rank), 1)
+    order = np.lexsort((u, rows["turn"].to_numpy(float)))
+    return Design(rows.drop(columns="turn").iloc[order], strata, beyond)
+
+
+def allocate(total: int, sizes: Sequence[int]) -> list[int]:
+    """How many of `total` rows each stratum of `sizes` (all positive) gives, by equal proportions.
+
+    At least one each, never more than there are, and all rows where `total` is as large. ValueError where `total` is
+    less than one each.
+    """
+    if total < len(sizes):
+        raise ValueError(f"{total} rows cannot come from {len(sizes)} strata")
+    given = [1] * len(sizes)
+    queue = [(-size / math.sqrt(2), at) for at, size in enumerate(sizes) if size > 1]
+    heapq.heapify(queue)
+    for _ in range(min(total, sum(sizes)) - len(sizes)):
+        _, at = heapq.heappop(queue)
+        given[at] += 1
+        if given[at] < sizes[at]:
+            heapq.heappush(queue, (-sizes[at] / math.sqrt(given[at] * (given[at] + 1)), at))
+    return given
+
+
+def _certain(frame: pd.DataFrame, size: int, threshold: float | None) -> pd.DataFrame:
+    """Rows to take with certainty besides those that were so before: half the least sure, half the most drifted."""
+    taken: dict[str, Why] = {}
+    if threshold is not None:
+        free = frame[_open(frame)]
+        size -= int(_were_certain(frame).sum())
+        unsure = (free["confidence"] - threshold).abs().dropna().sort_values(kind="stable").index
+        drifted = free["drift"].dropna().sort_values(ascending=False, kind="stable").index
+        taken |= dict.fromkeys(unsure[: max(0, math.ceil(size / 2))], "uncertain")
+        for key in drifted:
+            if len(taken) >= size:
+                break
+            taken.setdefault(key, "drift")
+        for key in unsure:
+            if len(taken) >= size:
+                break
+            taken.setdefault(key, "uncertain")
+    return _rows(pd.Index(list(taken)), list(taken.values()), 1, 1, 0.0)
+
+
+def _open(frame: pd.DataFrame) -> pd.Series:
+    """Rows that may be drawn: not reviewed yet, or drawn and reviewed before."""
+    return ~frame["reviewed"] | (frame["queued"] & (frame["recorded_probability"] < 1))
+
+
+def _were_certain(frame: pd.DataFrame) -> pd.Series:
+    return frame["queued"] & (frame["recorded_probability"] == 1)
+
+
+def _draw(rest: pd.DataFrame, size: int, seed: int) -> tuple[pd.DataFrame, tuple[str, ...], int]:
+    """At least `size` rows of `rest` by permanent random numbers; by what they are stratified; how many more."""
+    if rest.empty or size < 1:
+        return _rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0
+    strata, stratum = next((by, codes) for by, codes in _stratified(rest) if codes.max() < size)
+    order = np.lexsort((_permanent(rest.index, seed), stratum))
+    stratum, reviewed = stratum[order], rest["reviewed"].to_numpy(bool)[order]
+    sizes = np.bincount(stratum)
+    place = np.arange(len(rest)) - (np.cumsum(sizes) - sizes)[stratum]
+    given = np.array(allocate(size, sizes.tolist()))
+    count = given.copy()
+    np.maximum.at(count, stratum[reviewed], place[reviewed] + 1)
+    chosen = place < count[stratum]
+    drawn, of = count[stratum[chosen]], sizes[stratum[chosen]]
+    turn = (place[chosen] + 0.5) / drawn
+    rows = _rows(rest.index[order[chosen]], ["random"] * len(turn), drawn, of, turn)
+    return rows, strata, int((count - given).sum())
+
+
+def _stratified(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """What `rows` may be stratified by, and the number of each row's stratum: from fine to coarse."""
+    for by in COARSER:
+        codes = rows.groupby(list(by), observed=True, dropna=False).ngroup() if by else pd.Series(0, rows.index)
+        yield by, codes.to_numpy(np.int64)
+
+
+def _rows(
+    ids: pd.Index,
+    why: Sequence[Why],
+    drawn: int | np.ndarray,
+    of: int | np.ndarray,
+    turn: float | np.ndarray,
+) -> pd.DataFrame:
+    columns = {"why": pd.array(list(why), dtype="object"), "drawn": drawn, "of": of, "turn": turn}
+    return pd.DataFrame(columns, index=ids.astype("string").rename("interaction_id"))
+
+
+def _permanent(ids: pd.Index, seed: int) -> np.ndarray:
+    """One number in [0, 1) a row, for ever: salted, so that it says nothing about the split that a row falls into."""
+    return np.array([uniform(seed, f"review queue/{key}") for key in ids], dtype=float)

@@ -1,1 +1,0 @@
-"""Everything that gives a confidence, declared in one form and judged side by side."""

@@ -1,0 +1,77 @@
+"""The promoted probe's confidence of many answers at once, without reading them all: what is cached first.
+
+Features that the cache has cost nothing. Of the answers that it lacks, a bounded number is read by the base model, and
+kept in the cache for the day that they are labelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from torch import Tensor
+
+from abstain.core.contracts import Interaction
+from abstain.data.store.key_index import batched
+from abstain.llm.features.compute import Progress
+from abstain.serving.predictor import Released
+
+AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Confidences by interaction, of those that have one: `cached` of them at no cost, `read` by the base model now.
+
+    `left` answers were neither.
+    """
+
+    confidences: dict[str, float]
+    cached: int
+    read: int
+    left: int
+
+
+def score_backlog(
+    scorer: Released,
+    interactions: Callable[[], Iterable[Interaction]],
+    at_most: int,
+    rank: Callable[[str], float],
+    apart: Collection[str] = (),
+    progress: Progress = lambda done, total: None,
+) -> Backlog:
+    """Score what is cached of `interactions`, and the `at_most` others with the smallest `rank` of their id.
+
+    Those called `apart` are among the others even where they are cached. Whoever draws by chance what becomes cached
+    names them: else what was drawn would have a better chance to be scored than its like.
+
+    `interactions` gives them anew each time it is called, twice. In memory are `AT_ONCE` of them, the keys of all, and
+    those that are to be read. What the base model cannot read has no confidence.
+    """
+    keys = dict(_keys(scorer, interactions()))
+    order: list[str] = []
+
+    def cached_states() -> Iterator[Tensor]:
+        for key, row in scorer.source.rows.cache(scorer.source.ask).read(keys.values()):
+            order.append(key)
+            yield row.float()
+
+    scores = scorer.probe.confidence(cached_states())  # which fills `order`
+    by_key = dict(zip(order, map(float, scores), strict=True))
+    known = {name: by_key[key] for name, key in keys.items() if key in by_key and name not in apart}
+    lacking = [name for name in keys if name not in known]
+    chosen = set(nsmallest(at_most, lacking, key=rank))
+    asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
+    scorer.source.fill(asked, progress)
+    read = {asked[at].interaction_id: row.float() for at, row in scorer.source.read(asked)}
+    found = dict(zip(read, map(float, scorer.probe.confidence(read.values())), strict=True))
+    return Backlog(known | found, len(known), len(found), len(lacking) - len(found))
+
+
+def _keys(scorer: Released, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
+    """(interaction_id, key of its features) of every answer that the base model can read."""
+    for some in batched(interactions, AT_ONCE):
+        for row, key in zip(some, scorer.source.keys(some), strict=True):
+            if key:
+                yield row.interaction_id, key

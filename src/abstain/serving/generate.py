@@ -1,0 +1,90 @@
+"""Answer and decide in one reading: the base model answers, and the probe judges the states it had while it did.
+
+An answer's states are captured token by token (llm/decode.py). They are those of a second pass over the finished
+answer, unless its text is split into other tokens than it was written in: then that pass is made after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from abstain.core.contracts import Question
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.prompts import Pass
+from abstain.llm.engine.requests import Generate, Request, States
+from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.features.extraction import Prepared, Refused
+from abstain.serving.predictor import Released, Verdict
+
+EMPTY = "the base model gave no answer"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, and what to do with it."""
+
+    answer: str
+    verdict: Verdict
+
+
+def room_for(scorer: Released, ask: Generate) -> str:
+    """Why no question fits the base model's window together with the answer that `ask` wants; empty where one may."""
+    shortest = scorer.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
+    return shortest.reason if isinstance(shortest, Refused) else ""
+
+
+def answer(
+    scorer: Released, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
+) -> list[Answered]:
+    """Answer `questions` as `ask` says, and decide about each answer, in order.
+
+    A question that does not fit the window, or is answered by nothing, is abstained from with the reason. One without
+    any context is not answered, and the decision is `unavailable`, unless `no_context` says that it is meant. Raises
+    `AbstainError` for states that are not finite, naming the row.
+    """
+    source, engine = scorer.source, scorer.source.engine()
+    assert isinstance(source.ask, States)  # what a probe listens to
+    asked = replace(ask, samples=1, states=source.ask)
+    prepared = [source.prepare_question(question, asked) for question in questions]
+    lacking = set() if no_context else {at for at, one in enumerate(questions) if scorer.lacks_context(one)}
+    requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in lacking}
+    found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
+    answered = {at: one for at, one in found.items() if one.text}
+    states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
+    again = {
+        str(at): Request(source.continued(requests[str(at)].pass_, one.text), source.ask, requests[str(at)].name)
+        for at, one in answered.items()
+        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
+    }
+    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
+    confidences = dict(zip(states, scorer.probe.confidence([row.float() for row in states.values()]), strict=True))
+    results: list[Answered] = []
+    for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
+        key = question.interaction_id
+        if at in lacking:
+            results.append(Answered("", scorer.unavailable(question)))
+        elif isinstance(p, Refused):
+            results.append(Answered("", scorer.refuse(key, p.reason)))
+        elif at not in confidences:
+            results.append(Answered("", scorer.refuse(key, EMPTY)))
+        else:
+            results.append(Answered(found[at].text, scorer.decide(key, float(confidences[at]))))
+    return results
+
+
+def _is_written_as_read(tokenizer: Any, text: Pass, one: Generated) -> bool:
+    """Whether reading `text`, the answer's segment, gives the tokens that it was written in."""
+    return tuple(encode_pass(tokenizer, text).ids) == one.tokens
+
+
+def _states(one: Generated, request: Request) -> Tensor:
+    assert one.states is not None
+    if not torch.isfinite(one.states).all():
+        raise AbstainError(f"{request.name}: the base model's states are not finite; try ABSTAIN_DTYPE=float32")
+    return one.states

@@ -1,0 +1,126 @@
+"""How long one answer takes each scorer: what the leaderboard cannot say, because a time differs from run to run.
+
+Three decisions:
+
+* An answer comes alone, as a service has it, and the feature cache is left out: everything that it needs is computed,
+  and nothing is shared with another answer.
+* What is timed are the models. What a scorer makes of their results takes microseconds, and a served probe a fraction
+  of a millisecond (probe_latency.py).
+* One scorer after the other, the first answer once more than the others, so that no model is loaded in a timed run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from abstain.config.params import Params
+from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY
+from abstain.llm.features.compute import Progress, RowSource
+from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.compute_features import Asked, readings_of, requests_of
+from abstain.llm.signals.context_conditions import Conditions
+from abstain.llm.signals.feature_plan import Listening, served, swept, wants_regressors
+from abstain.llm.signals.registry import compared
+
+Run = Callable[[Interaction], object]
+TELLING = 100
+"""Of fewer times, the 99th percentile is the longest of them."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds that answers took, one by one."""
+
+    times: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.times))
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile; of fewer than `TELLING` times, the longest."""
+        return float(np.quantile(self.times, 0.99) if len(self.times) >= TELLING else max(self.times))
+
+
+def latencies(
+    params: Params, settings: Settings, rows: Sequence[Interaction], progress: Progress = lambda done, total: None
+) -> dict[str, Latency]:
+    """What each of `rows` takes, by what is timed:
+
+    the served probe and every other place where it might listen; each scorer of `scorers.compare`; `perturbation` of
+    the context and `regressors`, which read it afterwards; and what all of them need together, `fusion`, the
+    perturbation left out. Rows that do not fit the base model's window are not timed; raises `AbstainError` where there
+    are no others.
+    """
+    source = FeatureSource(params.llm, settings)
+    rows = [row for row in rows if isinstance(source.prepare(row), Prepared)]
+    if not rows:
+        raise AbstainError("there is no answer to time that fits the base model's window: `abstain ingest` some first")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = _runs(params, settings.model_copy(update={"features_url": folder}), rows)
+        took = {}
+        for at, (name, run) in enumerate(runs.items()):
+            progress(at, len(runs))
+            took[name] = Latency(tuple([_milliseconds(run, row) for row in (rows[0], *rows)][1:]))
+        progress(len(runs), len(runs))
+        return took
+
+
+def _milliseconds(run: Run, row: Interaction) -> float:
+    start = time.perf_counter()
+    run(row)
+    return 1000 * (time.perf_counter() - start)
+
+
+def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
+    base = RowSource(params.llm.model, settings)
+
+    def asking(asked: Callable[[Interaction], Sequence[Asked]]) -> Run:
+        return lambda row: base.run(requests_of(params.llm, settings, asked(row)))
+
+    def scoring(scorer: Scorer) -> Run:
+        """Of a scorer with a model of its own: it keeps what that says in the cache, which is made empty."""
+
+        def run(row: Interaction) -> None:
+            shutil.rmtree(settings.features, ignore_errors=True)
+            scorer.score(Answers([row], {}))
+
+        return run
+
+    scorers = [one for one in compared(params, settings).scorers if one.name != LENGTH_ONLY]
+    own = (served(params).reading, *readings_of(scorers))
+    runs = {_name(place): asking(_of((place.reading,))) for place in (served(params), *swept(params))}
+    runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
+    everybody = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
+    if wants_regressors(params):
+        conditions = Conditions(params.llm, params.perturbation, settings)
+        copies = zip(*conditions.perturber.perturb(rows), strict=True)
+        changed = {row.interaction_id: [[one] for one in of] for row, of in zip(rows, copies, strict=True)}
+
+        def under_conditions(row: Interaction) -> list[Asked]:
+            return conditions.asked([row], changed[row.interaction_id])
+
+        runs |= {"perturbation": lambda row: conditions.perturber.run([row]), "regressors": asking(under_conditions)}
+        everybody[0] = asking(lambda row: [([row], own), *under_conditions(row)])
+    return runs | {FUSION: lambda row: [run(row) for run in everybody]}
+
+
+def _of(readings: Sequence[Reading]) -> Callable[[Interaction], Sequence[Asked]]:
+    return lambda row: [([row], readings)]
+
+
+def _name(place: Listening) -> str:
+    chunks = {None: "all chunks", 1: "best chunk"}.get(place.chunks, f"best {place.chunks} chunks")
+    return f"probe: layer {place.layer}, {place.site}, {chunks}"

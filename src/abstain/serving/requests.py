@@ -1,0 +1,88 @@
+"""What may be asked of a service: rows of a JSON Lines file, or the texts of the command line's flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question
+from abstain.core.errors import AbstainError
+from abstain.core.json_lines import no_lines, one_line, repeated_keys
+
+Asked = TypeVar("Asked", Question, ImportedInteraction)
+
+
+def read_interactions(file: Path) -> list[Interaction]:
+    """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is not looked at.
+
+    Raises `AbstainError` naming file, line and field of the first row that is not one or has a key twice, and for JSON
+    that is no JSON Lines.
+    """
+    return [row.split()[0] for row in _read(file, ImportedInteraction)]
+
+
+def read_questions(file: Path) -> list[Question]:
+    """The questions of a JSON Lines file (`-`: standard input). Raises `AbstainError` as `read_interactions` does."""
+    return _read(file, Question)
+
+
+def question_from_flags(question: str, contexts: list[str]) -> Question:
+    """One question from its texts. Raises `AbstainError` for an empty one."""
+    with _named_by_field():
+        return Question(interaction_id="command-line", question=question, contexts=_contexts(contexts))
+
+
+def _read(file: Path, kind: type[Asked]) -> list[Asked]:
+    try:
+        lines = (sys.stdin if str(file) == "-" else file.open(encoding="utf-8")).read().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AbstainError(f"{file} cannot be read ({error}): give a JSON Lines file, as in docs/data.md") from None
+    rows: list[Asked] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            if not rows and (other := no_lines("\n".join(lines).encode("utf-8", "replace"), is_whole=True)):
+                raise AbstainError(f"{file} {other}") from None
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "row"
+            raise AbstainError(f"{file}, line {number}: {where}: {problem['msg']}") from None
+        if twice := repeated_keys(line):
+            raise AbstainError(f"{file}, line {number}: {one_line(twice[0])}: this key comes twice in one object")
+    if not rows:
+        raise AbstainError(f"{file} holds no rows: one JSON object a line, as in docs/data.md")
+    return rows
+
+
+def from_flags(question: str, answer: str, contexts: list[str]) -> Interaction:
+    """One interaction from its texts. Raises `AbstainError` for an empty one."""
+    with _named_by_field():
+        return Interaction(
+            interaction_id="command-line",
+            asked_at=datetime.now(UTC),
+            question=question,
+            answer=answer,
+            contexts=_contexts(contexts),
+            model="unknown",
+        )
+
+
+def _contexts(texts: list[str]) -> tuple[Context, ...]:
+    return tuple(Context(chunk_id=f"context#{n}", text=text) for n, text in enumerate(texts))
+
+
+@contextmanager
+def _named_by_field() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise AbstainError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None

@@ -1,0 +1,73 @@
+"""DVC stage `ablate`: where else the probe might listen, with how many chunks, and how it does on an unknown product.
+
+`sweep` says which layers, sites and numbers of chunks (the paper's table 4), and which architecture is trained for
+each. The base model has read them all for the stage `features`: what comes here is from the cache.
+"""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from abstain.config.params import Architecture, Params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.data.store.dataset import Store
+from abstain.data.store.state_table import StateTable
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.evaluation.ablation import Take, left_out_rows, listening_row
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals.feature_plan import Listening, served, swept
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.ideal_answers import read_rouge
+from abstain.stages.shared.states import read_labelled_states
+
+
+def stage(params: Params) -> None:
+    frame, states = read_labelled_states()
+    rouge = read_rouge(frame)
+    here = served(params)
+    places = [here, *swept(params)]
+    resamples = Resamples(params.gate.bootstrap, params.gate.seed)
+    rows: list[dict[str, Any]] = []
+    for number, place in enumerate(places, start=1):
+        with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
+            take = states.subset if place == here else _elsewhere(params, frame, place, Path(folder))
+            found = listening_row(
+                frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge
+            )
+        rows.append({**asdict(place), "served": place == here, **found})
+        artifacts.progress(number, len(places) + 1)
+    probe = load_probe(paths.PROBE)
+    confidence = pd.Series(predict_confidence(probe, states).numpy(), frame.index)
+    left_out = left_out_rows(
+        frame,
+        states.subset,
+        cast(Architecture, probe.architecture),
+        params.probe,
+        resamples,
+        params.gate.min_slice,
+        confidence,
+    )
+    artifacts.progress(len(places) + 1, len(places) + 1)
+    artifacts.write_json(paths.ABLATIONS, {"listening": rows, "left_out": left_out})
+
+
+def _elsewhere(params: Params, frame: pd.DataFrame, place: Listening, folder: Path) -> Take:
+    """What a probe at `place` hears of the rows of `frame`, as a table in `folder`: states are read when asked for.
+
+    What fits the window with all chunks fits with fewer, so every row has states there.
+    """
+    interactions = Store(paths.DATA).interactions(frame["interaction_id"])
+    source = FeatureSource(params.llm, load_settings(), place.reading)
+    source.fill(interactions)
+    source.save(interactions, folder / "states.safetensors")
+    return StateTable(folder / "states.safetensors").subset
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

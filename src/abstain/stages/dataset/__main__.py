@@ -1,0 +1,39 @@
+"""DVC stage `dataset`: one label an answer, and the split it belongs to; the table is validated before it is used."""
+
+import pandas as pd
+
+from abstain.config.params import Params, QualityParams
+from abstain.core import paths
+from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.data.labels.training_table import training_table
+from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataset import Store
+from abstain.data.validation.quality import text_digests, validate_training
+from abstain.reports.data_reports.validation import validation_page
+from abstain.stages.shared import artifacts
+
+
+def stage(params: Params) -> None:
+    store = Store(paths.DATA).require_interactions()
+    frames = read_frames(store)
+    frame, summary = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
+    require_quality(frame, store, params.quality)
+    write_atomically(paths.DATASET, frame.to_parquet(index=False))
+    artifacts.write_json(paths.DATASET_SUMMARY, summary)
+
+
+def require_quality(frame: pd.DataFrame, store: Store, params: QualityParams) -> None:
+    """Write what the table's suites found, and the page about it. Raises `AbstainError` where one of them fails."""
+    result = validate_training(frame, text_digests(store.rows(Interaction)), params)
+    found = {**result.to_dict(), "markdown": result.to_markdown("Training table")}
+    artifacts.write_json(paths.QUALITY, found)
+    rows = artifacts.read_json(paths.VALIDATION)
+    artifacts.write_text(paths.VALIDATION_PAGE, validation_page([rows, found], f"data as of {rows['as_of']}"))
+    if not result.success:
+        raise AbstainError(f"the training table fails validation, {result.first_failure()}")
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

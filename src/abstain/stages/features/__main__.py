@@ -1,0 +1,90 @@
+"""DVC stage `features`: all that is asked of the base model about the labelled answers, in one fill.
+
+What comes out is the table of the states that the served probe listens to, and a table of the scorers' signals. The
+rest (where else a probe might listen, answers changed for the audits) waits in the cache for the stages that need it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.core.labels import Labels
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import reviewed_holdout
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.features.extraction import FeatureSource, Refused
+from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.compute_features import fill, forward_tokens, read_answers, readings_of
+from abstain.llm.signals.feature_plan import Labelled, everything, served
+from abstain.llm.signals.registry import compared
+from abstain.llm.signals.yes_no import neither
+from abstain.stages.shared import artifacts
+
+
+def stage(params: Params) -> None:
+    frame, settings = artifacts.read_dataset_frame(), load_settings()
+    rows = Store(paths.DATA).interactions(frame["interaction_id"])
+    source = FeatureSource(params.llm, settings)
+    refused: dict[str, str] = {}
+    shortened: dict[str, int] = {}
+    for row in rows:
+        prepared = source.prepare(row)
+        if isinstance(prepared, Refused):
+            refused[row.interaction_id] = prepared.reason
+            print(f"refused: interaction {row.interaction_id}: {prepared.reason}", flush=True)
+        elif prepared.dropped:
+            shortened[row.interaction_id] = prepared.dropped
+    if len(refused) == len(rows):
+        raise AbstainError("no answer fits the base model's window: take a model that reads more, or retrieve less")
+    found = compared(params, settings)
+    for name, why in found.skipped.items():
+        print(f"skipped: scorer {name}: {why}", flush=True)
+    labelled = Labelled(rows, reviewed_holdout(frame, rows))
+    cost = fill(params.llm, settings, everything(params, found.scorers, labelled), artifacts.progress)
+    print(
+        f"{cost.rows} results were not in the cache: {cost.forward_tokens} tokens were run for passes of "
+        f"{cost.pass_tokens}",
+        flush=True,
+    )
+    source.save(rows, paths.FEATURES)
+    readings = readings_of(found.scorers)
+    asked = read_answers(params.llm, settings, rows, readings)
+    train = np.flatnonzero(frame["split"] == "train")
+    labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
+    fitted = [one.fit(asked.take(train.tolist()), labels) for one in found.scorers]
+    audits = {name: of for name, of in labelled.variants.items() if name != "asked"}
+    answers = {name: read_answers(params.llm, settings, of, readings) for name, of in audits.items()}
+    tables = [_signals(fitted, name, of) for name, of in {"asked": asked, **answers}.items()]
+    write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
+    probe = (served(params).reading,)
+    costs = {one.name: one.readings for one in found.scorers} | {"probe": probe}
+    costs["fusion"] = (*probe, *readings)
+    artifacts.write_json(
+        paths.FEATURES_SUMMARY,
+        {
+            "rows": len(rows) - len(refused),
+            "refused": refused,
+            "chunks_dropped": shortened,
+            "skipped_scorers": dict(found.skipped),
+            "neither": neither(load_tokenizer(resolve(params.llm.model, settings)), asked),
+            "forward_tokens": {
+                name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()
+            },
+        },
+    )
+
+
+def _signals(scorers: Sequence[Scorer], variant: str, answers: Answers) -> pd.DataFrame:
+    """A row an answer, a column a scorer."""
+    named = {"interaction_id": [row.interaction_id for row in answers.interactions], "variant": variant}
+    return pd.DataFrame(named | {one.name: one.score(answers) for one in scorers})
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

@@ -1,0 +1,51 @@
+"""DVC stage `nll_features`: every labelled answer under B_c, N_c and P_c, as a table of named NLL statistics.
+
+The answers changed for the audits are in it too, under the names of their variants: regressors are audited like others.
+"""
+
+import pandas as pd
+
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.contracts import Interaction
+from abstain.core.files import write_atomically
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import reviewed_holdout
+from abstain.llm.signals.context_conditions import Conditions
+from abstain.llm.signals.feature_plan import Labelled, conditions
+from abstain.stages.shared import artifacts
+
+
+def stage(params: Params) -> None:
+    frame = artifacts.read_dataset_frame()
+    rows = Store(paths.DATA).interactions(frame["interaction_id"])
+    labelled = Labelled(rows, reviewed_holdout(frame, rows))
+    read, everyone = conditions(params, load_settings(), labelled)
+    if not everyone:
+        print("no regressors are wanted: nothing is perturbed", flush=True)
+    perturbing, reading = read.fill(everyone, artifacts.progress)
+    for what, cost in (("perturbing contexts", perturbing), ("reading answers under B_c, N_c and P_c", reading)):
+        print(f"{what}: {cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
+    parts = labelled.variants if everyone else {"asked": []}
+    tables = [_table(read, name, part) for name, part in parts.items()]
+    write_atomically(paths.NLL_FEATURES, pd.concat(tables, ignore_index=True).to_parquet(index=False))
+    asked = parts["asked"]
+    artifacts.write_json(
+        paths.NLL_SUMMARY,
+        {
+            "rows": len(asked),
+            "perturbation_model": read.perturber.model,
+            "perturbed": read.count(asked),
+            "forward_tokens": read.forward_tokens(asked),
+        },
+    )
+
+
+def _table(read: Conditions, variant: str, rows: list[Interaction]) -> pd.DataFrame:
+    named = pd.DataFrame({"interaction_id": [row.interaction_id for row in rows], "variant": variant})
+    return named.join(read.table(rows))
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

@@ -1,0 +1,68 @@
+"""DVC stage `train_probe`: the zoo of probes, each fitted on the training split alone, and the one that is served."""
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from abstain.config.params import Architecture, Params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.cross_validation import Fitted, fit_probe
+from abstain.learning.estimators.rows import labelled_rows
+from abstain.learning.estimators.zoo import save_probe
+from abstain.learning.metrics.weighted_metrics import auroc, row_weights
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_labelled_states
+
+
+def stage(params: Params) -> None:
+    frame, states = read_labelled_states()
+    train = frame[frame["split"] == "train"]
+    rows = labelled_rows(train, states.subset)
+    fits: dict[Architecture, Fitted] = {}
+    for number, architecture in enumerate(params.probe.zoo):
+
+        def on_progress(done: int, total: int, before: int = number) -> None:
+            artifacts.progress(before * total + done, len(params.probe.zoo) * total)
+
+        fits[architecture] = fit_probe(architecture, rows, train["group"].to_numpy(), params.probe, on_progress)
+    out_of_fold = pd.DataFrame({name: fitted.out_of_fold.astype(float) for name, fitted in fits.items()}, train.index)
+    found = {name: _auroc(train, out_of_fold[name]) for name in fits}
+    served = _best(found) if params.probe.serve == "best" else params.probe.serve
+    print(f"out-of-fold AUROC: {', '.join(f'{name} {value:.3f}' for name, value in found.items())}; served: {served}")
+    with artifacts.whole_folder(paths.PROBES) as folder:
+        for name, fitted in fits.items():
+            save_probe(fitted.probe, folder / f"{name}.safetensors")
+    save_probe(fits[served].probe, paths.PROBE)
+    write_atomically(
+        paths.OUT_OF_FOLD, out_of_fold.assign(interaction_id=train["interaction_id"]).to_parquet(index=False)
+    )
+    history = fits[served].history
+    curve = {"epoch": range(1, len(history.value) + 1), "train_loss": history.train_loss}
+    artifacts.write_text(
+        paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
+    )
+    artifacts.write_json(paths.CHOICE, {"served": served, "asked_for": params.probe.serve, "out_of_fold": found})
+
+
+def _best(found: Mapping[Architecture, float]) -> Architecture:
+    if len(found) > 1 and any(math.isnan(value) for value in found.values()):
+        raise AbstainError(
+            "the best probe is chosen by the training answers that experts judged, and these are not of both kinds: "
+            f"bring reviews, or set probe.serve to one of {', '.join(found)}"
+        )
+    return max(found, key=lambda name: found[name])
+
+
+def _auroc(train: pd.DataFrame, out_of_fold: pd.Series) -> float:
+    """On the training answers that experts judged: thumbs teach, and decide nothing."""
+    judged = reviewed(train)
+    weight = row_weights(judged["inclusion_probability"].to_numpy(float))
+    return float(auroc(judged["correct"].to_numpy(int), out_of_fold[judged.index].to_numpy(), weight))
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

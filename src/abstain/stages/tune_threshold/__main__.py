@@ -1,0 +1,66 @@
+"""DVC stage `tune_threshold`: what the served probe may promise, and its calibration, on the validation split."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import Params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.data.store.splits import reviewed
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.zoo import load_probe
+from abstain.learning.metrics.calibration import fit_calibrator
+from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.learning.thresholds.risk_control import Promise, ReviewedAnswers, promise_threshold
+from abstain.learning.thresholds.selection import Threshold, tune_threshold
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_labelled_states
+
+
+def stage(params: Params) -> None:
+    frame, states = read_labelled_states()
+    probe = load_probe(paths.PROBE)
+    validation = reviewed(frame[frame["split"] == "validation"])
+    tested = _answers(validation, predict_confidence(probe, states.subset(validation.index)).numpy())
+    if params.threshold.independent == "groups":
+        tested = replace(tested, groups=validation["group"].to_numpy())
+    out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")[probe.architecture]
+    train = frame[frame["split"] == "train"]
+    if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs will do
+        train = judged
+    found = promise_threshold(
+        tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold
+    )
+    naive: Threshold | None = None
+    try:
+        naive = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
+    except AbstainError as error:
+        if not isinstance(found, Promise):
+            raise AbstainError(f"{found} ({error})") from None
+    print(found)
+    chosen: dict[str, Any] = found.to_dict()
+    if not isinstance(found, Promise):
+        if params.threshold.without_promise == "fail" or naive is None:
+            raise AbstainError(f"{found}; or set threshold.without_promise to naive")
+        chosen |= {name: getattr(naive, name) for name in ("threshold", "precision", "error_rate", "display_rate")}
+    artifacts.write_json(paths.THRESHOLD, {**chosen, "naive": naive.to_dict() if naive else None})
+    calibrator = fit_calibrator(
+        params.calibration.method, tested.confidence, tested.correct, tested.weight, params.calibration.seed
+    )
+    artifacts.write_json(paths.CALIBRATION, calibrator.to_dict())
+
+
+def _answers(rows: pd.DataFrame, confidence: np.ndarray) -> ReviewedAnswers:
+    # Rounded down to what JSON and the ONNX metadata carry, so that no tested answer falls below its own threshold.
+    return ReviewedAnswers(
+        confidence=np.floor(confidence.astype(float) * 1e6) / 1e6,
+        correct=rows["correct"].to_numpy(int),
+        weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
+    )
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

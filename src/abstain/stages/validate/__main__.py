@@ -1,0 +1,30 @@
+"""DVC stage `validate`: everything that was accepted, against the Great Expectations suites, as of its newest batch."""
+
+from abstain.config.params import Params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store
+from abstain.data.validation.dataset import validate_store
+from abstain.data.validation.drift import validate_drift
+from abstain.data.validation.results import ValidationResult
+from abstain.stages.shared import artifacts
+
+
+def stage(params: Params) -> None:
+    store = Store(paths.DATA).require_interactions()
+    batches = store.batches()
+    if not batches:
+        raise AbstainError("data/batches.jsonl does not say how the rows came: restore it with `dvc checkout`")
+    as_of = max(batch.arrived_at for batch in batches)
+    drift = validate_drift([batch.profile for batch in batches], params.quality)
+    result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
+    # Written even where it fails: the page about a failed run is made of it.
+    artifacts.write_json(
+        paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat(), "markdown": result.to_markdown()}
+    )
+    if not result.success:
+        raise AbstainError(f"{result.failing} rows of data/ fail validation, {result.first_failure()}")
+
+
+if __name__ == "__main__":
+    artifacts.run(stage)

@@ -1,0 +1,124 @@
+"""`abstain cache`: what the feature cache holds, whether it is whole, and what of it may go.
+
+torch and fsspec are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from abstain_cli.progress_bar import bar
+
+app = typer.Typer(help="Look after the feature cache: stats, verify, prune.", no_args_is_help=True)
+console = Console(markup=False, highlight=False)
+
+
+@app.command()
+def stats() -> None:
+    """Say what is in the feature cache, space by space; reads no features."""
+    from abstain.config.settings import load_settings
+    from abstain.llm.features.maintenance import stats as read_stats
+
+    root = load_settings().features
+    found = read_stats(root)
+    if not found:
+        console.print(f"{root} holds no features yet")
+        return
+    for one in found:
+        space = one.space
+        what = f"{space.ask} of {space.model}, {space.dtype}, engine {space.engine}" if space else "unreadable"
+        twice = f" ({one.rows - one.distinct} twice)" if one.rows > one.distinct else ""
+        unreadable = f" ({one.unreadable} unreadable)" if one.unreadable else ""
+        console.print(f"{one.digest}  {what}", soft_wrap=True)
+        console.print(
+            f"    {one.distinct:,} rows{twice} in {one.shards:,} shards{unreadable}, {_size(one.bytes)}, "
+            f"last written {one.written:%Y-%m-%d %H:%M} UTC",
+            soft_wrap=True,
+        )
+    console.print(f"{_size(sum(one.bytes for one in found))} in {root}")
+
+
+@app.command()
+def verify() -> None:
+    """Read every shard and check it against its checksum; damaged ones go to quarantine. Exit status 1 if any did."""
+    from abstain.config.settings import load_settings
+    from abstain.llm.features.maintenance import verify as check
+
+    root = load_settings().features
+    with bar(console, "verify") as progress:
+        report = check(root, progress)
+    for name in report.damaged:
+        console.print(f"damaged: {name}, moved to quarantine; its features will be computed again", soft_wrap=True)
+    console.print(f"{report.checked} shards checked, {len(report.damaged)} damaged")
+    if report.damaged:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    older_than_days: Annotated[
+        float, typer.Option(min=0, max=36_500, help="keep what was written since, whoever it may be for")
+    ] = 30,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+) -> None:
+    """Delete features that neither the current data and parameters nor the promoted probe can use."""
+    from datetime import timedelta
+
+    from abstain.config.settings import load_settings
+    from abstain.llm.features.maintenance import prune as remove
+
+    root = load_settings().features
+    gone = remove(root, _needed(), timedelta(days=older_than_days), dry_run)
+    if gone.names:
+        table = Table("would go" if dry_run else "gone", "files")
+        folders = [name.partition("/")[0] for name in gone.names]
+        for folder in dict.fromkeys(folders):
+            table.add_row(folder, str(folders.count(folder)))
+        console.print(table)
+    verb = "would be removed from" if dry_run else "removed from"
+    console.print(f"{len(gone.names)} files, {_size(gone.bytes)}, {verb} {root}")
+
+
+def _needed() -> dict[str, set[str]]:
+    """Space -> keys: the current data, as params.yaml's retrain and the probe in production ask models."""
+    from abstain.config.settings import load_settings
+    from abstain.core import paths
+    from abstain.core.contracts import Interaction
+    from abstain.data.store.dataset import Store
+    from abstain.llm.features.extraction import FeatureSource
+    from abstain.llm.signals.feature_plan import conditions, everything, served
+    from abstain.llm.signals.registry import compared
+    from abstain.release.registry import parse_registry
+    from abstain.serving.predictor import Released
+    from tasks.demand import read_labelled
+    from tasks.promotion import fetch_release
+    from tasks.workspace import open_workspace
+
+    settings = load_settings()
+    with open_workspace() as workspace:
+        interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
+        params, labelled = read_labelled(workspace)
+        read, rows = conditions(params, settings, labelled)
+        asked = everything(params, compared(params, settings).scorers, labelled) + read.known(rows)
+        asked.append((interactions, (served(params).reading,)))  # those without a label yet, too
+        sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
+        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
+        if promoted is not None:
+            bundle = fetch_release(workspace.path, promoted)
+            sources.append((Released.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
+    needed = read.perturber.keys(rows)
+    for source, of in sources:
+        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
+    return needed
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,231 @@
+"""Bad input to the command line: one clear line that names the thing and the remedy, and nothing changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from abstain.config.settings import Settings
+from abstain_cli import app as cli
+from tests.conftest import Project, new_project
+from tests.llm.builders import save_tiny_model
+from tests.serving.test_predictor import release, requests
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return new_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Project:
+    """One for all that need a server: they leave its parameters as they were."""
+    return replace(new_project(tmp_path_factory.mktemp("served")), server=prefect_server)
+
+
+def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+def test_help_reads_well_and_is_instant(project: Project) -> None:
+    done = project.abstain("--help")
+    assert done.returncode == 0
+    for command in ("demo", "ingest", "retrain", "plan", "status", "score", "promote", "rollback"):
+        assert command in done.stdout
+        assert project.abstain(command, "--help").returncode == 0
+
+
+def test_no_git_at_all(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = subprocess.run(
+        [str(Path(project.environment["PATH"].split(":")[0]) / "python"), "-m", "abstain_cli.app", "retrain"],
+        cwd=project.root,
+        env=project.environment | {"PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    fails(done, "git is not installed")
+
+
+def test_outside_a_repository(project: Project, tmp_path: Path) -> None:
+    fails(project.abstain("status", cwd=tmp_path), "is in no git repository", "clone of the project")
+
+
+def test_a_dirty_tree_is_refused_at_once(project: Project) -> None:
+    (project.root / "params.yaml").open("a").write("# mine\n")
+    fails(project.abstain("retrain"), "uncommitted changes", "params.yaml", "commit or stash")
+    assert not (project.home / "origin.git").exists()
+
+
+def test_before_the_first_run(project: Project) -> None:
+    for command in (["status"], ["score", "-q", "a", "-a", "b"]):
+        fails(project.abstain(*command), "no run has been made", "abstain retrain")
+
+
+def test_score_wants_one_kind_of_input(project: Project) -> None:
+    done = project.abstain("score")
+    assert done.returncode == 2 and done.stderr.startswith("error: give either a FILE, or --question and --answer")
+    assert done.stderr.count("\n") == 1
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """`abstain ARGUMENTS` in this process, in no project; its exit status."""
+    monkeypatch.setattr(cli, "_prepare", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["abstain", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0)
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below `group`, by the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+NUMBERS = [
+    (path, param.opts[-1])
+    for path, command in commands(typer.main.get_command(cli.app))
+    for param in command.params
+    if re.search(r"\b(int|float)\b", str(param.type_descriptor.annotation))
+]
+
+
+@pytest.mark.parametrize(("path", "option"), NUMBERS, ids=lambda value: str(value))
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "many"])
+def test_a_number_that_is_none_is_one_line(
+    path: tuple[str, ...], option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *path, option, value) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and option in said
+
+
+def test_every_number_among_the_options_was_looked_at() -> None:
+    named = {option for _, option in NUMBERS}
+    assert {"-k", "-n", "--top-p", "--temperature", "--max-new-tokens", "--seed", "--tokens", "--port"} <= named
+    assert {"--random-share", "--read-at-most", "--older-than-days", "--answers"} <= named
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["kb", "search"], "Missing argument"),
+        (["kb", "search", " "], "the question is empty"),
+        (["kb", "search", "q", "-k", "0"], "-k"),
+        (["score", "--contxt", "c"], "--contxt"),
+        (["score", "-q", "a", "-a", "b", "-c", "c", "--no-context"], "contradict each other"),
+        (["score", "file.jsonl", "-c", "c"], "either a FILE, or --question and --answer"),
+        (["generate", "-q", "a", "--top-p", "0"], "top_p is above 0"),
+        (["generate", "-q", "a", "--temperature", "0.001"], "a temperature is 0 or at least 0.01"),
+        (["review", "export", "--delimiter", "|", "-o", "nowhere.csv"], "--delimiter is a comma"),
+        (["review", "export", "--since", "soon"], "--since"),
+        (["perturb", " "], "TEXT is empty"),
+    ],
+)
+def test_a_command_typed_wrong_is_one_line_and_status_2(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and says in said
+
+
+@pytest.fixture
+def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe on a tiny model, as if it were in production."""
+    for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
+        monkeypatch.setenv(f"ABSTAIN_{name}", value)
+    release(tmp_path, save_tiny_model(tmp_path / "tiny-bank"), Settings())
+    monkeypatch.setattr("tasks.promotion.production", lambda: (tmp_path, None))
+
+
+def test_rows_without_context_are_unavailable_and_warned_of(
+    promoted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(one.model_dump_json() + "\n" for one in requests(3)))
+    bare = ["-q", "Why?"]
+    for arguments, warned, unavailable in (
+        (["score", str(file)], "1 of 3 rows have no context", [True, False, False]),
+        (["score", str(file), "--no-context"], "", [False, False, False]),
+        (["score", *bare, "-a", "So."], "the answer has no context", [True]),
+        (["score", *bare, "-a", "So.", "--no-context"], "", [False]),
+        (["score", *bare, "-a", "So.", "-c", "It is so."], "", [False]),
+        (["generate", *bare, "--max-new-tokens", "2"], "the answer has no context", [True]),
+        (["generate", *bare, "--max-new-tokens", "2", "--no-context"], "", [False]),
+    ):
+        assert run(monkeypatch, *arguments) == 0
+        said = capsys.readouterr()
+        assert [json.loads(line)["decision"] == "unavailable" for line in said.out.splitlines()] == unavailable
+        assert said.err.count("\n") == bool(warned) and said.err.startswith(f"warning: {warned}" if warned else "")
+
+
+def test_an_answer_that_fits_no_window_is_an_option_error(
+    promoted: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "generate", "-q", "Why?", "-c", "So.", "--max-new-tokens", "100000") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: --max-new-tokens 100000 leaves no room for any question: ")
+    assert said.err.count("\n") == 1 and "512" in said.err
+
+
+def test_exit_statuses_are_those_of_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raised: list[BaseException] = [KeyboardInterrupt(), typer.Exit(1)]
+
+    def stats() -> None:
+        raise raised.pop(0)
+
+    (command,) = (found for found in cli.cache_cli.app.registered_commands if found.callback.__name__ == "stats")
+    monkeypatch.setattr(command, "callback", stats)
+    assert [run(monkeypatch, "cache", "stats") for _ in range(2)] == [130, 1]
+    assert capsys.readouterr().err.startswith("stopped; run the same command again")
+    assert run(monkeypatch, "--help") == 0 and run(monkeypatch) == 2
+    capsys.readouterr()
+    assert run(monkeypatch, "kb") == 2
+    assert capsys.readouterr().err == "", "the help says it all"
+
+
+@pytest.mark.slow
+def test_files_that_are_not_there_and_empty_ones(served: Project, tmp_path: Path) -> None:
+    fails(served.abstain("ingest", str(tmp_path / "nowhere.jsonl")), "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    fails(served.abstain("ingest", str(tmp_path / "empty.jsonl")), "empty.jsonl")
+
+
+@pytest.mark.slow
+def test_unknown_parameter_and_unknown_model_stop_a_run_before_anything_is_promoted(served: Project) -> None:
+    served.edit_params("  hidden: 64", "  hiden: 64")
+    fails(served.abstain("retrain"), "unknown key 'probe.hiden'", "did you mean 'hidden'?")
+    served.edit_params("  hiden: 64", "  hidden: 64")
+    served.edit_params("smollm2-135m-instruct", "nobody/no-such-model")
+    fails(served.abstain("retrain"), "nobody/no-such-model", "params.yaml: llm.model")
+    assert "Promote" not in served.git("log", "--oneline", "main", cwd=served.home / "origin.git")
+    served.edit_params("nobody/no-such-model", "smollm2-135m-instruct")
+
+
+@pytest.mark.slow
+def test_a_layer_that_is_not_there_says_which_are(served: Project) -> None:
+    served.edit_params("layer: 16", "layer: 99")
+    fails(served.abstain("retrain"), "layer 99", "layers 1 to 30", "llm.layer")
+    served.edit_params("layer: 99", "layer: 16")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from abstain.llm.features.cache import FeatureCache, Space
+from abstain.llm.features.maintenance import prune
+from abstain_cli import cache as cache_cli
+from abstain_cli.app import app
+
+SPACE = Space("tiny@1", "float32", "States(layer=2)", "1")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path))
+    monkeypatch.setattr(cache_cli.console, "width", 160)
+    return tmp_path
+
+
+def abstain(*arguments: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, ["cache", *arguments])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_stats(root: Path) -> None:
+    assert "holds no features yet" in abstain("stats")
+    for space in (SPACE, replace(SPACE, engine="2")):
+        FeatureCache(root, space).put({key: torch.zeros(100, 4) for key in "abc"})
+    said = abstain("stats")
+    for word in (SPACE.digest, *vars(SPACE).values(), "3", "KiB", str(root)):
+        assert word in said
+
+
+def test_verify(root: Path) -> None:
+    FeatureCache(root, SPACE).put({"a": torch.zeros(2, 4)})
+    assert "1 shards checked, 0 damaged" in abstain("verify")
+    (shard,) = root.rglob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    lines = abstain("verify", status=1).splitlines()
+    assert lines[0].startswith(f"damaged: {SPACE.digest}/{shard.name}") and lines[1] == "1 shards checked, 1 damaged"
+    assert "0 shards checked, 0 damaged" in abstain("verify")
+
+
+def test_prune(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_cli, "_needed", lambda: {SPACE.digest: {"a"}})
+    for key in "ab":
+        FeatureCache(root, SPACE).put({key: torch.zeros(2, 4)})
+    assert re.search(r"^0 files", abstain("prune"), re.MULTILINE)
+    assert re.search(
+        r"^1 files, .* would be removed", abstain("prune", "--older-than-days", "0", "--dry-run"), re.MULTILINE
+    )
+    assert FeatureCache(root, SPACE).missing("ab") == []
+    assert re.search(r"^1 files, .* removed", abstain("prune", "--older-than-days", "0"), re.MULTILINE)
+    assert FeatureCache(root, SPACE).missing("ab") == ["b"]
+    assert prune(root, {}, timedelta(0), dry_run=True).names

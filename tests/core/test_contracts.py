@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from abstain.core.contracts import (
+    Chunk,
+    Context,
+    Document,
+    Feedback,
+    ImportedInteraction,
+    Interaction,
+    Review,
+    document_of,
+    json_schema,
+)
+
+AT = "2026-09-01T12:00:00Z"
+VALID: dict[type[BaseModel], dict[str, Any]] = {
+    Interaction: {
+        "interaction_id": "i-1",
+        "asked_at": AT,
+        "question": "What is the fee?",
+        "answer": "None.",
+        "contexts": [{"chunk_id": "fees#2", "text": "No fee."}],
+        "model": "m@1",
+    },
+    Feedback: {"interaction_id": "i-1", "given_at": AT, "thumb": "up"},
+    Review: {
+        "interaction_id": "i-1",
+        "reviewed_at": AT,
+        "reviewer": "sme-1",
+        "complete": True,
+        "correct": True,
+        "truthful": False,
+    },
+    Document: {"doc_id": "fees", "title": "Fees", "updated_at": AT, "body": "# Fees"},
+    Chunk: {
+        "chunk_id": "fees#0",
+        "doc_id": "fees",
+        "section_path": ["Fees"],
+        "kind": "table",
+        "text": "| a |",
+        "updated_at": AT,
+        "content_hash": "0",
+    },
+}
+CONTRACTS = list(VALID)
+texts = st.text(min_size=1).filter(lambda text: text.strip())
+moments = st.datetimes(
+    min_value=datetime(2000, 1, 1),
+    max_value=datetime(2100, 1, 1),
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(hours=8))]),
+)
+
+
+def interaction(**changes: Any) -> Interaction:
+    return Interaction.model_validate({**VALID[Interaction], **changes})
+
+
+@given(question=texts, answer=texts, at=moments)
+def test_a_row_survives_its_canonical_form(question: str, answer: str, at: datetime) -> None:
+    row = interaction(question=question, answer=answer, asked_at=at)
+    line = row.canonical()
+    assert "\n" not in line
+    again = Interaction.model_validate_json(line)
+    assert again == row
+    assert again.canonical() == line
+
+
+@given(moments)
+def test_the_same_moment_in_any_zone_is_the_same_row(at: datetime) -> None:
+    rows = [interaction(asked_at=at.astimezone(zone)) for zone in (UTC, timezone(timedelta(hours=9)))]
+    assert rows[0].canonical() == rows[1].canonical()
+    assert rows[0].asked_at.tzinfo == UTC
+
+
+def test_the_canonical_form_ignores_the_order_of_keys_and_sees_every_value() -> None:
+    own = VALID[Interaction]
+    line = interaction().canonical()
+    assert Interaction.model_validate(dict(reversed(own.items()))).canonical() == line
+    others = {"answer": "None", "model": "m@2", "product": "gold", "asked_at": "2026-09-01T12:00:01Z", "contexts": []}
+    assert len({line, *(interaction(**{key: value}).canonical() for key, value in others.items())}) == 6
+
+
+def test_the_canonical_form_is_the_same_on_every_machine() -> None:
+    assert Feedback.model_validate({**VALID[Feedback], "comment": "naïve\n"}).canonical() == (
+        '{"interaction_id":"i-1","given_at":"2026-09-01T12:00:00Z","thumb":"up","user":null,"comment":"naïve"}'
+    )
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_an_unknown_field_is_refused_by_name(contract: type[BaseModel]) -> None:
+    contract.model_validate(VALID[contract])
+    with pytest.raises(ValidationError) as caught:
+        contract.model_validate({**VALID[contract], "surprise": 1})
+    assert [(e["loc"], e["type"]) for e in caught.value.errors()] == [(("surprise",), "extra_forbidden")]
+
+
+@pytest.mark.parametrize("value", ["20260901", "1756728000", " 1.5 ", "-3", 1756728000, 1.5, True])
+def test_a_number_is_no_timestamp(value: Any) -> None:
+    line = json.dumps({**json.loads(interaction().canonical()), "asked_at": value})
+    with pytest.raises(ValidationError, match="timestamp.*write it in UTC, as in 2026-01-31T12:00:00Z"):
+        Interaction.model_validate_json(line, strict=True)
+
+
+def test_a_stored_row_is_read_strictly() -> None:
+    line = interaction().canonical()
+    assert Interaction.model_validate_json(line, strict=True) == interaction()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_timestamp_needs_a_zone(contract: type[BaseModel]) -> None:
+    (name,) = [name for name in VALID[contract] if name.endswith("_at")]
+    with pytest.raises(ValidationError, match="timestamp without a time zone: write it in UTC"):
+        contract.model_validate({**VALID[contract], name: "2026-09-01T12:00:00"})
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_rows_are_immutable(contract: type[BaseModel]) -> None:
+    row = contract.model_validate(VALID[contract])
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(row, next(iter(VALID[contract])), "other")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_required_text_may_not_be_blank(contract: type[BaseModel]) -> None:
+    for name, value in VALID[contract].items():
+        if isinstance(value, str) and not name.endswith("_at") and name not in ("thumb", "kind"):
+            with pytest.raises(ValidationError, match=name):
+                contract.model_validate({**VALID[contract], name: " \n"})
+
+
+@pytest.mark.parametrize("probability", [0, -0.1, 1.1])
+def test_an_inclusion_probability_lies_above_zero_and_up_to_one(probability: float) -> None:
+    assert Review.model_validate({**VALID[Review], "inclusion_probability": 1}).inclusion_probability == 1
+    with pytest.raises(ValidationError, match="inclusion_probability"):
+        Review.model_validate({**VALID[Review], "inclusion_probability": probability})
+
+
+def test_an_import_row_is_split_into_the_contracts_it_joins() -> None:
+    thumb = {"thumb": "down", "given_at": AT, "user": "u", "comment": "wrong card"}
+    review = {k: v for k, v in VALID[Review].items() if k != "interaction_id"} | {"ideal_answer": "12 EUR."}
+    row = ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb, "review": review})
+    assert row.split() == (
+        interaction(),
+        Feedback(interaction_id="i-1", **thumb),
+        Review(interaction_id="i-1", **review),
+    )
+    assert type(row.split()[0]) is Interaction
+
+
+@pytest.mark.parametrize("given_part", ["thumb", "review", None])
+def test_an_import_row_needs_neither_thumb_nor_review(given_part: str | None) -> None:
+    parts = {
+        "thumb": {"thumb": "up", "given_at": AT},
+        "review": {k: v for k, v in VALID[Review].items() if k != "interaction_id"},
+    }
+    own = {given_part: parts[given_part]} if given_part else {}
+    first, thumb, review = ImportedInteraction.model_validate({**VALID[Interaction], **own}).split()
+    assert first == interaction()
+    assert (thumb is not None, review is not None) == (given_part == "thumb", given_part == "review")
+
+
+def test_feedback_inside_an_import_row_may_not_name_another_interaction() -> None:
+    thumb = {"thumb": "up", "given_at": AT, "interaction_id": "i-2"}
+    with pytest.raises(ValidationError, match=r"thumb.interaction_id\n\s+Extra inputs"):
+        ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb})
+
+
+@pytest.mark.parametrize(
+    ("changes", "group"),
+    [
+        ({}, "fees"),
+        ({"group": "customers"}, "customers"),
+        ({"contexts": []}, "i-1"),
+        ({"contexts": [{"chunk_id": "a#b#3", "text": "t"}, {"chunk_id": "z#1", "text": "t"}]}, "a#b"),
+    ],
+)
+def test_what_may_not_straddle_the_splits(changes: dict[str, Any], group: str) -> None:
+    assert interaction(**changes).split_group == group
+
+
+@pytest.mark.parametrize(
+    ("chunk_id", "document"), [("fees#2", "fees"), ("a#b#2", "a#b"), ("plain", "plain"), ("#1", "#1")]
+)
+def test_the_document_of_a_chunk(chunk_id: str, document: str) -> None:
+    assert document_of(chunk_id) == document
+
+
+def test_the_schema_is_that_of_the_import_format() -> None:
+    schema = json.loads(json.dumps(json_schema()))
+    assert set(schema["properties"]) == {*Interaction.model_fields, "thumb", "review"}
+    assert set(schema["required"]) == {name for name, f in Interaction.model_fields.items() if f.is_required()}
+    assert schema["additionalProperties"] is False
+
+
+def test_contexts_keep_their_rank() -> None:
+    row = interaction(contexts=[{"chunk_id": "z", "text": "1"}, {"chunk_id": "a", "text": "2"}])
+    assert row.contexts == (Context(chunk_id="z", text="1"), Context(chunk_id="a", text="2"))

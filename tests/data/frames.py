@@ -1,0 +1,53 @@
+"""Rows as the tables that labels and splits are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+
+from abstain.config.params import LabelParams, SplitParams
+from abstain.core.contracts import Feedback, Interaction, Review
+
+FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
+LABELS = LabelParams(
+    require=("correct", "truthful", "complete"),
+    conflicts="latest",
+    review_weight=1.0,
+    thumb_weight=0.4,
+    max_thumb_weight=0.6,
+    thumb_model="agreement",
+    min_agreement=30,
+    user_shrinkage=20,
+)
+BY_GROUP = SplitParams(
+    by="group", seed=11, validation=0.25, holdout=0.25, holdout_from=None, holdout_frozen_at=FROZEN
+)  # fmt: skip
+BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": datetime(2026, 9, 15, tzinfo=UTC)})
+
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
+FEEDBACK = ("interaction_id", "given_at", "thumb", "user")
+REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
+
+
+def interactions(rows: Iterable[Interaction], batch: str = "000001") -> pd.DataFrame:
+    return _frame(({**row.model_dump(), "group": row.split_group, "batch": batch} for row in rows), INTERACTION)
+
+
+def thumbs(rows: Iterable[Feedback]) -> pd.DataFrame:
+    return _frame((row.model_dump() for row in rows), FEEDBACK)
+
+
+def reviews(rows: Iterable[Review]) -> pd.DataFrame:
+    return _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
+
+
+def votes(*rows: tuple[int, int, bool]) -> pd.DataFrame:
+    """(row, user, up) each."""
+    return pd.DataFrame(rows, columns=["row", "user", "up"]).astype({"row": "int64", "user": "int64", "up": "bool"})
+
+
+def _frame(rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=list(columns))

@@ -1,0 +1,187 @@
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.config.params import LabelParams
+from abstain.core.contracts import Feedback, Review
+from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
+from tests.data.builders import feedback, review
+from tests.data.frames import LABELS, reviews, thumbs
+
+
+def tally(*rows: Feedback) -> list[tuple[int, int, bool]]:
+    """The votes of thumbs on answers `a`, `b` ..., as (row, user, up)."""
+    placed = thumbs(rows)
+    placed = placed.assign(row=placed.pop("interaction_id").map("abc".index))
+    placed["user"] = pd.factorize(placed["user"], sort=True)[0] + 1
+    return list(votes_of(placed).itertuples(index=False, name=None))
+
+
+def place(rows: Sequence[Review]) -> pd.DataFrame:
+    placed = reviews(rows)
+    return placed.assign(row=placed.pop("interaction_id").map("abc".index))
+
+
+def verdict(*rows: Review, **changes: object) -> pd.Series:
+    """What is said of answer `a`."""
+    params = LABELS.model_copy(update=changes)
+    return resolve(last_verdicts(place(rows), params), params).loc[0]
+
+
+def label(
+    verdicts: pd.DataFrame, balance: list[int], params: LabelParams = LABELS, weight: float = 0.4
+) -> pd.DataFrame:
+    said = pd.DataFrame({"right": np.array(balance) > 0, "weight": weight})
+    return label_rows(len(balance), verdicts, np.array(balance), said, params)
+
+
+def reviewed(*rows: Review) -> pd.DataFrame:
+    return resolve(last_verdicts(place(rows), LABELS), LABELS)
+
+
+NOBODY = reviewed()
+
+
+def test_a_review_outranks_every_thumb() -> None:
+    found = label(reviewed(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
+    assert (found["correct"], found["source"], found["weight"], found["inclusion_probability"]) == (0, "sme", 1.0, 0.2)
+
+
+def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
+    found = label(NOBODY, [-1, 2])
+    assert found["correct"].tolist() == [0, 1]
+    assert found["source"].tolist() == ["thumb", "thumb"]
+    assert found["weight"].tolist() == [0.4, 0.4]
+    assert found[["complete", "judged_correct", "truthful", "inclusion_probability"]].isna().all(axis=None)
+
+
+def test_no_thumbs_a_tie_and_a_weight_of_nothing_are_no_label() -> None:
+    assert label(NOBODY, [0, 0]).source.isna().all()
+    assert label(NOBODY, [3], weight=0.0).source.isna().all()
+    assert label(reviewed(review("a")), [0], weight=0.0).source.tolist() == ["sme"]
+
+
+def test_the_three_verdicts_stay_apart() -> None:
+    found = label(reviewed(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
+    assert [found[name] for name in ("complete", "judged_correct", "truthful")] == [False, True, False]
+    assert found["correct"] == 0
+
+
+@pytest.mark.parametrize("failing", ["complete", "correct", "truthful"])
+def test_right_means_all_required_verdicts(failing: str) -> None:
+    one = review("a", **{failing: False})
+    assert not verdict(one)["right"]
+    assert verdict(one, require=tuple(name for name in LABELS.require if name != failing))["right"]
+
+
+FIRST, SECOND, THIRD = (
+    review("a", right=True, days=1, reviewer="x"),
+    review("a", right=True, days=2, reviewer="y"),
+    review("a", right=False, days=3, reviewer="z"),
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "latest", "majority", "strict"),
+    [
+        ((FIRST, SECOND), True, True, True),
+        ((FIRST, SECOND, THIRD), False, True, False),
+        ((SECOND, THIRD), False, False, False),  # one against one is not right
+        ((THIRD, review("a", days=4, reviewer="x")), True, False, False),
+        ((THIRD, review("a", days=4, reviewer="z")), True, True, True),  # z has changed their mind
+        ((review("a", reviewer="x"), review("a", right=False, reviewer="y")), False, False, False),  # of one moment
+    ],
+)
+def test_who_decides_where_reviews_disagree(
+    rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool
+) -> None:
+    expected = {"latest": latest, "majority": majority, "strict": strict}
+    for order in itertools.permutations(rows):
+        assert {rule: bool(verdict(*order, conflicts=rule)["right"]) for rule in expected} == expected
+
+
+@pytest.mark.parametrize("rule", ["latest", "majority", "strict"])
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.builds(
+            review,
+            st.sampled_from("ab"),
+            days=st.integers(1, 4),
+            reviewer=st.sampled_from("xyz"),
+            complete=st.booleans(),
+            correct=st.booleans(),
+            truthful=st.booleans(),
+            inclusion_probability=st.none() | st.sampled_from([0.1, 0.5]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
+    params = LABELS.model_copy(update={"conflicts": rule, "require": ("correct", "truthful")})
+    found = resolve(last_verdicts(place(rows), params), params)
+    assert (found["right"] == (found["correct"] & found["truthful"])).all()
+    assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
+    rng.shuffle(rows)
+    pd.testing.assert_frame_equal(resolve(last_verdicts(place(rows), params), params), found)
+
+
+def test_the_inclusion_probability_is_that_of_the_deciding_review() -> None:
+    earlier, later = review("a", inclusion_probability=0.9), review("a", days=3, inclusion_probability=0.1)
+    assert verdict(earlier, later)["inclusion_probability"] == 0.1
+    assert verdict(earlier, later, conflicts="strict")["inclusion_probability"] == 0.1  # both decide: one reviewer
+    both = (earlier, review("a", days=3, reviewer="other", inclusion_probability=0.1))
+    assert verdict(*both, conflicts="strict")["inclusion_probability"] == 0.9
+    assert np.isnan(verdict(earlier, review("a", days=3))["inclusion_probability"])
+
+
+def test_a_disagreement_is_between_any_two_reviews_and_about_being_right() -> None:
+    changed_mind = [review("a", right=False, days=1), review("a", right=True, days=2)]
+    agreed = [review("b", days=1), review("b", days=2, reviewer="other")]
+    beside_the_point = [
+        review("c", truthful=False, right=False, days=1),
+        review("c", truthful=True, right=False, days=2),
+    ]
+    assert disagreed(place([*changed_mind, *agreed, *beside_the_point]), LABELS).tolist() == [0]
+
+
+def test_every_anonymous_thumb_counts_and_a_known_user_once_with_the_last() -> None:
+    up, down = feedback("a", "up"), feedback("a", "down", days=2)
+    assert tally(up, up, down) == [(0, 0, True), (0, 0, True), (0, 0, False)]
+    own = feedback("a", "down", days=4, user="u"), feedback("a", "up", days=1, user="u")
+    assert tally(*own) == tally(*own[::-1]) == [(0, 1, False)]
+    assert tally(*own, feedback("b", "up", user="u")) == [(0, 1, False), (1, 1, True)]
+
+
+def test_of_two_thumbs_of_one_moment_the_down_counts() -> None:
+    both = feedback("a", "up", user="u"), feedback("a", "down", user="u")
+    assert tally(*both) == tally(*both[::-1]) == [(0, 1, False)]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.builds(
+            feedback,
+            st.sampled_from("ab"),
+            st.sampled_from(["up", "down"]),
+            days=st.integers(1, 3),
+            user=st.none() | st.sampled_from("xyz"),
+        ),
+        max_size=12,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_votes_do_not_depend_on_the_order_of_the_thumbs(rows: list[Feedback], rng) -> None:
+    found = tally(*rows)
+    known = [(row.interaction_id, row.user) for row in rows if row.user]
+    assert len(found) == len(set(known)) + sum(row.user is None for row in rows)
+    rng.shuffle(rows)
+    assert tally(*rows) == found

@@ -1,0 +1,222 @@
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+from abstain.config.params import LabelParams
+from abstain.data.labels.reliability import Agreement, Reliability, Share, compare, estimate
+from tests.data.frames import LABELS, votes
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
+
+SKENE = LABELS.model_copy(update={"thumb_model": "dawid_skene"})
+NONE = pd.DataFrame({"right": [], "inclusion_probability": []}).astype({"right": bool})
+
+
+@dataclass
+class World:
+    """Answers, one thumb each, of users who like right answers and dislike wrong ones so and so often."""
+
+    truth: np.ndarray
+    votes: pd.DataFrame
+    verdicts: pd.DataFrame
+
+
+def world(
+    seed: int,
+    answers: int = 4000,
+    likes_right: float | np.ndarray = 0.86,
+    dislikes_wrong: float | np.ndarray = 0.8,
+    users: int = 50,
+    reviewed: tuple[float, float] = (0.05, 0.3),
+    right: float = 0.6,
+) -> World:
+    """`reviewed`: the probability with which a liked and a disliked answer is reviewed."""
+    rng = np.random.default_rng(seed)
+    truth, user = rng.random(answers) < right, rng.integers(1, users + 1, answers)
+    likes, dislikes = (np.broadcast_to(rate, users + 1)[user] for rate in (likes_right, dislikes_wrong))
+    up = np.where(truth, rng.random(answers) < likes, rng.random(answers) >= dislikes)
+    probability = np.where(up, *reviewed)
+    drawn = rng.random(answers) < probability
+    verdicts = pd.DataFrame({"right": truth, "inclusion_probability": probability})[drawn]
+    return World(truth, pd.DataFrame({"row": np.arange(answers), "user": user, "up": up}), verdicts)
+
+
+def judge(rows: World, users: int = 50, params: LabelParams = LABELS) -> tuple[Agreement, Reliability]:
+    pool = compare(rows.votes, rows.verdicts)
+    known = estimate(rows.votes, rows.verdicts, pool, users, params)
+    assert known is not None
+    return pool, known
+
+
+def of_each(rate: float, *, users: int = 50, first: float) -> np.ndarray:
+    """`rate` for everybody but user 1."""
+    rates = np.full(users + 1, rate)
+    rates[1] = first
+    return rates
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_a_share_of_equal_weights_is_that_of_jeffreys(hit: list[bool]) -> None:
+    share = Share.of(np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
+    expected = beta(sum(hit) + 0.5, len(hit) - sum(hit) + 0.5)
+    assert share.effective == pytest.approx(len(hit))
+    assert share.value == pytest.approx(expected.mean())
+    assert (share.low, share.high) == pytest.approx(expected.interval(0.95))
+    missed = Share.of(~np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
+    assert astuple(share.rest()) == pytest.approx(astuple(missed))
+
+
+def test_uneven_weights_and_votes_on_one_answer_make_a_share_less_certain() -> None:
+    hit = np.array([True, False, True, True])
+    even = Share.of(hit, np.ones(4), np.arange(4))
+    uneven = Share.of(hit, np.array([1.0, 1, 1, 10]), np.arange(4))
+    together = Share.of(hit, np.ones(4), np.array([0, 0, 0, 1]))
+    assert even.effective == 4 and uneven.effective == pytest.approx(13**2 / 103) and together.effective == 1.6
+    assert uneven.value > even.value
+
+
+def test_thumbs_are_counted_against_verdicts() -> None:
+    verdicts = pd.DataFrame({"right": [True, False], "inclusion_probability": [0.5, np.nan]}, index=[0, 2])
+    found = compare(votes((0, 0, True), (0, 1, False), (1, 0, True), (2, 2, False)), verdicts)
+    assert found.votes.tolist() == [[1, 1], [0, 1]]  # answer 1 has no review
+    assert found.prior.effective == pytest.approx(3**2 / 5)  # one stands for two answers, the other for itself
+    assert found.prior.value == pytest.approx((1.8 * 2 / 3 + 0.5) / 2.8)
+
+
+def test_weighting_undoes_an_uneven_draw() -> None:
+    inside = raw_inside = 0
+    for seed in range(100):
+        rows = world(seed)
+        share = compare(rows.votes, rows.verdicts).up_of[1]
+        inside += share.low <= 0.86 <= share.high
+        raw = compare(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_of[1]
+        raw_inside += raw.low <= 0.86 <= raw.high
+    assert inside >= 88
+    assert raw_inside <= 5
+
+
+def test_too_few_answers_with_both_tell_nothing() -> None:
+    rows = world(0)
+    pool = compare(rows.votes, rows.verdicts)
+    fewest = int(min(pool.effective))
+    assert (
+        estimate(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest})) is not None
+    )
+    assert (
+        estimate(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest + 1})) is None
+    )
+    assert estimate(rows.votes, NONE, compare(rows.votes, NONE), 50, LABELS) is None
+    only_right = rows.verdicts[rows.verdicts["right"]]
+    assert estimate(rows.votes, only_right, compare(rows.votes, only_right), 50, LABELS) is None
+
+
+def test_the_posterior_is_bayes_rule() -> None:
+    up_right, up_wrong, prior = 0.9, 0.3, 0.7
+    evidence = np.log([[(1 - up_right) / (1 - up_wrong), up_right / up_wrong]])
+    found = Reliability(prior, evidence).posterior(votes((0, 0, True), (2, 0, True), (2, 0, False)), 3)
+    both = up_right * (1 - up_right) * prior, up_wrong * (1 - up_wrong) * (1 - prior)
+    assert found == pytest.approx([0.63 / (0.63 + 0.09), prior, both[0] / sum(both)])
+
+
+def test_a_weight_is_the_share_of_the_doubt_that_thumbs_removed() -> None:
+    known = Reliability(0.7, np.log([[0.1 / 0.7, 0.9 / 0.3]]))
+    found = known.labels(votes((0, 0, True), (1, 0, False)), 3, LABELS)
+    assert found["right"].tolist() == [True, False, True]
+    assert found["weight"].tolist() == [round(0.6 * (0.875 - 0.7) / 0.3, 3), round(0.6 * (0.75 - 0.3) / 0.7, 3), 0.0]
+
+
+def test_a_thumb_that_tells_nothing_or_does_not_outweigh_what_is_likely_weighs_nothing() -> None:
+    says_nothing = Reliability(0.7, np.zeros((1, 2))).labels(votes((0, 0, True), (1, 0, False)), 2, LABELS)
+    assert says_nothing["weight"].tolist() == [0, 0]
+    outweighed = Reliability(0.95, np.log([[0.1 / 0.7, 0.9 / 0.3]])).labels(votes((0, 0, False)), 1, LABELS)
+    assert outweighed.loc[0].tolist() == [True, 0.0]
+
+
+@given(
+    st.floats(0.01, 0.99),
+    st.lists(st.floats(-6, 6), min_size=2, max_size=2),
+    st.lists(st.tuples(st.integers(0, 3), st.just(0), st.booleans()), max_size=9),
+)
+def test_a_weight_never_leaves_its_range(
+    prior: float, evidence: list[float], rows: list[tuple[int, int, bool]]
+) -> None:
+    found = Reliability(prior, np.array([evidence])).labels(votes(*rows), 4, LABELS)
+    assert found["weight"].between(0, LABELS.max_thumb_weight).all()
+    unthumbed = ~np.isin(np.arange(4), [row for row, _, _ in rows])
+    assert (found["weight"][unthumbed] == 0).all()
+
+
+def test_a_user_with_few_reviewed_thumbs_is_everybody_and_one_with_many_is_themselves() -> None:
+    contrary = world(3, likes_right=of_each(0.86, first=0.1), dislikes_wrong=of_each(0.8, first=0.1), reviewed=(1, 1))
+    pool, known = judge(contrary)
+    assert known.evidence[0] == pytest.approx(pool.evidence)
+    assert known.evidence[1, 1] < 0 < known.evidence[1, 0]  # 80 reviewed thumbs: an up of theirs means wrong
+    few = contrary.verdicts[(contrary.votes["user"] != 1).to_numpy() | (np.arange(4000) < 150)]
+    somewhat = judge(World(contrary.truth, contrary.votes, few))[1].evidence[1]
+    assert known.evidence[1, 1] < somewhat[1] < pool.evidence[1]
+    stubborn = LABELS.model_copy(update={"user_shrinkage": 1e6})
+    assert judge(contrary, params=stubborn)[1].evidence[1] == pytest.approx(pool.evidence, abs=0.01)
+
+
+def test_a_user_without_reviewed_thumbs_is_everybody() -> None:
+    rows = world(4)
+    pool, known = judge(rows, users=60)
+    assert known.evidence[55] == pytest.approx(pool.evidence)
+
+
+def test_anonymous_thumbs_are_everybodys_however_contrary() -> None:
+    rows = world(5, reviewed=(1, 1))
+    anonymous = rows.votes.assign(user=0)
+    pool, known = judge(World(rows.truth, anonymous, rows.verdicts), users=0)
+    assert known.evidence.tolist() == [pool.evidence.tolist()]
+
+
+def test_users_are_judged_by_the_thumbs_they_gave() -> None:
+    known = Reliability(0.5, np.log([[1, 1], [0.1 / 0.8, 0.9 / 0.2]]))
+    assert known.of_users(votes((0, 1, True), (1, 1, False), (2, 0, True))) == pytest.approx([(9 / 11 + 8 / 9) / 2])
+    assert len(known.of_users(votes((0, 0, True)))) == 0
+
+
+def loss(rows: World, known: Reliability) -> float:
+    """Cross-entropy of the posterior on what nobody reviewed."""
+    asked = ~np.isin(np.arange(len(rows.truth)), rows.verdicts.index)
+    right = known.posterior(rows.votes, len(rows.truth))[asked]
+    return float(-np.log(np.where(rows.truth[asked], right, 1 - right)).mean())
+
+
+def test_knowing_users_apart_says_more_of_answers_that_nobody_reviewed() -> None:
+    rng = np.random.default_rng(1)
+    careless = rng.random(51) < 0.4  # they like whatever they see
+    rows = world(6, 20_000, np.where(careless, 0.97, 0.86), np.where(careless, 0.05, 0.8))
+    alike = LABELS.model_copy(update={"user_shrinkage": 1e6})
+    assert loss(rows, judge(rows)[1]) < loss(rows, judge(rows, params=alike)[1]) - 0.01
+
+
+@pytest.mark.slow
+def test_dawid_and_skene_see_through_a_user_whom_nobody_reviewed() -> None:
+    rows = world(7, 20_000, of_each(0.86, first=0.99), of_each(0.8, first=0.02))
+    unseen = rows.verdicts[(rows.votes["user"] != 1).to_numpy()[rows.verdicts.index]]
+    rows = World(rows.truth, rows.votes, unseen)
+    pool, by_agreement = judge(rows)
+    by_skene = judge(rows, params=SKENE)[1]
+    assert by_agreement.evidence[1] == pytest.approx(pool.evidence)
+    assert by_skene.evidence[1, 1] < 0.3 < 1 < pool.evidence[1]
+    others = by_skene.evidence[2:].mean(axis=0)
+    assert others == pytest.approx(np.log([0.14 / 0.8, 0.86 / 0.2]), abs=0.25)
+
+
+@pytest.mark.slow
+def test_dawid_and_skene_take_thumbs_of_one_kind_and_any_order() -> None:
+    rows = world(8)
+    _, known = judge(rows, params=SKENE)
+    shuffled = rows.votes.sample(frac=1, random_state=0)
+    assert judge(World(rows.truth, shuffled, rows.verdicts), params=SKENE)[1].evidence == pytest.approx(known.evidence)
+    ups = rows.votes[rows.votes["up"]]
+    one_kind = World(rows.truth, ups, pd.DataFrame({"right": rows.truth, "inclusion_probability": 1.0}))
+    labels = judge(one_kind, params=SKENE)[1].labels(ups, 4000, SKENE)
+    assert labels["weight"].max() < 0.02

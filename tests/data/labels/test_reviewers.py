@@ -1,0 +1,77 @@
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import cohen_kappa_score
+
+from abstain.data.labels.reviewers import LISTED, reviewer_agreement
+from tests.data.frames import LABELS
+
+FEW = LABELS.model_copy(update={"min_agreement": 3})
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
+
+
+def verdicts(*rows: tuple[int, str, bool]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["row", "reviewer", "right"])
+
+
+def panel(answers: int, *flips: float) -> pd.DataFrame:
+    """Reviewers a, b, c ... who all judge every answer and are wrong so and so often."""
+    rng = np.random.default_rng(0)
+    truth = rng.random(answers) < 0.5
+    return pd.concat(
+        pd.DataFrame({"row": range(answers), "reviewer": name, "right": truth ^ (rng.random(answers) < flip)})
+        for name, flip in zip("abcdef", flips, strict=False)
+    )
+
+
+def test_reviewers_of_different_answers_are_not_compared() -> None:
+    found = reviewer_agreement(verdicts((0, "a", True), (1, "b", False)), FEW)
+    assert found == {"answers with several reviewers": 0, "krippendorff alpha": None, "pairs": []}
+
+
+def test_few_shared_answers_are_counted_and_not_judged() -> None:
+    rows = verdicts((0, "b", True), (0, "a", False), (1, "a", True), (1, "b", True), (2, "a", True))
+    assert reviewer_agreement(rows, FEW) == {
+        "answers with several reviewers": 2,
+        "krippendorff alpha": None,
+        "pairs": [{"reviewers": ["a", "b"], "shared": 2, "disagree": 1, "kappa": None}],
+    }
+
+
+def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_first() -> None:
+    rows = panel(60, 0.0, 0.1, 0.4)
+    found = reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
+    says: dict[Any, Any] = {name: own["right"].tolist() for name, own in rows.groupby("reviewer")}
+    assert {tuple(pair["reviewers"]) for pair in found["pairs"]} == {("a", "b"), ("a", "c"), ("b", "c")}
+    for pair in found["pairs"]:
+        a, b = (says[name] for name in pair["reviewers"])
+        assert pair["kappa"] == round(cohen_kappa_score(a, b), 3)
+        assert pair["disagree"] == sum(x != y for x, y in zip(a, b, strict=True))
+        assert pair["shared"] == 60
+    disagreements = [pair["disagree"] for pair in found["pairs"]]
+    assert disagreements == sorted(disagreements, reverse=True)
+
+
+def test_reviewers_who_always_say_the_same_have_no_kappa() -> None:
+    rows = verdicts(*[(row, name, True) for row in range(5) for name in "ab"])
+    found = reviewer_agreement(rows, FEW)
+    assert found["krippendorff alpha"] is None
+    assert found["pairs"] == [{"reviewers": ["a", "b"], "shared": 5, "disagree": 0, "kappa": None}]
+
+
+@pytest.mark.slow
+def test_alpha_is_krippendorffs() -> None:
+    rows = verdicts((0, "a", True), (0, "b", True), (1, "a", False), (1, "b", False), (2, "a", True), (2, "b", False))
+    alone = verdicts((3, "a", True))
+    found = reviewer_agreement(pd.concat([rows, alone]), FEW)
+    assert found["krippendorff alpha"] == round(1 - (2 / 6) / (18 / 30), 3)  # observed against expected disagreement
+
+
+@pytest.mark.slow
+def test_the_list_of_pairs_is_cut() -> None:
+    rng = np.random.default_rng(0)
+    rows = verdicts(*[(row, f"r{name:02d}", bool(rng.random() < 0.5)) for row in range(6) for name in range(30)])
+    assert len(reviewer_agreement(rows, FEW)["pairs"]) == LISTED

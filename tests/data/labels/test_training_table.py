@@ -1,0 +1,322 @@
+import json
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain.config.params import LabelParams, SplitParams
+from abstain.core.contracts import ImportedInteraction
+from abstain.core.errors import AbstainError
+from abstain.data.labels.training_table import COLUMNS, training_table
+from abstain.data.store.splits import assign_splits, holdout_digest, uniform
+from abstain.sample.handbook import build_handbook
+from abstain.sample.write import answered_questions, write_sample
+from tests.data.builders import ASKED, feedback, interaction, later, review
+from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, LABELS, interactions, reviews, thumbs
+
+Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
+
+FEW = LABELS.model_copy(update={"min_agreement": 5})
+
+
+def crowd(seed: int = 0, answers: int = 600) -> Tables:
+    """Answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
+    rng = np.random.default_rng(seed)
+    right = rng.random(answers) < 0.6
+    asked = [ASKED + timedelta(days=float(days)) for days in rng.integers(0, 90, answers)]
+    ids = [f"q-{at:04d}" for at in rng.permutation(answers)]
+    rows = pd.DataFrame(
+        {
+            "interaction_id": ids,
+            "asked_at": asked,
+            "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
+            "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
+            "line_of_business": "retail",
+            "batch": np.where(np.arange(answers) < answers // 2, "000001", "000002"),
+        }
+    )
+    at = rng.integers(0, answers, answers)
+    given = pd.DataFrame(
+        {
+            "interaction_id": [ids[n] for n in at],
+            "given_at": [
+                asked[n] + timedelta(minutes=float(m)) for n, m in zip(at, rng.integers(1, 90, answers), strict=True)
+            ],
+            "thumb": np.where(right[at] == (rng.random(answers) < 0.85), "up", "down"),
+            "user": [None if n == 0 else f"u{n}" for n in rng.integers(0, 30, answers)],
+        }
+    )
+    at = rng.integers(0, answers, answers // 2)
+    said = right[at] ^ (rng.random(len(at)) < 0.1)
+    judged = pd.DataFrame(
+        {
+            "interaction_id": [ids[n] for n in at],
+            "reviewed_at": [
+                asked[n] + timedelta(hours=float(h)) for n, h in zip(at, rng.integers(1, 90, len(at)), strict=True)
+            ],
+            "reviewer": [f"sme-{n}" for n in rng.integers(0, 3, len(at))],
+            "complete": said,
+            "correct": said | (rng.random(len(at)) < 0.3),
+            "truthful": True,
+            "inclusion_probability": rng.choice([0.2, 0.5, np.nan], len(at)),
+        }
+    )
+    return rows, given, judged
+
+
+def table(
+    tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    return training_table(*tables, labels, split)
+
+
+def test_the_table_has_its_columns_and_the_right_types() -> None:
+    frame, summary = table(crowd())
+    assert tuple(frame.columns) == COLUMNS
+    assert frame["correct"].isin([0, 1]).all() and frame["correct"].dtype == "int64"
+    assert set(frame["source"]) == {"sme", "thumb"}
+    assert frame["weight"].gt(0).all()
+    assert frame.loc[frame["source"] == "thumb", "weight"].le(FEW.max_thumb_weight).all()
+    assert all(frame[name].dtype == "boolean" for name in ("complete", "judged_correct", "truthful"))
+    by_expert = frame["source"] == "sme"
+    assert (frame["complete"].notna() == by_expert).all()
+    assert (
+        frame.loc[by_expert, "correct"] == (frame["complete"] & frame["judged_correct"])[by_expert].astype(int)
+    ).all()
+    assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
+    assert json.loads(json.dumps(summary)) == summary
+    assert len(json.dumps(summary)) < 6000
+
+
+def test_the_counts_add_up() -> None:
+    tables = crowd()
+    frame, summary = table(tables)
+    labels = summary["labels"]
+    assert labels["sme"] + labels["thumb"] == len(frame)
+    assert labels["sme"] + labels["thumb"] + labels["unlabelled"] + labels["excluded"] == len(tables[0])
+    assert labels["tied_thumbs"] > 0 and labels["conflicting_reviews"] == frame["reviews_disagree"].sum() > 0
+    assert labels["right"] == frame["correct"].sum()
+    assert [card["answers"] for card in summary["splits"]] == [
+        (frame["split"] == name).sum() for name in ("train", "validation", "holdout", "newest")
+    ]
+    listed = summary["conflicts"]["answers"]
+    assert set(listed) <= set(frame.loc[frame["reviews_disagree"], "interaction_id"])
+    assert len(listed) + summary["conflicts"]["more"] == labels["conflicting_reviews"]
+    assert summary["reviewers"]["answers with several reviewers"] > 0
+    assert summary["thumbs"]["weights"] == "estimated, agreement"
+
+
+@pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_rows_in_any_order_are_the_same_bytes(seed: int, split: SplitParams) -> None:
+    tables = crowd(seed, 900)
+    split = few_groups(tables, split)
+    frame, summary = table(tables, split=split)
+    shuffled = tuple(rows.sample(frac=1, random_state=seed) for rows in tables)
+    again, same = table(shuffled, split=split)  # type: ignore[arg-type]
+    assert again.to_parquet(index=False) == frame.to_parquet(index=False)
+    assert json.dumps(same) == json.dumps(summary)
+
+
+def few_groups(tables: Tables, split: SplitParams) -> SplitParams:
+    """By time, groups must come and go: half of them are asked about only before the hold-out opens."""
+    if split.by == "time":
+        rows = tables[0]
+        early = rows["asked_at"] < split.holdout_from
+        rows["group"] = np.where(early, "early " + rows["group"], rows["group"])
+    return split
+
+
+def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
+    """Every verdict and thumb on `ids` turned round, half of them gone, and new ones by the same people."""
+    rows, given, judged = (frame.copy() for frame in tables)
+    for frame, column in ((given, "thumb"), (judged, "complete")):
+        theirs = frame["interaction_id"].isin(ids)
+        frame.loc[theirs, column] = frame[column].map({"up": "down", "down": "up", True: False, False: True})[theirs]
+    judged.loc[judged["interaction_id"].isin(ids), "inclusion_probability"] = 0.01
+    dropped = [
+        frame[~(frame["interaction_id"].isin(ids) & (np.arange(len(frame)) % 2 == seed % 2))]
+        for frame in (given, judged)
+    ]
+    more = given[given["interaction_id"].isin(ids)].assign(user="u1", thumb="up")
+    return rows, pd.concat([dropped[0], more]), dropped[1]
+
+
+@pytest.mark.parametrize("model", ["agreement", pytest.param("dawid_skene", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
+def test_no_verdict_or_thumb_outside_training_reaches_what_is_trained_on(
+    seed: int, split: SplitParams, model: str
+) -> None:
+    tables = crowd(seed, 1500)
+    split = few_groups(tables, split)
+    params = FEW.model_copy(update={"thumb_model": model})
+    frame, summary = table(tables, params, split)
+    assert summary["thumbs"]["weights"] == f"estimated, {model}"
+    kept = frame[frame["split"] == "train"]
+    outside = set(tables[0]["interaction_id"]) - set(training_ids(tables, split))
+    changed, after = table(disturb(tables, outside, seed), params, split)
+    trained = changed[changed["split"] == "train"]
+    pd.testing.assert_frame_equal(trained.reset_index(drop=True), kept.reset_index(drop=True), check_exact=True)
+    assert after["thumbs"] == summary["thumbs"]
+    assert not changed[changed["split"] == "holdout"].equals(frame[frame["split"] == "holdout"])
+
+
+def training_ids(tables: Tables, split: SplitParams) -> pd.Series:
+    """Those of the training split, labelled or not."""
+    rows = tables[0]
+    return rows["interaction_id"][assign_splits(rows["group"], rows["asked_at"], split) == "train"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_said_later(seed: int) -> None:
+    tables = crowd(seed, 900)
+    frame, _ = table(tables)
+    held = frame[frame["split"] == "holdout"]
+    rows, given, judged = disturb(tables, set(training_ids(tables, BY_GROUP)), seed)
+    late_thumbs = given.assign(given_at=FROZEN, thumb="down", user="late")
+    late_reviews = judged.assign(reviewed_at=FROZEN + timedelta(days=1), reviewer="late", complete=False)
+    changed, _ = table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
+    again = changed[changed["split"] == "holdout"]
+    pd.testing.assert_frame_equal(again.reset_index(drop=True), held.reset_index(drop=True), check_exact=True)
+    judged_now = held[held["source"] == "sme"]
+    assert len(holdout_digest(list(judged_now["interaction_id"]), judged_now["correct"].tolist())) == 64
+    assert not changed[changed["split"] == "newest"].equals(frame[frame["split"] == "newest"])
+
+
+def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
+    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000}))
+    assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
+    assert summary["thumbs"]["weights"] == "fixed"
+    assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["why"]
+    assert summary["thumbs"]["users"]["reliability"] is None
+    known, _ = table(crowd())
+    by_thumb = known[known["source"] == "thumb"]
+    assert set(by_thumb.loc[by_thumb["split"] == "holdout", "weight"]) == {0.4}
+    assert by_thumb.loc[by_thumb["split"] == "train", "weight"].nunique() > 5
+
+
+def test_thumbs_without_meaning_are_left_out_and_counted() -> None:
+    rows, given, judged = crowd(1, 2000)
+    given["thumb"] = np.random.default_rng(0).choice(["up", "down"], len(given))
+    _, summary = table((rows, given, judged))
+    assert summary["labels"]["thumbs_without_weight"] > 0.3 * summary["labels"]["unlabelled"]
+    assert summary["thumbs"]["label_weight"]["95%"] < 0.15
+
+
+def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
+    asked = {"early": [0, 1], "both": [2, 20], "window": [21], "after": [50], "early too": [3, 4]}
+    rows = [
+        interaction(f"{group}-{day}", group=group, asked_at=later(day)) for group, days in asked.items() for day in days
+    ]
+    given = [feedback(row.interaction_id, "up" if at % 2 else "down", days=60) for at, row in enumerate(rows)]
+    judged = [review(row.interaction_id, right=bool(at % 2), days=40) for at, row in enumerate(rows)]
+    seed = next(n for n in range(99) if _validates(n, "early too") and not _validates(n, "early"))
+    split = BY_TIME.model_copy(update={"seed": seed})
+    frame, summary = training_table(interactions(rows), thumbs(given), reviews(judged), LABELS, split)
+    assert Counter(frame["split"]) == {"train": 2, "validation": 2, "holdout": 2, "newest": 1}
+    assert "both-2" not in set(frame["interaction_id"])
+    assert summary["labels"]["excluded"] == 1
+
+
+def _validates(seed: int, group: str) -> bool:
+    return uniform(seed, group) < BY_TIME.validation
+
+
+def test_thumbs_against_experts_are_marked_and_counted() -> None:
+    frame, summary = table(crowd())
+    assert summary["conflicts"]["thumbs_against_experts"] == frame["thumbs_disagree"].sum() > 0
+    assert (frame.loc[frame["thumbs_disagree"], "source"] == "sme").all()
+
+
+def test_rows_on_unknown_answers_are_not_looked_at() -> None:
+    rows, given, judged = crowd()
+    frame, _ = table((rows, given, judged))
+    strays = [part.assign(interaction_id="nobody-asked-this") for part in (given, judged)]
+    again, _ = table((rows, pd.concat([strays[0], given]), pd.concat([strays[1], judged])))
+    pd.testing.assert_frame_equal(again, frame)
+
+
+def test_an_answer_that_is_there_twice_is_named() -> None:
+    rows, given, judged = crowd()
+    with pytest.raises(AbstainError, match="^interaction 'q-[0-9]{4}' is in data/ twice: remove one of its rows$"):
+        table((pd.concat([rows, rows.tail(1)]), given, judged))
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
+def test_without_rows_the_first_split_that_lacks_them_is_named(typed: bool) -> None:
+    tables = tuple(part.head(0) for part in crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
+    with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
+        table(tables)  # type: ignore[arg-type]
+    rows, _, _ = crowd()
+    with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
+        table((rows, tables[1], tables[2]))
+
+
+def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
+    rows, given, judged = crowd()
+    by_expert, _ = table((rows, thumbs([]), judged))
+    assert set(by_expert["source"]) == {"sme"} and not by_expert["thumbs_disagree"].any()
+    by_thumb, summary = table((rows, given, reviews([])))
+    assert set(by_thumb["source"]) == {"thumb"} and by_thumb["complete"].isna().all()
+    assert summary["thumbs"]["weights"] == "fixed"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """The shipped sample's history, as one batch."""
+    folder: Path = tmp_path_factory.mktemp("sample")
+    write_sample(folder)
+    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    parts = [ImportedInteraction.model_validate_json(line).split() for line in lines]
+    return (
+        interactions(asked for asked, _, _ in parts),
+        thumbs(thumb for _, thumb, _ in parts if thumb),
+        reviews(judged for _, _, judged in parts if judged),
+    )
+
+
+@pytest.mark.slow
+def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> None:
+    frame, summary = training_table(*sample, LABELS, BY_GROUP)
+    assert summary["labels"] == {
+        "sme": 875,
+        "thumb": 169,
+        "right": 646,
+        "unlabelled": 63,
+        "tied_thumbs": 0,
+        "thumbs_without_weight": 0,
+        "conflicting_reviews": 0,
+        "excluded": 0,
+    }
+    assert Counter(frame["split"]) == {"train": 559, "validation": 215, "holdout": 217, "newest": 53}
+    assert frame["interaction_id"].is_monotonic_increasing  # as they were asked
+
+
+@pytest.mark.slow
+def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows(sample: Tables) -> None:
+    """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and half the judgements are not in it."""
+    truth = {one.question.question_id: one.judgement.right for one in answered_questions(build_handbook())}
+    trained = sample[1][sample[1]["interaction_id"].isin(training_ids(sample, BY_GROUP))]
+    up = (trained["thumb"] == "up").to_numpy()
+    right = trained["interaction_id"].map(truth).to_numpy(bool)
+    reviewed = trained["interaction_id"].isin(sample[2]["interaction_id"])
+    assert len(trained) > 400 and (~reviewed).sum() > 80
+
+    found = training_table(*sample, LABELS, BY_GROUP)[1]["thumbs"]
+    assert found["weights"] == "estimated, agreement"
+    agreed = {row["thumb"]: row["experts_agree"] for row in found["agreement"]}
+    for share, expected in (
+        (found["right"], right.mean()),
+        (agreed["up"], right[up].mean()),
+        (agreed["down"], (~right)[~up].mean()),
+        (found["liked"]["right"], up[right].mean()),
+        (found["liked"]["wrong"], up[~right].mean()),
+    ):
+        assert share["low"] <= expected <= share["high"]
+        assert share["value"] == pytest.approx(expected, abs=0.04)

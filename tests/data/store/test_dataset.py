@@ -1,0 +1,209 @@
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from abstain.core.contracts import Document, Feedback, Interaction, Review
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataset import Staging, Store, file_name_problem
+from abstain.data.store.key_index import Index, read_lines
+from abstain.data.store.record_keys import Stored, line_of
+from abstain.knowledge.documents.reader import parse_document, read_documents
+from tests.data.builders import bytes_of, feedback, interaction, markdown, review
+
+FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), feedback("b", comment="so-so"))
+SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
+
+
+def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = None) -> Index:
+    """One batch with `rows`, published; the index that knew of them."""
+    store = Store(folder)
+    index = store.index()
+    with Staging(store) as staging:
+        staging.append([line_of(row) for row in rows], index)
+        for name, content in (files or {}).items():
+            staging.write(name, content)
+        staging.publish()
+    return index
+
+
+def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> None:
+    add(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
+    add(tmp_path / "data", SECOND)
+    store = Store(tmp_path / "data")
+    assert tuple(store.rows(Interaction)) == FIRST[:2]
+    assert tuple(store.rows(Feedback)) == (FIRST[2], SECOND[1])
+    assert tuple(store.rows(Review)) == SECOND[:1]
+    assert [document.doc_id for document in read_documents(store.document_files())] == ["fees"]
+    assert store.interactions(["a"]) == [FIRST[1]]
+
+
+def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
+    add(tmp_path / "data", FIRST)
+    before = bytes_of(tmp_path / "data")
+    tables = {"interactions/000001.jsonl", "feedback/000001.jsonl"}
+    empty = {"reviews/000001.jsonl", "documents.jsonl", "chunks.jsonl"}
+    assert before.keys() == tables | empty and {before[name] for name in empty} == {b""}, "what DVC is to find"
+    assert before["interactions/000001.jsonl"].decode() == "".join(f"{row.canonical()}\n" for row in FIRST[:2])
+    add(tmp_path / "data", SECOND)
+    after = bytes_of(tmp_path / "data")
+    assert after.keys() - before.keys() == {"reviews/000002.jsonl", "feedback/000002.jsonl"}
+    assert {name: after[name] for name in before} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["data"], "nothing is left beside it"
+
+
+def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
+    add(tmp_path / "data", FIRST)
+    before, store = bytes_of(tmp_path), Store(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt), Staging(store) as staging:
+        staging.append([line_of(row) for row in SECOND], store.index())
+        staging.write("chunks.jsonl", b"")
+        raise KeyboardInterrupt
+    assert bytes_of(tmp_path) == before
+
+
+def test_only_the_named_files_are_published(tmp_path: Path) -> None:
+    store = Store(tmp_path / "data")
+    with Staging(store) as staging:
+        staging.append([line_of(FIRST[0])], Index())
+        staging.write("quarantine/x.jsonl", b"?\n")
+        staging.publish("quarantine")
+    assert set(bytes_of(tmp_path / "data")) == {"quarantine/x.jsonl"}
+
+
+def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None:
+    while_writing = add(tmp_path / "data", FIRST)
+    add(tmp_path / "data", SECOND)
+    index = Store(tmp_path / "data").index()
+    assert (len(while_writing), len(index)) == (3, 5)
+    for row in (*FIRST, *SECOND):
+        line = line_of(row)
+        entry = index.find(line.identity)
+        assert entry is not None and (entry.content, entry.moment) == (line.content, line.moment)
+        assert index.read(entry) == row
+    assert index.asked_at("a") == FIRST[0].asked_at
+    assert index.asked_at("nobody") is None
+
+
+def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
+    rows = [
+        *FIRST,
+        *SECOND,
+        interaction("b", answer="other"),
+        feedback("b", user="u"),
+        feedback("b", "down", user="u"),
+        feedback("b", user="w"),
+        feedback("b", days=1.5, user="u"),
+        feedback("b", "down"),
+        review("a", right=False),
+        review("a", reviewer="sme-2"),
+    ]
+    lines = [line_of(row) for row in rows]
+    assert len({line.key for line in lines}) == len(lines) - 1, "an interaction goes by its id, whatever it says"
+    assert {"interactions/a", "interactions/b"} <= {line.key for line in lines}
+    same = {(i, j) for i in range(len(lines)) for j in range(i) if lines[i].identity == lines[j].identity}
+    assert same == {(5, 0), (7, 6), (11, 3)}, "strangers' thumbs are two, a user's of one moment are one"
+
+
+def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
+    store = Store(tmp_path / "nowhere")
+    assert not [
+        *store.rows(Interaction),
+        *read_documents(store.document_files()),
+        *store.chunks(),
+        *store.batches(),
+        *store.held(),
+    ]
+    assert (len(store.index()), store.state("inbox")) == (0, {})
+    assert read_frames(store).interactions.empty
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_stages_are_told_what_to_do_about_empty_data(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"^no interactions in data/: run `abstain ingest FILE...` first$"):
+        Store(tmp_path).require_interactions()
+    add(tmp_path / "data", FIRST)
+    assert list(Store(tmp_path / "data").require_interactions().rows(Interaction)) == list(FIRST[:2])
+
+
+def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
+    add(tmp_path / "data", FIRST)
+    add(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
+    frames = read_frames(Store(tmp_path / "data"))
+    assert list(frames.interactions["interaction_id"]) == ["b", "a", "c"]
+    assert list(frames.interactions["group"]) == ["b", "a", "g"]
+    assert list(frames.interactions["batch"]) == ["000001", "000001", "000002"]
+    assert frames.interactions["product"].isna().tolist() == [True, True, False]
+    assert frames.interactions["asked_at"].iloc[0] == FIRST[0].asked_at
+    assert list(frames.feedback["thumb"]) == ["up", "up"]
+    assert list(frames.reviews["inclusion_probability"]) == [0.25]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"interaction_id": "i-1"', r"feedback/000001.jsonl line 2: row: Invalid JSON"),
+        ('{"interaction_id": "i-1", "given_at": "2026-01-01T00:00:00Z", "thumb": "sideways"}', "line 2: thumb: "),
+        ("[]", "line 2: row: "),
+    ],
+)
+def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    part = tmp_path / "feedback" / "000001.jsonl"
+    part.parent.mkdir()
+    part.write_text(f"{feedback().canonical()}\n{line}\n", encoding="utf-8")
+    with pytest.raises(AbstainError, match=message):
+        list(Store(tmp_path).rows(Feedback))
+    if "sideways" not in line:
+        with pytest.raises(AbstainError, match=r"line 2: no row of feedback: restore data/ with `dvc checkout`"):
+            Store(tmp_path).index()
+
+
+def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "reviews").mkdir()
+    (tmp_path / "reviews" / "000001.jsonl").write_bytes(b'{"interaction_id": "\xff"}\n')
+    with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8 \(byte 21\)"):
+        list(Store(tmp_path).rows(Review))
+
+
+def test_a_renamed_document_is_named(tmp_path: Path) -> None:
+    add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
+    with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
+        list(read_documents(Store(tmp_path / "data").document_files()))
+
+
+def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
+    page = (
+        b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
+        b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
+    )
+    add(tmp_path / "data", FIRST, {"documents/fees.html": page})
+    (document,) = read_documents(Store(tmp_path / "data").document_files())
+    assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
+
+
+def test_blank_lines_and_odd_line_breaks(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('\n  \n{"a": "x\u2028y"}\n{"b": 1}'.encode())
+    found = list(read_lines(tmp_path / "a.jsonl"))
+    assert [text for _, text in found] == ['{"a": "x\u2028y"}'.encode(), b'{"b": 1}']
+    assert [offset for offset, _ in found] == [4, 4 + len(found[0][1]) + 1]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_atomically(path, b"old\n")
+
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk gone"):
+        write_atomically(path, b"new\n")
+    assert bytes_of(tmp_path) == {"rows.jsonl": b"old\n"}
+
+
+@pytest.mark.parametrize("doc_id", ["../fees", "a/b", ".hidden", "a#b", "a b", "x" * 129, "é"])
+def test_document_ids_that_cannot_name_a_file(doc_id: str) -> None:
+    assert "cannot name a file" in str(file_name_problem(doc_id))
+    assert file_name_problem("cards-gold.v2") is None

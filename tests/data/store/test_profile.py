@@ -1,0 +1,74 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.contracts import Context, Interaction
+from abstain.data.store.profile import (
+    LANGUAGES,
+    LENGTHS,
+    MEASURES,
+    TEXTS,
+    Profile,
+    batch_profile,
+    language,
+    length_class,
+)
+from abstain.data.store.record_keys import Line, line_of
+from tests.data.builders import interaction
+
+COUNTS = st.dictionaries(st.sampled_from(MEASURES), st.dictionaries(st.sampled_from("abc"), st.integers(1, 9)))
+PROFILES = st.builds(Profile, rows=st.integers(0, 99), counts=COUNTS)
+
+
+def lines(number: int, question: str = "What is the annual fee of the card?") -> list[Line]:
+    context = Context(chunk_id="fees#0", text="The fee is due in May. " * 8)
+    return [line_of(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
+
+
+@given(st.integers(0, 10**7))
+def test_a_length_lies_between_its_class_and_half_an_octave_above(length: int) -> None:
+    lower = int(length_class(length))
+    assert lower <= length < max(2**0.5 * lower, 1)
+
+
+def test_lengths_and_languages_are_counted() -> None:
+    german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
+    profile = batch_profile([*lines(3), *lines(2, german)[1:]])
+    assert profile.rows == 4
+    assert profile.of("question length") == {"32": 3, "64": 1}
+    assert profile.of("question language") == {"de": 1, "en": 3}
+    assert profile.of("context length") == {"182": 4}
+    assert set(profile.counts) == {*LENGTHS, *LANGUAGES}
+
+
+def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
+    rows = [
+        *lines(TEXTS),
+        *(line_of(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?")) for at in range(TEXTS)),
+    ]
+    profile = batch_profile(rows)
+    random.Random(1).shuffle(rows)
+    assert batch_profile(rows) == profile
+    told = profile.of("question language")
+    assert sum(told.values()) == TEXTS < sum(profile.of("question length").values()) == 2 * TEXTS
+    assert 0.4 < told["fr"] / TEXTS < 0.6
+
+
+@given(PROFILES, PROFILES, PROFILES)
+def test_profiles_add_up_in_any_order(one: Profile, two: Profile, three: Profile) -> None:
+    assert (one + two) + three == one + (two + three)
+    assert one + two == two + one
+    assert one + Profile() == one
+    assert Profile.model_validate_json(one.canonical()) == one
+
+
+@pytest.mark.parametrize("text", ["", "12345", "\x00\ud800", "?!"])
+def test_what_is_in_no_language_is_undetermined(text: str) -> None:
+    assert language(text) == "und"
+
+
+def test_an_empty_batch_has_a_profile() -> None:
+    assert batch_profile([]).rows == 0
+    assert isinstance(lines(1)[0].row, Interaction)

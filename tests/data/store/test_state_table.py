@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.data.store.state_table import StateTable, write_table
+
+D = 5
+LENGTHS = [4, 0, 1, 7, 0, 2]
+
+
+def ragged(lengths: list[int], dtype: torch.dtype = torch.float32, width: int = D) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [(10 * torch.randn(length, width, generator=generator)).to(dtype) for length in lengths]
+
+
+def write(file: Path, rows: list[Tensor], order: list[int] | None = None, model: str = "bank@1") -> Path:
+    arriving = ((i, rows[i]) for i in (range(len(rows)) if order is None else order))
+    write_table(file, [len(row) for row in rows], rows[0].shape[1], rows[0].dtype, arriving, model)
+    return file
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts" / "features.safetensors"
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from(["bank@1", "größe/m@é", ""]),
+    st.integers(1, 9),
+    st.randoms(use_true_random=False),
+)
+def test_what_was_written_is_read_and_any_order_of_arrival_is_the_file_of_safetensors(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], dtype: torch.dtype, model: str, width: int, random
+) -> None:
+    file = tmp_path_factory.mktemp("table") / "features.safetensors"
+    rows = ragged(lengths, dtype, width)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    table = StateTable(write(file, rows, order, model))
+    assert same(list(table), [row.float() for row in rows])
+    assert all(row.dtype == torch.float32 for row in table)
+    assert (table.lengths.tolist(), table.width, table.model) == (lengths, width, model)
+    assert table.lengths.dtype == np.int64
+    packed = {"states": torch.cat(rows), "offsets": torch.tensor([0, *lengths]).cumsum(0)}
+    assert file.read_bytes() == save(packed, {"model": model})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_safetensors_loads_the_file(file: Path, dtype: torch.dtype) -> None:
+    rows = ragged(LENGTHS, dtype)
+    loaded = load_file(write(file, rows))
+    assert loaded.keys() == {"states", "offsets"}
+    assert torch.equal(loaded["states"], torch.cat(rows)) and loaded["states"].dtype == dtype
+    assert loaded["offsets"].tolist() == [0, 4, 4, 5, 12, 12, 14]
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"model": "bank@1"}
+
+
+def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
+    rows = ragged(LENGTHS)
+    table = StateTable(write(file, rows))
+    assert len(table) == 6
+    assert torch.equal(table[-1], rows[5]) and torch.equal(table[np.int64(3)], rows[3])
+    assert same(table[1:4], rows[1:4]) and same(table[::-2], rows[::-2]) and table[6:] == []
+    assert same(table.take([5, 0, 5]), [rows[5], rows[0], rows[5]])
+    for index in (6, -7):
+        with pytest.raises(IndexError):
+            table[index]
+    with pytest.raises(IndexError):
+        table.take([6])
+
+
+def test_a_subset_is_a_table_of_its_own(file: Path) -> None:
+    rows = ragged(LENGTHS)
+    table = StateTable(write(file, rows))
+    chosen = table.subset(np.array([3, 0, 2]))
+    del table
+    assert same(list(chosen), [rows[3], rows[0], rows[2]])
+    assert same(chosen[1:], [rows[0], rows[2]])
+    assert (chosen.lengths.tolist(), chosen.width, chosen.model) == ([7, 4, 1], D, "bank@1")
+    assert same(list(chosen.subset([2, 0])), [rows[2], rows[3]])
+    assert len(chosen.subset([])) == 0
+
+
+def test_a_row_that_is_changed_does_not_change_the_file(file: Path) -> None:
+    rows = ragged(LENGTHS)
+    table = StateTable(write(file, rows))
+    table[0].zero_()
+    assert same(list(table), rows)
+
+
+def test_empty_rows_need_not_come(file: Path, tmp_path: Path) -> None:
+    rows = ragged(LENGTHS)
+    sparse = write(file, rows, [5, 3, 0, 2])
+    assert sparse.read_bytes() == write(tmp_path / "whole", rows).read_bytes()
+    nothing = StateTable(write(tmp_path / "nothing", ragged([0, 0]), []))
+    assert [tuple(row.shape) for row in nothing] == [(0, D), (0, D)]
+
+
+def test_rows_that_do_not_lie_in_one_piece_are_written_as_they_are(file: Path) -> None:
+    wide = torch.randn(3, 2 * D)
+    write_table(file, [3, D], 3, torch.float32, [(1, torch.ones(3, D).T), (0, wide[:, 1:4])], "m")
+    table = StateTable(file)
+    assert torch.equal(table[0], wide[:, 1:4]) and torch.equal(table[1], torch.ones(D, 3))
+
+
+@pytest.mark.parametrize(
+    ("arriving", "problem"),
+    [
+        ([(0, torch.zeros(2, D))], "1 of 2 rows never came, row 1 first"),
+        ([(0, torch.zeros(2, D)), (0, torch.zeros(2, D))], "row 0 came twice"),
+        ([(2, torch.zeros(2, D))], "row 2 of 2 came"),
+        ([(-1, torch.zeros(2, D))], "row -1 of 2 came"),
+        ([(0, torch.zeros(1, D))], r"row 0 is \(1, 5\) of torch.float32, not \(2, 5\)"),
+        ([(1, torch.zeros(2, D + 1))], r"row 1 is \(2, 6\)"),
+        ([(1, torch.zeros(2, D, dtype=torch.bfloat16))], "of torch.bfloat16, not .* of torch.float32"),
+    ],
+)
+def test_rows_that_do_not_fit_are_errors_and_leave_the_old_file(
+    file: Path, arriving: list[tuple[int, Tensor]], problem: str
+) -> None:
+    before = write(file, ragged(LENGTHS)).read_bytes()
+    with pytest.raises(ValueError, match=problem):
+        write_table(file, [2, 2], D, torch.float32, arriving, "m")
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    assert file.read_bytes() == before
+
+
+def test_a_dtype_that_has_no_place_is_an_error(file: Path) -> None:
+    with pytest.raises(ValueError, match="torch.float64 have no place in the table: torch.bfloat16 or torch.float32"):
+        write(file, ragged(LENGTHS, torch.float64))
+    assert not file.parent.exists()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, AbstainError, OSError])
+def test_nothing_is_left_when_the_rows_end_early(file: Path, kind: type[BaseException]) -> None:
+    def broken() -> Iterator[tuple[int, Tensor]]:
+        yield 0, torch.zeros(2, D)
+        raise kind
+
+    with pytest.raises(kind):
+        write_table(file, [2, 2], D, torch.float32, broken(), "m")
+    assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_an_error_that_names_the_folder(
+    file: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(AbstainError) as caught:
+        write(file, ragged(LENGTHS))
+    assert str(caught.value) == (
+        f"{file.parent} has no room for features.safetensors (0.00 GiB): free some, and run `abstain retrain` again"
+    )
+    assert list(file.parent.iterdir()) == []
+
+
+def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
+    def broken() -> Iterator[tuple[int, Tensor]]:
+        yield 0, torch.zeros(2, D)
+        raise OSError(errno.ENOSPC, "the cache's disk is full")
+
+    with pytest.raises(OSError, match="the cache's disk"):
+        write_table(file, [2, 2], D, torch.float32, broken(), "m")
+
+
+def test_writes_that_come_up_short_and_file_systems_without_reservation_give_the_same_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = write(tmp_path / "plain", ragged(LENGTHS)).read_bytes()
+    whole = os.pwrite
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: whole(descriptor, content[:3], at))
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    assert write(file, ragged(LENGTHS)).read_bytes() == expected
+
+
+def test_what_a_killed_run_left_is_swept_and_what_a_living_one_writes_is_not(file: Path) -> None:
+    file.parent.mkdir()
+    dead, alive = file.parent / f".{file.name}.dead", file.parent / f".{file.name}.alive"
+    dead.write_bytes(b"half")
+    with alive.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        write(file, ragged(LENGTHS))
+    assert {path.name for path in file.parent.iterdir()} == {file.name, alive.name}
+
+
+def test_a_table_reads_the_file_that_it_opened(file: Path) -> None:
+    rows = ragged(LENGTHS)
+    table = StateTable(write(file, rows))
+    write(file, [-row for row in rows])
+    assert same(list(table), rows)
+    assert same(list(StateTable(file)), [-row for row in rows])
+
+
+def rewritten(content: bytes, change: Callable[[dict], object]) -> bytes:
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "garbage": lambda _: b"\x00no table\xff" * 9,
+    "huge header": lambda whole: b"\xff" * 8 + whole[8:],
+    "cut short": lambda whole: whole[:-1],
+    "cut in the header": lambda whole: whole[:40],
+    "too long": lambda whole: whole + b"\0",
+    "a list": lambda _: (2).to_bytes(8, "little") + b"[]",
+    "no model": lambda whole: rewritten(whole, lambda header: header.pop("__metadata__")),
+    "no states": lambda whole: rewritten(whole, lambda header: header.pop("states")),
+    "another dtype": lambda whole: rewritten(whole, lambda header: header["states"].update(dtype="F64")),
+    "another shape": lambda whole: rewritten(whole, lambda header: header["states"].update(shape=[14, 6])),
+    "a flat shape": lambda whole: rewritten(whole, lambda header: header["states"].update(shape=[70])),
+    "a text for a number": lambda whole: rewritten(whole, lambda header: header["states"].update(shape=["14", 5])),
+    "offsets that end elsewhere": lambda whole: whole.replace(
+        np.int64([12, 14]).tobytes(), np.int64([12, 13]).tobytes(), 1
+    ),
+    "offsets that fall": lambda whole: whole.replace(np.int64([4, 5, 12]).tobytes(), np.int64([4, 13, 12]).tobytes()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_an_error_with_a_remedy(file: Path, damage: str) -> None:
+    whole = write(file, ragged(LENGTHS)).read_bytes()
+    file.write_bytes(DAMAGE[damage](whole))
+    assert file.read_bytes() != whole
+    with pytest.raises(
+        AbstainError, match="features.safetensors is no readable table of states: run `abstain retrain` again$"
+    ):
+        StateTable(file)
+
+
+def test_a_file_that_is_cut_while_it_is_open_is_an_error_too(file: Path) -> None:
+    table = StateTable(write(file, ragged(LENGTHS)))
+    os.truncate(file, file.stat().st_size - 8)
+    assert torch.equal(table[0], ragged(LENGTHS)[0])
+    with pytest.raises(AbstainError, match="no readable table"):
+        table[5]
+
+
+def test_a_file_that_is_not_there_is_an_error_with_a_remedy(file: Path) -> None:
+    with pytest.raises(AbstainError, match="features.safetensors is missing: run `abstain retrain`$"):
+        StateTable(file)
+
+
+WALK = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from abstain.data.store.state_table import StateTable, write_table
+from abstain.learning.estimators.probes.base import predict
+from abstain.learning.estimators.probes.lstm import LSTMProbe
+
+def resident():
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    highest[0] = max(highest[0], now)
+    return now
+
+rows, length, width = 2000, 13, 4096  # 203 MiB
+file, highest = Path(sys.argv[1]), [0]
+torch.set_num_threads(1)
+row = torch.ones(length, width).bfloat16()
+probe = LSTMProbe(width, 8, 0.0)
+predict(probe, [row.float()] * 300)
+start = resident()
+
+def arriving():
+    for index in reversed(range(rows)):
+        resident()
+        yield index, row
+
+write_table(file, [length] * rows, width, torch.bfloat16, arriving(), "m")
+wrote, highest[0] = highest[0], 0
+table = StateTable(file)
+for state in table:
+    resident()
+for at in range(0, rows, 32):
+    batch = table[at : at + 32]
+    resident()
+walked, highest[0] = highest[0], 0
+
+def watched():
+    for state in table.subset(range(0, rows, 4)):
+        resident()
+        yield state
+
+probe.standardise_by(watched())
+standardised, highest[0] = highest[0], 0
+predict(probe, watched())
+print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked": walked - start,
+                  "standardised": standardised - start, "predicted": highest[0] - start}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
+def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> None:
+    """In a process of its own: what is resident, looked at after every row, with the file's mapped pages counted."""
+    done = subprocess.run(
+        [sys.executable, "-c", WALK, str(tmp_path / "big")], capture_output=True, text=True, timeout=300, check=False
+    )
+    (tmp_path / "big").unlink(missing_ok=True)
+    assert done.returncode == 0, done.stderr
+    grew = json.loads(done.stdout)
+    assert grew["size"] > 200 * 2**20
+    for step in ("wrote", "walked", "standardised"):
+        assert grew[step] < 32 * 2**20, grew
+    assert grew["predicted"] < 128 * 2**20, grew  # a batch of 256 rows in float32 is 54 MB
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not say what is read")
+def test_rows_that_are_far_apart_are_read_from_disk_without_what_lies_between(tmp_path: Path) -> None:
+    """Training reads rows in a random order: what a map reads around every missing page would be most of the file."""
+
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])
+
+    rows, length, width = 1000, 4, 4096
+    row = torch.ones(length, width).bfloat16()
+    write_table(tmp_path / "big", [length] * rows, width, torch.bfloat16, ((i, row) for i in range(rows)), "m")
+    table = StateTable(tmp_path / "big")
+    with (tmp_path / "big").open("rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = read()
+    for index in range(0, rows, 20):
+        assert table[rows - 1 - index].sum() == length * width
+    table.take(range(5, rows, 20))
+    assert read() - before < 2 * 2 * (rows // 20) * row.nbytes

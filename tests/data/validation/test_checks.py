@@ -1,0 +1,87 @@
+"""The suites and the columns they look at, without Great Expectations (`test_validation` runs them)."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.contracts import Chunk, Context, Document
+from abstain.data.store.key_index import Index
+from abstain.data.store.record_keys import line_of
+from abstain.data.validation.checks import TABLES, Known, Rows, percent, suites
+from abstain.data.validation.columns import tables
+from tests.data.builders import ASKED, NOW, PARAMS, feedback, interaction, review
+
+DOCUMENT = Document(doc_id="fees", title="Fees", updated_at=ASKED, body="# Card\n\nNone.")
+CHUNK = Chunk(
+    chunk_id="fees#0",
+    doc_id="fees",
+    section_path=("Card",),
+    kind="text",
+    text="None.",
+    updated_at=ASKED,
+    content_hash="0",
+)
+
+
+def citing(*chunk_ids: str) -> tuple[Context, ...]:
+    return tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)
+
+
+def rows(*interactions: object, **other: tuple) -> Rows:
+    lines = {name: tuple(line_of(one) for one in other.get(name, ())) for name in ("feedback", "reviews")}
+    return Rows(interactions=tuple(line_of(one) for one in interactions), **lines)
+
+
+@pytest.mark.parametrize("with_documents", [True, False])
+def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> None:
+    every = rows(interaction(), feedback=(feedback(),), reviews=(review(),))
+    every = Rows(every.interactions, every.feedback, every.reviews, (DOCUMENT,), (CHUNK,))
+    columns = tables(every, Known(Index(), {"fees"}, {"fees#0"}), NOW)
+    expected = suites(PARAMS, with_documents=with_documents)
+    assert expected.keys() == columns.keys() == set(TABLES)
+    for name, checks in expected.items():
+        (row,) = columns[name]
+        assert row["row"].startswith(f"{name}/")
+        assert [check.column for check in checks if check.column not in row] == []
+        for check in checks:  # told of a row that fails, whatever it held
+            assert "{" not in check.reason.format(value="v", percent="p", row="r"), check.reason
+    looked_at = {check.column for check in expected["interactions"]}
+    assert ({"unknown_contexts", "outdated_contexts"} <= looked_at) == with_documents
+
+
+def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
+    known = Known(Index(), {"fees", "cards"}, {"fees#0"})
+    cited = citing("fees#0", "cards#1", "b#1", "a#2", "a#2")
+    (row,) = tables(rows(interaction(contexts=cited)), known, NOW)["interactions"]
+    assert row["unknown_contexts"] == "'a#2', 'b#1'"
+    assert row["outdated_contexts"] == "'cards#1'"
+    assert (row["contexts"], row["longest_context_chars"]) == (5, 1)
+
+
+@given(st.floats(-400, 400), st.booleans())
+def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: float, is_known: bool) -> None:
+    index, asked = Index(), interaction()
+    if is_known:
+        index.add(line_of(asked), 0, 0, 0)
+    batch = rows(*(() if is_known else (asked,)), feedback=(feedback(days=days),))
+    (row,) = tables(batch, Known(index), NOW)["feedback"]
+    assert row["interaction_known"]
+    assert row["delay_days"] == pytest.approx(days, abs=1e-9)
+    assert row["given_at_seconds_ahead"] == pytest.approx(
+        (ASKED - NOW + timedelta(days=days)).total_seconds(), abs=1e-3
+    )
+
+
+def test_without_its_question_a_reply_has_no_delay() -> None:
+    (row,) = tables(rows(reviews=(review(),)), Known(Index()), NOW)["reviews"]
+    assert not row["interaction_known"] and math.isnan(row["delay_days"])
+    assert math.isnan(row["inclusion_probability"])  # none was given: nothing to judge
+
+
+def test_shares_are_written_as_people_do() -> None:
+    assert [percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == ["0 %", "0.5 %", "12.5 %", "33.3 %", "100 %"]

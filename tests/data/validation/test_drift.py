@@ -1,0 +1,74 @@
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.config.params import load_params
+from abstain.data.store.profile import MEASURES, Profile
+from abstain.data.validation.drift import stability_index, validate_drift, windows
+from tests.conftest import ROOT
+
+QUALITY = load_params(ROOT / "params.yaml").quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})
+COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 500))
+
+
+def profile(rows: int, **changed: dict[str, int]) -> Profile:
+    """Every measure in the same two classes, but those that are `changed` (`_` for the space in their name)."""
+    counts = {name: {"32": rows // 2, "64": rows - rows // 2} for name in MEASURES}
+    return Profile(rows=rows, counts=counts | {name.replace("_", " "): found for name, found in changed.items()})
+
+
+@given(COUNTS, COUNTS)
+def test_the_index_is_symmetric_and_never_negative(one: dict[str, int], two: dict[str, int]) -> None:
+    assert stability_index(one, two) == pytest.approx(stability_index(two, one))
+    assert stability_index(one, two) >= 0
+    assert stability_index(one, one) == 0
+
+
+def test_the_index_is_the_textbook_one_where_samples_are_large() -> None:
+    newest, previous = {"a": 600_000, "b": 400_000}, {"a": 500_000, "b": 500_000}
+    assert stability_index(newest, previous) == pytest.approx(0.1 * 0.18232 + 0.1 * 0.22314, abs=1e-4)
+    assert stability_index({}, previous) == 0
+
+
+def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
+    rng = random.Random(3)
+    classes = [str(at) for at in range(10)]
+    indices = [
+        stability_index(Counter(rng.choices(classes, k=50)), Counter(rng.choices(classes, k=2_000))) for _ in range(500)
+    ]
+    assert sum(index > 0.25 for index in indices) <= 10
+    assert stability_index({"en": 40, "de": 10}, {"en": 1_000}) > 0.25
+    assert stability_index({"en": 995, "de": 5}, {"en": 1_000}) < 0.1
+
+
+def test_small_batches_are_judged_together_with_those_before() -> None:
+    batches = [profile(rows) for rows in (100, 30, 10, 20, 30)]
+    found = windows(batches, 50)
+    assert found is not None
+    assert [window.rows for window in found] == [50, 140]
+    assert windows(batches[1:], 50) is None
+    assert windows([], 50) is None
+
+
+@pytest.mark.slow
+def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
+    german = profile(100, question_language={"en": 50, "de": 50})
+    result = validate_drift([profile(900, question_language={"en": 900}), german], QUALITY)
+    assert result.success and result.rows == {"drift": 5}
+    (line,) = result.warning_lines()
+    assert line.startswith("question language: 3.73 from the batches before") and line.endswith(
+        "0.25 allowed (quality.max_drift)"
+    )
+    figures = result.figures["drift"]
+    assert figures["rows"] == {"newest": 100, "previous": 900}
+    assert figures["shift"]["question length"] == 0
+    assert figures["newest"]["question language"] == {"en": 50, "de": 50}
+
+
+def test_one_batch_is_not_judged_and_that_is_said() -> None:
+    result = validate_drift([profile(900)], QUALITY)
+    assert result.success and result.skipped == ("drift",)
+    assert result.notes == ("drift: not judged before there are two batches of 50 interactions each",)

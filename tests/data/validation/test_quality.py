@@ -1,0 +1,145 @@
+"""Everything here but the digests runs the real Great Expectations suites."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.config.params import load_params
+from abstain.data.validation.quality import text_digest, text_digests, validate_training
+from abstain.data.validation.results import ValidationResult
+from tests.conftest import ROOT
+from tests.data.builders import interaction
+
+QUALITY = load_params(ROOT / "params.yaml").quality
+SPLITS = ("train", "validation", "holdout", "newest")
+
+
+def table(rows: int = 40, **changes: list) -> pd.DataFrame:
+    """`rows` answers a split, half of them right, all reviewed, each in a group of its own; `changes` by column."""
+    number = rows * len(SPLITS)
+    frame = pd.DataFrame(
+        {
+            "interaction_id": [f"i-{at}" for at in range(number)],
+            "group": [f"g-{at}" for at in range(number)],
+            "split": [split for split in SPLITS for _ in range(rows)],
+            "correct": [at % 2 for at in range(number)],
+            "source": "sme",
+            "reviews_disagree": False,
+            "thumbs_disagree": False,
+        }
+    )
+    for column, values in changes.items():
+        frame[column] = values + frame[column].tolist()[len(values) :]
+    return frame
+
+
+def validated(frame: pd.DataFrame, **twins: str) -> ValidationResult:
+    """`twins`: rows whose text is that of another, as i_1="i-2"."""
+    digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
+    for one, other in twins.items():
+        digests[one.replace("_", "-")] = digests[other]
+    return validate_training(frame, digests, QUALITY)
+
+
+def test_texts_are_equal_when_their_words_are() -> None:
+    one = interaction(question="What is the fee?", answer="It's 5 €.")
+    assert text_digest(one) == text_digest(interaction("other", question="what is  the FEE", answer="it's 5 €!"))
+    assert text_digest(one) == text_digest(interaction(question="What is the fee?", answer="It\u2019s ５ €."))
+    assert text_digest(one) != text_digest(interaction(question="What is the fee?", answer="It's 6 €."))
+    assert text_digest(interaction(question="a", answer="b c")) != text_digest(interaction(question="a b", answer="c"))
+    digests = text_digests([one, interaction("i-2", answer="x")])
+    assert digests.dtype == "int64" and digests["i-1"] == text_digest(one)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_any_text_has_a_digest_of_64_bits(question: str, answer: str) -> None:
+    row = interaction().model_copy(update={"question": question, "answer": answer})
+    assert -(2**63) <= text_digest(row) < 2**63
+
+
+@pytest.mark.slow
+def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
+    result = validated(table())
+    assert result.success and result.warnings == ()
+    assert result.rows == {"labels": 160, "splits": 5}
+    assert result.figures["splits"][0] == {"split": "all", "answers": 160, "right": 80, "reviewed": 160}
+    assert [row["answers"] for row in result.figures["splits"]] == [160, 40, 40, 40, 40]
+
+
+@pytest.mark.slow
+def test_a_group_on_two_sides_is_an_error_that_names_it() -> None:
+    result = validated(table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
+    assert result.reasons == {
+        "labels/i-0": (
+            "group: 'g-80' in the hold-out and train: a group may be on one side only (split.by, split.seed)",
+        ),
+        "labels/i-40": (
+            "group: 'g-40' in train and validation: a group may be on one side only (split.by, split.seed)",
+        ),
+        "labels/i-1": (
+            "group: 'g-40' in train and validation: a group may be on one side only (split.by, split.seed)",
+        ),
+        "labels/i-80": (
+            "group: 'g-80' in the hold-out and train: a group may be on one side only (split.by, split.seed)",
+        ),
+    }
+
+
+@pytest.mark.slow
+def test_the_newest_window_has_the_holdouts_groups_and_excluded_rows_are_nowhere() -> None:
+    frame = table()
+    frame.loc[120, "group"] = "g-80"
+    frame.loc[0, ["group", "split"]] = ["g-80", "excluded"]
+    result = validated(frame, i_0="i-80")
+    assert result.success and result.rows["labels"] == 159
+
+
+@pytest.mark.slow
+def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
+    result = validated(table(), i_80="i-0", i_81="i-41", i_120="i-1")
+    (check,) = result.errors
+    assert check.column == "leaked_share"
+    assert result.reasons["splits/holdout"][0].startswith(
+        "holdout: 5 % of the answers are trained on too, 1 % allowed (quality.max_leaked_share)"
+    )
+    assert result.warning_lines() == [
+        "i-80: the same question and answer are trained on",
+        "i-81: the same question and answer are trained on",
+    ]
+    assert validated(table(200), i_400="i-0").success  # one in two hundred
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"correct": [1] * 40},
+            "train: 100 % of the answers are right, 10 % to 90 % expected (quality.min_class_share)",
+        ),
+        (
+            {"source": ["sme"] * 80 + ["thumb"] * 24},
+            "holdout: 40 % of the labels are by experts, 50 % expected (quality.min_expert_share)",
+        ),
+        (
+            {"reviews_disagree": [True] * 20},
+            "reviews disagree on 12.5 % of reviewed answers, 10 % allowed (quality.max_review_conflicts)",
+        ),
+        (
+            {"thumbs_disagree": [True] * 48},
+            "thumbs say the opposite of 30 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
+        ),
+    ],
+)
+def test_what_makes_the_figures_less_trustworthy_is_a_warning(changes: dict, line: str) -> None:
+    result = validated(table(**changes))
+    assert result.success
+    assert result.warning_lines() == [line]
+
+
+@pytest.mark.slow
+def test_a_handful_of_answers_is_shown_and_not_judged() -> None:
+    result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
+    assert result.success and result.warnings == ()
+    assert result.figures["splits"][3] == {"split": "holdout", "answers": 4, "right": 4, "reviewed": 0}

@@ -1,0 +1,81 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.data.validation.results import LISTED, SAMPLE, CheckResult, ValidationResult, condition
+
+
+def found(suite: str, column: str, failing: list[str], severity: str = "error") -> CheckResult:
+    keys = tuple(f"{suite}/{name}" for name in failing)
+    return CheckResult(
+        suite=suite,
+        expectation="ExpectColumnValuesToNotBeNull",
+        column=column,
+        arguments={},
+        severity=severity,
+        success=not failing,
+        unexpected=len(failing),
+        sample=keys[:SAMPLE],
+        told=tuple(f"{key}: empty" for key in keys[:SAMPLE]),
+        note=f"{column}: this field is empty",
+    )
+
+
+def result(*checks: CheckResult, rows: int = 10) -> ValidationResult:
+    reasons = {key: (check.note,) for check in checks if check.severity == "error" for key in check.sample}
+    return ValidationResult({check.suite: rows for check in checks}, checks, reasons)
+
+
+FAILING = st.lists(st.uuids().map(str), max_size=SAMPLE, unique=True)
+RESULTS = st.lists(
+    st.builds(
+        lambda suite, failing, severity: result(found(suite, "text", failing, severity)),
+        st.sampled_from(["interactions", "feedback", "drift"]),
+        FAILING,
+        st.sampled_from(["error", "warning"]),
+    ),
+    max_size=5,
+)
+
+
+@given(RESULTS)
+def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) -> None:
+    merged = ValidationResult.merge(results)
+    assert sum(merged.rows.values()) == sum(sum(one.rows.values()) for one in results)
+    assert sum(c.unexpected for c in merged.checks) == sum(c.unexpected for one in results for c in one.checks)
+    assert merged.success == all(one.success for one in results)
+    assert merged.failing == sum(one.failing for one in results)
+    assert all(len(check.sample) <= SAMPLE and len(check.told) <= SAMPLE for check in merged.checks)
+    assert ValidationResult.merge([merged]) == merged
+
+
+def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
+    many = {f"interactions/{at:05d}": ("why",) for at in range(LISTED)}
+    first = ValidationResult({"interactions": LISTED}, reasons=many)
+    more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": ("why",) for at in range(3)})
+    merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
+    assert merged.reasons == many
+    assert (merged.failing, merged.unlisted) == (LISTED + 3, 3)
+    assert merged.skipped == ("feedback",)
+
+
+def test_a_name_of_several_lines_breaks_no_page() -> None:
+    check = found("interactions", "text", ["a\n# b | c"])
+    page = result(check).to_markdown()
+    assert "\n# b" not in page
+    assert "| text | present | **fails** | 1 | a # b \\| c |" in page
+    assert result(check).first_failure() == "interactions/a # b | c first: text: this field is empty"
+
+
+def test_a_warning_on_rows_is_counted_and_one_on_figures_is_told() -> None:
+    both = result(found("interactions", "text", ["a", "b"], "warning"), found("drift", "shift", ["x"], "warning"))
+    assert both.success
+    assert both.warning_lines() == ["2 of 10 interactions: text: this field is empty", "drift/x: empty"]
+
+
+def test_conditions_are_few_words() -> None:
+    between, one_of = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
+    assert condition(between, {"min_value": 0, "max_value": 1, "strict_min": True}) == "above 0, at most 1"
+    assert condition(between, {"max_value": 20_000.0}) == "at most 20,000"
+    assert condition(between, {"min_value": 0.05}) == "at least 0.05"
+    assert condition(one_of, {"value_set": ["up", ""]}) == "up or empty"
+    assert condition("ExpectColumnValuesToBeUnique", {}) == "unique"

@@ -1,0 +1,328 @@
+"""Everything here runs the real Great Expectations suites."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.core.contracts import Chunk, Context, Document, Feedback
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store, as_lines, read_rows
+from abstain.data.store.key_index import Index
+from abstain.data.store.record_keys import line_of
+from abstain.data.validation.checks import Check, Known, Rows
+from abstain.data.validation.dataset import validate_store
+from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
+from abstain.data.validation.runner import run_suites, validate
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.quarantine import QuarantinedRow
+from abstain.ingest.sources.files import by_hand
+from tests.data.builders import (
+    ASKED,
+    NOW,
+    PARAMS,
+    feedback,
+    interaction,
+    later,
+    markdown,
+    review,
+    row,
+    thumb,
+    verdict,
+    write_lines,
+)
+
+pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: more than ten seconds
+
+DOCUMENT = Document(doc_id="fees", title="Fees", updated_at=ASKED, body="# Card\n\nThere is no fee.")
+CHUNK = Chunk(
+    chunk_id="fees#0",
+    doc_id="fees",
+    section_path=("Card",),
+    kind="text",
+    text="There is no fee.",
+    updated_at=ASKED,
+    content_hash="0",
+)
+Tables = dict[str, tuple]
+
+
+def checked(tables: Tables, before: tuple = (), now: Any = NOW, params: Any = PARAMS) -> ValidationResult:
+    """`tables` beside one interaction, one document and its chunk, after the rows `before`."""
+    every: Tables = {"documents": (DOCUMENT,), "chunks": (CHUNK,), "interactions": (interaction(),), **tables}
+    stored = {
+        name: tuple(line_of(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
+    }
+    index = Index()
+    for one in before:
+        index.add(line_of(one), 0, 0, 0)
+    known = Known(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
+    rows = Rows(documents=every["documents"], chunks=every["chunks"], **stored)
+    return validate(rows, known, params, now)
+
+
+def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
+    return (interaction(key, contexts=tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)),)
+
+
+def key_of(found: Any) -> str:
+    if isinstance(found, Document):
+        return f"documents/{found.doc_id}"
+    return f"chunks/{found.chunk_id}" if isinstance(found, Chunk) else line_of(found).key
+
+
+def test_sound_rows_pass_every_suite() -> None:
+    result = checked({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
+    assert result.success
+    assert result.reasons == {}
+    assert result.notes == () and result.skipped == ()
+    assert {found.suite for found in result.checks} == {"interactions", "feedback", "reviews", "documents", "chunks"}
+    assert result.rows == {"interactions": 1, "feedback": 1, "reviews": 1, "documents": 1, "chunks": 1}
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        ({"interactions": (interaction(), interaction(answer="x"))}, "interaction_id: 'i-1' occurs more than once"),
+        (
+            {"interactions": (interaction(asked_at=NOW + timedelta(seconds=30)),)},
+            "asked_at: 30 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
+        ),
+        ({"interactions": (interaction(question="q" * 201),)}, "question: 201 characters, 200 allowed"),
+        ({"interactions": (interaction(answer="a" * 201),)}, "answer: 201 characters, 200 allowed"),
+        (
+            {"interactions": (interaction(contexts=(Context(chunk_id="fees#0", text="t" * 201),)),)},
+            "contexts: 201 characters, 200 allowed",
+        ),
+        ({"interactions": citing("fees#0", "b#1", "a#1")}, "contexts: no ingested document holds 'a#1', 'b#1'"),
+        ({"feedback": (feedback("other"),)}, "interaction_id: there is no such interaction"),
+        ({"feedback": (feedback(days=-1.5),)}, "given_at: before the question was asked (-1.5 days)"),
+        ({"feedback": (feedback(days=91),)}, "given_at: 91 days after the question, 90 allowed"),
+        ({"feedback": (feedback(days=61),)}, "given_at: 43,200 s in the future"),
+        ({"feedback": (feedback(comment="c" * 201),)}, "comment: 201 characters, 200 allowed"),
+        ({"feedback": (feedback(user="u"), feedback(user="u", thumb="down"))}, "thumb: this user gave two thumbs"),
+        ({"feedback": (feedback().model_copy(update={"thumb": "left"}),)}, "thumb: 'left' is neither up nor down"),
+        ({"reviews": (review("other"),)}, "interaction_id: there is no such interaction"),
+        ({"reviews": (review(days=-1),)}, "reviewed_at: before the question was asked (-1 days)"),
+        ({"reviews": (review(days=91),)}, "reviewed_at: 91 days after the question, 90 allowed"),
+        ({"reviews": (review(ideal_answer="i" * 201),)}, "ideal_answer: 201 characters, 200 allowed"),
+        ({"reviews": (review(), review(right=False))}, "review: this reviewer gave two verdicts at the same time"),
+        (
+            {"reviews": (review().model_copy(update={"inclusion_probability": 0.0}),)},
+            "inclusion_probability: 0 is not in (0, 1]",
+        ),
+        ({"documents": (DOCUMENT, DOCUMENT)}, "doc_id: 'fees' occurs more than once"),
+        ({"chunks": ()}, "document: nothing in it can be retrieved"),
+        ({"chunks": (CHUNK.model_copy(update={"removed_at": NOW}),)}, "document: nothing in it can be retrieved"),
+        ({"documents": (DOCUMENT.model_copy(update={"updated_at": NOW + timedelta(days=1)}),)}, "updated_at: 86,400 s"),
+        ({"chunks": (CHUNK, CHUNK)}, "chunk_id: 'fees#0' occurs more than once"),
+        ({"chunks": (CHUNK, CHUNK.model_copy(update={"chunk_id": "b#0", "doc_id": "b"}))}, "doc_id: there is no such"),
+        ({"chunks": (CHUNK.model_copy(update={"chunk_id": "b#0"}),)}, "chunk_id: does not open with its doc_id"),
+        ({"chunks": (CHUNK.model_copy(update={"kind": "poem"}),)}, "kind: 'poem' is neither"),
+        ({"chunks": (CHUNK.model_copy(update={"text": "t" * 201}),)}, "text: 201 characters, 200 allowed"),
+        ({"chunks": (CHUNK.model_copy(update={"text": ""}),)}, "text: this field is empty"),
+    ],
+)
+def test_a_row_that_breaks_an_expectation_is_named_with_the_reason(tables: Tables, reason: str) -> None:
+    result = checked(tables)
+    assert not result.success
+    broken = {key_of(found) for name in tables for found in (*tables[name], DOCUMENT)}
+    found = [(key, why) for key, reasons in result.reasons.items() for why in reasons if why.startswith(reason)]
+    assert found, result.reasons
+    assert {key for key, _ in found} <= broken
+    assert {key for check in result.errors for key in check.sample} == set(result.reasons)
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    rows: Tables = {
+        "interactions": (interaction(answer="a" * 200), interaction("now", asked_at=NOW)),
+        "feedback": (feedback(days=0),),
+        "reviews": (review(days=60, inclusion_probability=1.0),),
+    }
+    assert checked(rows).success
+    assert checked({"reviews": (review(days=90),)}, now=later(90)).success
+    assert not checked({"reviews": (review(days=90.001),)}, now=later(91)).success
+
+
+def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:
+    skewed = PARAMS.model_copy(update={"max_clock_skew_seconds": 300})
+    early: Tables = {
+        "interactions": (interaction(), interaction("ahead", asked_at=NOW + timedelta(seconds=300))),
+        "feedback": (feedback(days=-300 / 86400),),  # the thumb's clock was behind
+    }
+    assert checked(early, params=skewed).success
+    assert not checked(early).success
+    late = {"interactions": (interaction(asked_at=NOW + timedelta(seconds=301)),)}
+    assert not checked(late, params=skewed).success
+
+
+def test_what_is_known_from_earlier_batches_is_no_news() -> None:
+    for one, table in ((interaction(), "interactions"), (feedback(user="u"), "feedback"), (review(), "reviews")):
+        result = checked({table: (one,)}, before=(one,))
+        assert set(result.reasons) == {key_of(one)}, table
+    # and an interaction of an earlier batch is one that can be replied to
+    assert checked({"interactions": (), "feedback": (feedback(),)}, before=(interaction(),)).success
+    assert not checked({"interactions": (), "feedback": (feedback(days=91),)}, before=(interaction(),)).success
+
+
+def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
+    result = checked({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
+    assert result.success
+    (warning,) = result.warnings
+    assert (warning.unexpected, warning.sample) == (2, ("interactions/a", "interactions/c"))
+    assert warning.note == "contexts: answered without any context"
+    assert result.warning_lines() == ["2 of 3 interactions: contexts: answered without any context"]
+    assert "| contexts | at least 1 | warning | 2 | a, c |" in result.to_markdown()
+
+
+def test_a_chunk_that_is_not_retrievable_any_more_is_only_a_warning() -> None:
+    result = checked({"interactions": citing("fees#7")})
+    assert result.success
+    assert [(found.column, found.unexpected) for found in result.warnings] == [("outdated_contexts", 1)]
+
+
+def test_empty_tables_are_skipped_and_that_is_said() -> None:
+    result = validate(Rows(), Known(Index()), PARAMS, NOW)
+    assert result.success
+    assert result.checks == () and result.notes == ()
+    assert result.skipped == ("interactions", "feedback", "reviews", "documents", "chunks")
+    assert "reviews: no rows, the suite was skipped" in result.to_markdown()
+
+
+def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
+    rows = Rows(interactions=[line_of(row) for row in citing("x#1")])
+    result = validate(rows, Known(Index()), PARAMS, NOW)
+    assert result.success
+    assert "interactions: without documents their contexts were not checked" in result.notes
+
+
+def test_the_result_is_deterministic_json_and_readable() -> None:
+    rows: Tables = {
+        "interactions": (interaction(answer="a" * 201), interaction("i-2")),
+        "feedback": (feedback("gone"),),
+    }
+    result = checked(rows)
+    text = json.dumps(result.to_dict())
+    assert text == json.dumps(checked(rows).to_dict())
+    assert json.loads(text)["success"] is False
+    page = result.to_markdown()
+    assert "**Failed**: 2 expectations fail, 1 warnings." in page
+    assert "| answer_chars | at most 200 | **fails** | 1 | i-1 |" in page
+    assert "- `interactions/i-1`: answer: 201 characters, 200 allowed (validation.max_text_chars)" in page
+
+
+def test_an_expectation_that_cannot_be_evaluated_is_no_verdict() -> None:
+    with pytest.raises(RuntimeError, match="could not be evaluated"):
+        run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [Check("gone", "ExpectColumnValuesToNotBeNull", "gone")]})
+
+
+def store_of(folder: Path, *batches: Tables) -> Store:
+    """A data folder with these rows, a part a batch, written without any look at them."""
+    handbook = folder / "documents"
+    handbook.mkdir(parents=True)
+    (handbook / "fees.md").write_text(markdown(), encoding="utf-8")
+    versions = {"doc_id": "fees", "version": "1", "updated_at": "2026-08-01T00:00:00Z", "state": "current"}
+    (folder / "documents.jsonl").write_text(json.dumps(versions) + "\n", encoding="utf-8")
+    (folder / "chunks.jsonl").write_bytes(as_lines([CHUNK]))
+    for number, batch in enumerate(batches, start=1):
+        for table, rows in batch.items():
+            (folder / table).mkdir(exist_ok=True)
+            (folder / table / f"{number:06d}.jsonl").write_bytes(as_lines(rows))
+    return Store(folder)
+
+
+def test_a_store_is_checked_part_by_part_each_against_all_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("abstain.data.validation.dataset.AT_ONCE", 2)
+    sound = store_of(
+        tmp_path / "sound",
+        {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
+        {
+            "interactions": citing("fees#0", key="i-4"),
+            "feedback": (feedback(), feedback("i-4")),
+            "reviews": (review(),),
+        },
+    )
+    result = validate_store(sound, PARAMS, NOW)
+    assert result.success and result.notes == () and result.warnings == ()
+    assert result.rows == {"interactions": 4, "feedback": 2, "reviews": 1, "documents": 1, "chunks": 1}
+
+    broken = store_of(
+        tmp_path / "broken",
+        {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
+        {"interactions": citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))},
+    )
+    result = validate_store(broken, PARAMS, NOW)
+    assert {key.rpartition("/")[0] if key.count("/") > 1 else key: why for key, why in result.reasons.items()} == {
+        "interactions/i-1": ("interaction_id: occurs more than once",),
+        "feedback/i-9": ("interaction_id: there is no such interaction",),
+        "feedback/i-3": (
+            "given_at: 91 days after the question, 90 allowed (validation.max_feedback_delay_days)",
+            "given_at: 2,635,200 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
+        ),
+    }
+    assert result.failing == 3
+
+
+def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
+    with store.parts(Feedback)[0].open("a") as file:
+        file.write('{"interaction_id": "i-1"}\n')
+    with pytest.raises(AbstainError, match=r"feedback/000001\.jsonl line 2: given_at: Field required"):
+        validate_store(store, PARAMS, NOW)
+
+
+def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path, {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(LISTED + 100))}
+    )
+    result = validate_store(store, PARAMS, NOW)
+    assert (result.failing, len(result.reasons), result.unlisted) == (LISTED + 100, LISTED, 100)
+    (check,) = result.errors
+    assert (check.unexpected, len(check.sample)) == (LISTED + 100, SAMPLE)
+    assert f"- and {LISTED + 50:,} more" in result.to_markdown()
+
+
+def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
+    (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
+    write_lines(
+        tmp_path / "rows.jsonl",
+        row("good", thumb=thumb(), review=verdict(), contexts=[{"chunk_id": "fees#0", "text": "t"}]),
+        row("early", thumb=thumb(days=-1)),
+        row("lost", contexts=[{"chunk_id": "nowhere#1", "text": "t"}]),
+        row("plain"),
+    )
+    files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
+    report = ingest(by_hand(files), data, PARAMS, NOW)
+    assert (report.read, report.accepted, report.quarantined) == (5, 3, 2)
+    assert report.quarantine
+    refused = read_rows(data / report.quarantine, QuarantinedRow)
+    assert {found.line: found.reasons for found in refused} == {
+        2: ("given_at: before the question was asked (-1 days)",),
+        3: ("contexts: no ingested document holds 'nowhere#1'",),
+    }
+    assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
+    assert validate_store(Store(data), PARAMS, NOW).success
+    again = ingest(by_hand(files), data, PARAMS, NOW)
+    assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 3, 2, 0)
+
+
+def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
+    rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
+    lines = [line_of(row) for row in rows]
+    known = Known(Index(), {"fees"}, {"fees#0"})
+    parts = [validate(Rows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])]
+    assert ValidationResult.merge(parts) == validate(Rows(interactions=lines), known, PARAMS, NOW)
+
+
+def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
+    (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
+    for file in (rows, tmp_path / "fees.md"):
+        ingest(by_hand([str(file)]), tmp_path / "data", PARAMS, NOW)
+    found = validate_store(Store(tmp_path / "data"), PARAMS, NOW)
+    assert found.success
+    assert "1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()

@@ -1,0 +1,99 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from abstain.ingest.importers import DocumentFile, Item, Skipped
+from abstain.ingest.importers.qa_from_hf import ABSTENTION, Options, read
+from abstain.ingest.pipeline.parsing import parse_object
+from abstain.knowledge.documents.reader import parse_document
+from tests.ingest.importers.upstream import SHARED, judged, write_records
+
+
+def import_all(folder: Path, *records: dict, **options: str) -> list[Item]:
+    return list(read([write_records(folder / "a.jsonl.gz", *records)], Options(**options)))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "flags", "thumb"),
+    [
+        ("Correct", (True, True, True), "up"),
+        ("Partially Correct", (False, False, True), "down"),
+        ("Wrong", (False, False, False), "down"),
+    ],
+)
+def test_a_verdict_is_a_review_or_a_thumb_and_never_both(
+    tmp_path: Path, verdict: str, flags: tuple[bool, ...], thumb: str
+) -> None:
+    row, _ = import_all(tmp_path, judged("lt-1", verdict))
+    found = parse_object(row, "a", 1)
+    assert found.review is not None and found.feedback is None
+    assert (found.review.complete, found.review.correct, found.review.truthful) == flags
+    row, _ = import_all(tmp_path, judged("lt-1", verdict), verdict="thumb")
+    found = parse_object(row, "a", 1)
+    assert found.feedback is not None and found.review is None
+    assert found.feedback.thumb == thumb
+
+
+def test_rounds_follow_each_other_and_studies_are_told_apart(tmp_path: Path) -> None:
+    rows = import_all(tmp_path, *(judged(f"lt-{n}", round=n, study="parallel-fewer") for n in (1, 2, 9)))[:3]
+    first, second, ninth = (parse_object(row, "a", 1).interaction for row in rows)
+    assert first and second and ninth
+    assert (second.asked_at - first.asked_at).days == 30
+    assert (ninth.asked_at - first.asked_at).days == 240
+    assert first.asked_at.isoformat() == "2023-01-01T00:00:00+00:00"
+    assert (ninth.product, ninth.group, ninth.model) == (
+        "parallel-fewer",
+        "Zoë Bank",
+        "qa_from_hf-parallel-fewer@round-9",
+    )
+    row, _ = import_all(tmp_path, judged(), first_round_at="2024-05-01T00:00:00Z")
+    assert row["asked_at"].startswith("2024-05-01")
+
+
+def test_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
+    records = judged(), judged("lt-2", model_answer=ABSTENTION), judged("lt-3", question=" ")
+    items = import_all(tmp_path, *records)
+    assert Counter(item.reason for item in items if isinstance(item, Skipped)) == {
+        "the model abstained": 1,
+        "the question or the answer is empty": 1,
+    }
+    rows = import_all(tmp_path, *records, abstentions="keep")
+    assert rows[1]["answer"] == ABSTENTION
+
+
+def test_passages_become_one_document_an_article(tmp_path: Path) -> None:
+    items = import_all(
+        tmp_path,
+        judged("a"),
+        judged("b", section="History #1", context="Founded\n# in 1900."),
+        judged("c", context="Gold costs 90."),
+        judged("d", title="Other"),
+    )
+    first, second = (item for item in items if isinstance(item, DocumentFile))
+    document = parse_document(first.text, first.name)
+    assert document.title == "Zoë Bank"
+    assert document.body.strip() == (
+        "# Fees\n\nThe card is free.\n\nGold costs 90.\n\n# History #1\n\nFounded\n\\# in 1900."
+    )
+    assert [item["contexts"][0]["chunk_id"] for item in items[:4]] == [
+        *(f"{document.doc_id}#passage-{n}" for n in (1, 2, 3)),
+        "qa_from_hf-Other#passage-1",
+    ]
+    assert second.name == "qa_from_hf-Other.md"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
+def test_the_published_verdicts() -> None:
+    items = list(read([SHARED / "qa_from_hf" / "user_feedback.jsonl.gz"], Options()))
+    documents = {item.name.removesuffix(".md") for item in items if isinstance(item, DocumentFile)}
+    skipped = Counter(item.reason for item in items if isinstance(item, Skipped))
+    found = [parse_object(item, "a", 1) for item in items if not isinstance(item, DocumentFile | Skipped)]
+    assert [row.reasons for row in found if row.reasons] == []
+    assert (len(found), len(documents), skipped) == (3043, 1418, {"the model abstained": 1857})
+    assert Counter(row.review.correct for row in found if row.review) == {True: 1798, False: 1245}
+    assert {row.interaction.contexts[0].chunk_id.rpartition("#")[0] for row in found if row.interaction} <= documents
+    for item in items:
+        if isinstance(item, DocumentFile):
+            parse_document(item.text, item.name)

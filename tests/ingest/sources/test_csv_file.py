@@ -1,0 +1,249 @@
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.ingest.pipeline.parsing import InputRow, parse_line, reread
+from abstain.ingest.sources import csv_file
+from abstain.ingest.sources.csv_file import read_csv
+from abstain.ingest.sources.lines import lines, utf8
+from tests.data.builders import ASKED, feedback, interaction, review
+from tests.ingest.pipeline.test_parsing import interactions, reviews, thumbs, with_key
+
+THUMBS = "interaction_id,given_at,thumb,user,comment"
+
+
+def read(content: str | bytes) -> list[InputRow]:
+    chunks = [content if isinstance(content, bytes) else content.encode()]
+    return list(read_csv(lines(utf8(chunks)), "a.csv", "folder/a.csv"))
+
+
+def given_row(key: str, comment: str = "") -> str:
+    return f"{key},2026-09-02T12:00:00Z,up,,{comment}"
+
+
+def keys(rows: list[InputRow]) -> list[str | None]:
+    return [row.feedback.interaction_id if row.feedback else None for row in rows]
+
+
+def test_thumbs_reviews_and_joined_rows() -> None:
+    assert read(f"{THUMBS}\ni-1,2026-09-02T12:00:00Z,up,,\n")[0].feedback == feedback()
+    (found,) = read(
+        "reviewed_at,reviewer,complete,correct,truthful,inclusion_probability,interaction_id\n"
+        "2026-09-03T12:00:00Z,sme-1,true,FALSE,True,0.25,i-1\n"
+    )
+    assert found.review == review(right=False, inclusion_probability=0.25)
+    header = "interaction_id,asked_at,question,answer,contexts,model,thumb.given_at,thumb.thumb,review.reviewed_at"
+    (alone, joined) = read(
+        f"{header}\n"
+        "i-1,2026-09-01T12:00:00Z,What is the fee?,None.,[],m@1,,,\n"
+        'i-2,2026-09-01T12:00:00Z,What is the fee?,None.,"[{""chunk_id"": ""a#1"", ""text"": ""x""}]",m@1,2026-09-02T12:00:00Z,up,\n'
+    )
+    assert list(alone.contents()) == [interaction()]
+    assert joined.interaction is not None and joined.interaction.contexts[0].chunk_id == "a#1"
+    assert joined.feedback == feedback("i-2")
+    assert joined.review is None
+
+
+def test_a_key_that_comes_twice_in_a_cell_is_named_and_the_row_refused() -> None:
+    header, cell = (
+        "interaction_id,asked_at,question,answer,contexts,model",
+        '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]',
+    )
+    (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
+    assert found.reasons == ("contexts: chunk_id: this key comes twice in one object",)
+    assert reread(found.raw, "a.csv", 2).reasons == found.reasons
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_delimiter_is_told_from_the_header(delimiter: str) -> None:
+    header, row = (line.replace(",", delimiter) for line in (THUMBS, given_row("i-1", '"a, b; c"')))
+    (found,) = read(f"{header}\n{row}\n")
+    assert found.feedback == feedback(comment=f"a{delimiter} b; c")
+
+
+def test_a_record_may_run_over_lines_and_keeps_the_number_of_its_first() -> None:
+    text = '"one\n\ntwo, ""three"""'
+    rows = read(f"{THUMBS}\r\n{given_row('i-1', text)}\r\n{given_row('i-2')}\r\n")
+    assert [row.line for row in rows] == [2, 5]
+    assert rows[0].feedback is not None and rows[0].feedback.comment == 'one\n\ntwo, "three"'
+
+
+@pytest.mark.parametrize(("row", "cells"), [("i-2,2026-09-02T12:00:00Z,up,", 4), (given_row("i-2", "a, b"), 6)])
+def test_shifted_columns_are_refused_by_number_with_the_text_as_it_came(row: str, cells: int) -> None:
+    rows = read(f"{THUMBS}\n{given_row('i-1')}\n{row}\n{given_row('i-3')}\n")
+    assert keys(rows) == ["i-1", None, "i-3"]
+    assert rows[1].reasons == (f"line: {cells} cells, but the header names 5 columns: they are shifted",)
+    assert (rows[1].line, rows[1].raw) == (3, row.encode())
+
+
+def test_bytes_that_are_no_text_refuse_their_row_only() -> None:
+    content = (
+        f"{THUMBS}\n{given_row('i-1')}\n".encode()
+        + given_row("i-2", "caf").encode()
+        + b"\xe9\n"
+        + given_row("i-3").encode()
+    )
+    rows = read(content)
+    assert keys(rows) == ["i-1", None, "i-3"]
+    assert rows[1].reasons[0].startswith("line: not valid UTF-8 (byte ")
+    assert b'"caf\xe9"' in rows[1].raw
+
+
+def test_a_quote_that_is_not_closed_costs_one_row() -> None:
+    rows = read(
+        "\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *(given_row(f"i-{n}") for n in range(3, 50))])
+    )
+    assert keys(rows) == ["i-1", None, *(f"i-{n}" for n in range(3, 50))]
+    assert rows[1].reasons == ("line: invalid CSV: unexpected end of data",)
+    assert rows[1].raw.endswith(b'"no end')
+    rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), given_row("i-2", '"fine"'), given_row("i-3", '"a"b')]))
+    assert keys(rows) == [None, "i-2", None]
+    assert rows[2].reasons == ("line: invalid CSV: ',' expected after '\"'",)
+
+
+def test_quotes_that_are_never_closed_end_the_file_and_not_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_file, "_REREAD", 4000)
+    with pytest.raises(
+        AbstainError, match=r"folder/a\.csv: too many rows open a quote and do not close it, the last in line 4"
+    ):
+        read("\n".join([THUMBS, *['a",",""'] * 200]))
+
+
+def test_a_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_file, "LIMIT", 300)
+    monkeypatch.setattr(csv_file.csv, "field_size_limit", lambda size: None)
+    rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), *(given_row(f"i-{n}") for n in range(2, 30))]))
+    assert keys(rows) == [None, *(f"i-{n}" for n in range(2, 30))]
+    assert rows[0].reasons == ("line: invalid CSV: a row of more than 300 bytes: is a quote not closed?",)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_lines_without_a_filled_cell_are_no_records(ends: str) -> None:
+    assert keys(read(ends.join(["", THUMBS, "", given_row("i-1"), ",,,,", "  ", given_row("i-2"), ""]))) == [
+        "i-1",
+        "i-2",
+    ]
+    assert read(f"{THUMBS}{ends}") == []
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("i-1,2026-09-02T12:00:00,up,,", "given_at: value error, timestamp without a time zone"),
+        ("i-1,02.09.2026,up,,", "given_at: value error, not a timestamp: write it in UTC"),
+        ("i-1,2026-09-02T12:00:00Z,1,,", "thumb: input should be 'up' or 'down'"),
+        (",2026-09-02T12:00:00Z,up,,", "interaction_id: this field is missing"),
+    ],
+)
+def test_a_cell_that_is_wrong_is_told_by_its_column_and_can_be_read_again(row: str, reason: str) -> None:
+    (found,) = read(f"{THUMBS}\n{row}\n")
+    assert any(one.startswith(reason) for one in found.reasons), found.reasons
+    assert isinstance(json.loads(found.raw), dict)
+    assert reread(found.raw, found.source, found.line) == found
+
+
+@pytest.mark.parametrize("word", ["yes", "1", "x"])
+def test_a_flag_is_true_or_false_and_nothing_else(word: str) -> None:
+    (found,) = read(
+        f"interaction_id,reviewed_at,reviewer,complete,correct,truthful\ni-1,2026-09-03T12:00:00Z,s,{word},true,true\n"
+    )
+    assert found.reasons == ("complete: input should be a valid boolean",)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (
+            "i-1,2026-09-02T12:00:00Z,up",
+            r"its first line names no known column \(i-1,2026-09-02T12:00:00Z,up\): begin with",
+        ),
+        ("interaction_id,thumb,thumb", "the column 'thumb' is there twice"),
+        (",interaction_id,thumb", "column 1 has no name"),
+        ("question,thumb,thumb.given_at", "the columns 'thumb.given_at' and 'thumb' say the same"),
+        ("\n \n", "its first line names no known column"),
+    ],
+)
+def test_a_header_that_is_none_stops_the_file(header: str, message: str) -> None:
+    with pytest.raises(AbstainError, match=rf"folder/a\.csv: {message}"):
+        read(f"{header}\n{given_row('i-1')}\n" if header.strip() else header)
+
+
+def test_a_first_line_without_end_stops_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 100)
+    with pytest.raises(AbstainError, match="its first line holds no column names: a line is too long"):
+        read(THUMBS * 10)
+
+
+def test_an_unknown_column_is_told_by_every_row_that_fills_it() -> None:
+    rows = read(f"{THUMBS},coment\n{given_row('i-1')},\n{given_row('i-2')},?\n")
+    assert keys(rows) == ["i-1", None]
+    assert rows[1].reasons == ("coment: unknown field, did you mean 'comment'?",)
+
+
+def test_ids_that_look_like_numbers_stay_text() -> None:
+    (found,) = read(f"{THUMBS}\n0017,2026-09-02T12:00:00Z,up,12,\n")
+    assert found.feedback == feedback("0017", days=1, user="12")
+    assert found.feedback.given_at > ASKED
+
+
+def flat(fields: dict[str, Any]) -> dict[str, str]:
+    """An object as the cells of a table."""
+    cells: dict[str, str] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            cells |= {f"{name}.{inner}": cell for inner, cell in flat(value).items()}
+        elif value is not None:
+            cells[name] = value if isinstance(value, str) else json.dumps(value)
+    return cells
+
+
+kinds = st.one_of(
+    st.lists(interactions, min_size=1, max_size=3),
+    st.lists(st.builds(lambda key, one: key | one, with_key, thumbs), min_size=1, max_size=3),
+    st.lists(st.builds(lambda key, one: key | one, with_key, reviews), min_size=1, max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kinds, st.sampled_from(",;\t"), st.sampled_from(["\n", "\r\n"]))
+def test_what_is_printed_is_what_is_read(objects: list[dict[str, Any]], delimiter: str, ends: str) -> None:
+    table = [flat(one) for one in objects]
+    columns = list(dict.fromkeys(column for cells in table for column in cells))
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, columns, delimiter=delimiter, lineterminator=ends, quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(table)
+    found = read(out.getvalue())
+    assert len(found) == len(objects)
+    for row, fields in zip(found, objects, strict=True):
+        expected = parse_line(json.dumps(fields).encode(), "a.csv", 1)
+        assert list(row.contents()) == list(expected.contents())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.binary() | st.sampled_from([b'"', b"\n", b",", b'""', b"i-1,2026-09-02T12:00:00Z,up,,"]), max_size=25
+    ).map(b"".join)
+)
+def test_any_bytes_below_a_header_are_rows_in_order(content: bytes) -> None:
+    rows = read(THUMBS.encode() + b"\n" + content)
+    numbers = [row.line for row in rows]
+    assert numbers == sorted(set(numbers))
+    assert all(bool(row.reasons) != bool(list(row.contents())) for row in rows)
+    assert len(rows) <= content.count(b"\n") + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary())
+def test_any_bytes_are_rows_or_one_error(content: bytes) -> None:
+    try:
+        read(content)
+    except AbstainError as error:
+        assert "\n" not in str(error)

@@ -1,0 +1,470 @@
+import gzip
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.sources import Reading, files
+from abstain.ingest.sources import lines as source_lines
+from abstain.ingest.sources.files import FileSource, by_hand
+from tests.data.builders import markdown, row, thumb, verdict, write_lines
+from tests.ports import free_port
+
+THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
+
+
+def read(path: Path | str, state: dict[str, Any] | None = None, **options: bool) -> tuple[list[InputRow], Reading]:
+    reading = FileSource("here", str(path), **options).read(state or {})
+    rows = list(reading)
+    assert json.loads(json.dumps(reading.state)) == reading.state
+    return rows, reading
+
+
+def contents(rows: list[InputRow]) -> list[str]:
+    return [type(part).__name__ for found in rows for part in found.contents()]
+
+
+def parquet(path: Path, *rows: dict[str, Any]) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (json.dumps([row("a"), row("b")]), "is a JSON array and not JSON Lines"),
+        (json.dumps([row("a"), row("b")], indent=2), "is a JSON array and not JSON Lines"),
+        ("\n[]\n", "is a JSON array and not JSON Lines"),
+        (json.dumps(row(), indent=2), "holds a JSON object over several lines and is not JSON Lines"),
+        ("\n".join(json.dumps(row(key), indent=1) for key in "ab"), "holds a JSON object over several lines and"),
+    ],
+)
+def test_json_that_is_no_json_lines_is_named(tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(content)
+    with pytest.raises(AbstainError, match=f"a.jsonl: {says}.*: write one object a line"):
+        read(file)
+    (refused,), _ = read(file, unattended=True)
+    assert says in refused.reasons[0]
+
+
+def test_a_long_json_array_is_told_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LIMIT", 2000)
+    monkeypatch.setattr(source_lines, "LIMIT", 4000)
+    for name, indent in (("lines.jsonl", 1), ("line.jsonl", None)):
+        (tmp_path / name).write_text(json.dumps([row(str(n)) for n in range(100)], indent=indent))
+        with pytest.raises(AbstainError, match=f"{name}: is a JSON array"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("first", ["{", "[", "[1, 2]", '{"interaction_id":', '{"a": "x', json.dumps(row())[:60]])
+def test_a_broken_first_row_is_a_row(tmp_path: Path, first: str) -> None:
+    rows, _ = read(write_lines(tmp_path / "a.jsonl", first, row("a"), row("b")))
+    assert [bool(found.reasons) for found in rows] == [True, False, False]
+
+
+def test_a_host_that_cannot_be_reached_is_named_without_password() -> None:
+    for scheme in ("http", "https"):
+        url = f"{scheme}://me:sec@ret@127.0.0.1:{free_port()}/a.jsonl?signature=abc"
+        with pytest.raises(AbstainError, match="the host could not be reached: Connection refused") as refused:
+            read(url)
+        assert f"{scheme}://127.0.0.1:" in str(refused.value)
+        assert not any(secret in str(refused.value) for secret in ("sec", "ret@", "signature"))
+    with pytest.raises(AbstainError, match="is no URL that a host can be asked for"):
+        read("http:///a.jsonl")
+
+
+def test_every_kind_of_file_in_a_folder_documents_first(tmp_path: Path) -> None:
+    (tmp_path / "z").mkdir()
+    write_lines(tmp_path / "a.jsonl", row(thumb=thumb(), review=verdict()))
+    (tmp_path / "b.csv").write_text(THUMBS)
+    (tmp_path / "c.JSONL.gz").write_bytes(gzip.compress(json.dumps({"interaction_id": "i-1", **verdict()}).encode()))
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(THUMBS.encode()))
+    parquet(tmp_path / "e.parquet", {"interaction_id": "i-1", **thumb()})
+    (tmp_path / "z" / "fees.md").write_text(markdown())
+    (tmp_path / "z" / "page.html").write_text(
+        '<title>Fees</title><meta name="doc_id" content="page"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
+        "<body><p>There is no fee.</p></body>"
+    )
+    (tmp_path / "note.txt").write_text("?")
+    (tmp_path / ".hidden.jsonl").write_text("?")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x.md").write_text("?")
+    rows, reading = read(tmp_path)
+    assert [found.reasons for found in rows if found.reasons] == []
+    assert (
+        contents(rows)
+        == ["Document"] * 2 + ["Interaction", "Feedback", "Review", "Feedback", "Review"] + ["Feedback"] * 2
+    )
+    assert [found.source for found in rows] == [
+        "z/fees.md", "z/page.html", "a.jsonl", "b.csv", "c.JSONL.gz", "d.csv.gz", "e.parquet",
+    ]  # fmt: skip
+    assert [found.is_document for found in rows] == [True] * 2 + [False] * 5
+    assert reading.ignored == ("note.txt",)
+    assert reading.present is None
+
+
+def test_an_unchanged_file_is_not_read_again_and_a_changed_one_is(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", row("a"))
+    write_lines(tmp_path / "b.jsonl", row("b"))
+    first, reading = read(tmp_path)
+    assert len(first) == 2
+    again, second = read(tmp_path, dict(reading.state))
+    assert (again, second.state) == ([], reading.state)
+    write_lines(tmp_path / "b.jsonl", row("b"), row("c"))
+    write_lines(tmp_path / "d.jsonl", row("d"))
+    (tmp_path / "a.jsonl").unlink()
+    third, last = read(tmp_path, dict(second.state))
+    assert [(found.source, found.line) for found in third] == [("b.jsonl", 1), ("b.jsonl", 2), ("d.jsonl", 1)]
+    assert last.state["files"].keys() == {"b.jsonl", "d.jsonl"}
+
+
+def test_another_file_of_the_same_size_and_time_is_another_file(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row("a"))
+    _, reading = read(tmp_path)
+    status = file.stat()
+    replacement = write_lines(tmp_path / "new", row("b"))
+    os.utime(replacement, ns=(status.st_atime_ns, status.st_mtime_ns))
+    replacement.replace(file)
+    assert len(read(tmp_path, dict(reading.state))[0]) == 1
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row("a"), row("b"))
+    reading = FileSource("here", str(tmp_path)).read({})
+    rows = iter(reading)
+    next(rows)
+    time.sleep(0.01)
+    with file.open("a") as end:
+        end.write(json.dumps(row("c")) + "\n")
+    list(rows)
+    assert [found.line for found in read(tmp_path, dict(reading.state))[0]] == [1, 2, 3]
+
+
+def test_a_mirror_says_which_documents_are_there_and_which_are_gone(tmp_path: Path) -> None:
+    for name in ("fees", "rates", "hours"):
+        (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
+    _, reading = read(tmp_path, mirror=True)
+    assert (reading.present, reading.vanished) == ({"fees", "rates", "hours"}, frozenset())
+    (tmp_path / "fees.md").unlink()
+    (tmp_path / "rates.md").write_text("no front matter any more")  # refused, and still there
+    (tmp_path / "hours.md").rename(tmp_path / "times.md")
+    rows, second = read(tmp_path, dict(reading.state), mirror=True)
+    assert [(found.source, bool(found.reasons)) for found in rows] == [("rates.md", True), ("times.md", False)]
+    assert (second.present, second.vanished) == ({"rates", "hours"}, {"fees"})
+    rows, third = read(tmp_path, dict(second.state), mirror=True)
+    assert (rows, third.present, third.vanished) == ([], {"rates", "hours"}, frozenset())
+
+
+def test_a_mirror_that_is_suddenly_empty_removes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fees.md").write_text(markdown())
+    _, reading = read(tmp_path, mirror=True)
+    (tmp_path / "fees.md").unlink()
+    with pytest.raises(
+        AbstainError, match="every document of the source 'here' is gone: look whether the folder is mounted"
+    ):
+        read(tmp_path, dict(reading.state), mirror=True, unattended=True)
+
+
+def test_a_folder_may_be_empty_only_if_it_is_said_so(tmp_path: Path) -> None:
+    assert read(tmp_path, unattended=True)[0] == []
+    with pytest.raises(AbstainError, match="this folder holds no file to read: JSON Lines"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.jsonl", None, "no such file or folder"),
+        ("empty.jsonl", b"", "the file is empty"),
+        ("blank.jsonl", b"\xef\xbb\xbf \n\n", "the file is empty"),
+        ("empty.md", b"", "the file is empty"),
+        ("empty.csv", b"", "the file is empty"),
+        ("empty.jsonl.gz", gzip.compress(b"", mtime=0), "the file is empty"),
+        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}' * 50, mtime=0)[:-9], "cannot be read: Compressed file ended"),
+        ("no.jsonl.gz", b'{"a": 1}', "cannot be read: Not a gzipped file"),
+        ("no.parquet", b"PAR1 or not", "cannot be read: Parquet magic bytes not found"),
+        ("empty.parquet", b"", "cannot be read: Parquet file size is 0 bytes"),
+        ("rows.xlsx", b"PK", r"is no JSON Lines \(\.jsonl\), CSV .* by its name: rename or convert it"),
+    ],
+)
+def test_a_file_that_is_none_stops_the_reading_with_its_name(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(AbstainError, match=rf"{name}: .*{message}") as refused:
+        read(tmp_path / name)
+    assert "\n" not in str(refused.value)
+
+
+BAD = {
+    "empty.jsonl": (b"", "file: the file is empty"),
+    "empty.md": (b"", "file: the file is empty"),
+    "header.csv": (b"a,b\n1,2\n", "file: its first line names no known column (a,b): begin with a line such as"),
+    "twice.csv": (b"thumb,thumb\nup,up\n", "file: the column 'thumb' is there twice"),
+    "cut.csv.gz": (gzip.compress(THUMBS.encode(), mtime=0)[:-9], "file: cannot be read: Compressed file ended"),
+    "no.jsonl.gz": (b"{}", "file: cannot be read: Not a gzipped file"),
+    "no.parquet": (b"PAR1 or not", "file: cannot be read: Parquet magic bytes not found"),
+}
+
+
+def test_bad_files_where_nobody_looks_on_are_a_refused_row_each(tmp_path: Path) -> None:
+    for name, (content, _) in BAD.items():
+        (tmp_path / name).write_bytes(content)
+    write_lines(tmp_path / "a.jsonl", row())
+    (tmp_path / "z.csv").write_text(THUMBS)
+    rows, reading = read(tmp_path, unattended=True)
+    assert contents(rows) == ["Interaction", "Feedback"]
+    refused = {found.source: found for found in rows if found.reasons}
+    assert refused.keys() == BAD.keys()
+    assert len({found.raw for found in refused.values()}) == len(BAD)
+    for name, found in refused.items():
+        assert found.line == 1
+        assert found.reasons[0].startswith(BAD[name][1]) and str(tmp_path) not in found.reasons[0]
+        assert name.encode() in found.raw
+    again, second = read(tmp_path, dict(reading.state), unattended=True)
+    assert {found.source: found for found in again} == refused
+    assert second.state == reading.state
+
+
+def test_a_file_that_was_still_being_written_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    noise = random.Random(0)
+    rows_of_it = [row(str(n), answer=noise.randbytes(500).hex()) for n in range(3000)]
+    whole = gzip.compress("".join(json.dumps(one) + "\n" for one in rows_of_it).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    rows, reading = read(tmp_path, unattended=True)
+    assert 0 < len(contents(rows)) < 3000
+    assert [found.reasons[0][:38] for found in rows if found.reasons] == ["file: cannot be read: Compressed file "]
+    (tmp_path / "a.jsonl.gz").write_bytes(whole)
+    rows, reading = read(tmp_path, dict(reading.state), unattended=True)
+    assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
+    assert read(tmp_path, dict(reading.state), unattended=True)[0] == []
+
+
+def test_another_bad_file_of_the_same_name_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n")
+    ((first,), reading) = read(tmp_path, unattended=True)
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    ((second,), _) = read(tmp_path, dict(reading.state), unattended=True)
+    assert first.reasons == second.reasons and first.raw != second.raw
+
+
+def test_a_mirrored_document_whose_file_is_empty_for_now_is_there(tmp_path: Path) -> None:
+    for name in ("fees", "rates"):
+        (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
+    _, reading = read(tmp_path, mirror=True, unattended=True)
+    (tmp_path / "fees.md").write_text("")
+    ((found,), second) = read(tmp_path, dict(reading.state), mirror=True, unattended=True)
+    assert found.is_document and found.reasons == ("file: the file is empty",)
+    assert (second.present, second.vanished) == ({"fees", "rates"}, frozenset())
+
+
+def test_a_file_that_goes_while_others_are_read_is_none_and_a_place_that_goes_is_an_error(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    for name in "abc":
+        write_lines(place / f"{name}.jsonl", row(name))
+    reading = FileSource("here", str(place), unattended=True).read({})
+    rows = iter(reading)
+    next(rows)
+    (place / "b.jsonl").unlink()
+    assert [found.source for found in rows] == ["c.jsonl"]
+    assert reading.state["files"].keys() == {"a.jsonl", "c.jsonl"}
+    rows = iter(FileSource("here", str(place), unattended=True).read({}))
+    next(rows)
+    place.rename(tmp_path / "away")
+    with pytest.raises(AbstainError, match="in: no such file or folder"):
+        list(rows)
+
+
+def test_what_is_named_by_hand() -> None:
+    with pytest.raises(AbstainError, match="nothing to ingest: name files"):
+        by_hand([])
+    assert [source.name for source in by_hand(["a/b.jsonl", "a/c/", "s3://b/x"])] == ["b.jsonl", "c", "x"]
+
+
+def test_links_are_followed_to_files_and_a_broken_one_is_passed_over(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "more").mkdir(parents=True)
+    write_lines(elsewhere / "x.jsonl", row("x"))
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "a.jsonl").symlink_to(elsewhere / "x.jsonl")
+    (here / "b.jsonl").symlink_to(tmp_path / "nowhere")
+    (here / "c.md").symlink_to(elsewhere / "more")
+    rows, reading = read(here)
+    assert [found.source for found in rows] == ["a.jsonl"]
+    write_lines(elsewhere / "x.jsonl", row("x"), row("y"))
+    assert len(read(here, dict(reading.state))[0]) == 2
+
+
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
+def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path, ends: bytes) -> None:
+    lines = ends.join(json.dumps(row(key)).encode() for key in "ab") + ends
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines)
+    (tmp_path / "b.jsonl").write_text(lines.decode().replace("\r", ""), encoding="utf-16")
+    (tmp_path / "c.md").write_bytes(markdown().encode("utf-16"))
+    rows, _ = read(tmp_path)
+    assert contents(rows) == ["Document"] + ["Interaction"] * 4
+    assert all(b"\r" not in found.raw for found in rows)
+
+
+def test_a_line_break_of_another_kind_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row(answer="a\u2028b\x85c"), ensure_ascii=False))
+    rows, _ = read(tmp_path / "a.jsonl")
+    assert rows[0].interaction is not None and rows[0].interaction.answer == "a\u2028b\x85c"
+
+
+def test_a_page_says_itself_how_it_is_encoded(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_bytes(
+        '<meta charset="iso-8859-1"><title>Entgeltübersicht</title><meta name="doc_id" content="page">'
+        '<meta name="updated_at" content="2026-08-01T00:00:00Z"><body>Gebühren'.encode("latin-1")
+    )
+    rows, _ = read(tmp_path)
+    assert rows[0].document is not None and rows[0].document.title == "Entgeltübersicht"
+
+
+READ_AND_MEASURE = """
+import resource, sys
+from abstain.ingest.sources.files import by_hand
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for row in by_hand([sys.argv[1]])[0].read({}):
+    sys.stdout.buffer.write(b"%d %d %s\\n" % (row.line, len(row.reasons), row.raw[4000:]))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
+"""
+
+
+@pytest.mark.slow
+def test_a_line_of_200_mb_is_one_refused_row_in_little_memory(tmp_path: Path) -> None:
+    size = 200_000_000
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.write(json.dumps(row("a")).encode() + b"\n")
+        for _ in range(200):
+            file.write(b"x" * (size // 200))
+        file.write(b"\n" + json.dumps(row("b")).encode())
+    command = [sys.executable, "-c", READ_AND_MEASURE, str(tmp_path / "a.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, long, last, memory = done.stdout.splitlines()
+    assert (first, last) == ("1 0 ", "3 0 ")
+    digest = hashlib.sha256(b"x" * size).hexdigest()
+    assert long == f"2 1 {'x' * 96} [... {size} bytes in all, sha256 {digest}]"
+    assert int(memory.removesuffix(" MiB")) < 100
+
+
+def test_a_document_beyond_the_limit_is_one_refused_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 5000)
+    (tmp_path / "a.md").write_text(markdown(body="word " * 2000))
+    ((found,), _) = read(tmp_path)
+    assert found.is_document and found.reasons[0].startswith("line: 10,")
+
+
+def test_a_reading_is_walked_through_before_it_has_an_outcome(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", row())
+    reading = FileSource("here", str(tmp_path)).read({})
+    with pytest.raises(RuntimeError, match="known after its last row"):
+        _ = reading.state
+    assert len(list(reading)) == 1
+    assert reading.state["files"]["a.jsonl"]["version"]
+
+
+def test_a_url_of_another_file_system(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/bucket/in/a.jsonl": json.dumps(row()).encode(), "/bucket/in/deep/b.csv": THUMBS.encode()})
+    memory.pipe("/bucket/in/.hidden.jsonl", b"?")
+    try:
+        rows, reading = read("memory://bucket/in")
+        assert [found.source for found in rows] == ["a.jsonl", "deep/b.csv"]
+        assert read("memory://bucket/in", dict(reading.state))[0] == []
+        assert len(read("memory://bucket/in/deep/b.csv")[0]) == 1
+        with pytest.raises(AbstainError, match="memory://bucket/out: no such file or folder"):
+            read("memory://bucket/out")
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_a_url_that_nobody_speaks_is_told_without_its_password() -> None:
+    message = "nonsense://host/x: .*Protocol not known: nonsense.*: name a folder, a file, or a URL"
+    with pytest.raises(AbstainError, match=message) as refused:
+        read("nonsense://ann:secret@host/x")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_signature_is_not_shown(tmp_path: Path) -> None:
+    import threading
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    write_lines(tmp_path / "a.jsonl", row())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}"
+    try:
+        (source,) = by_hand([f"{place}/a.jsonl?signature=secret"])
+        assert source.name == "a.jsonl"
+        assert [found.source for found in source.read({})] == ["a.jsonl"]
+        with pytest.raises(AbstainError, match=f"{place}/b.jsonl: no such file or folder") as refused:
+            list(by_hand([f"{place}/b.jsonl?signature=secret"])[0].read({}))
+        assert "secret" not in str(refused.value)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.slow
+def test_a_bucket(s3: str) -> None:
+    import boto3
+
+    bucket, client = s3.removeprefix("s3://"), boto3.client("s3")
+    client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=json.dumps(row("a")).encode())
+    client.put_object(Bucket=bucket, Key="in/fees.md", Body=markdown().encode())
+    rows, reading = read(f"{s3}/in")
+    assert contents(rows) == ["Document", "Interaction"]
+    assert read(f"{s3}/in", dict(reading.state))[0] == []
+    client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=json.dumps(row("b")).encode())  # as long as before
+    assert [found.source for found in read(f"{s3}/in", dict(reading.state))[0]] == ["a.jsonl"]
+    with pytest.raises(AbstainError, match="no such file or folder"):
+        read(f"{s3}/elsewhere")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.binary(max_size=200) | st.just(json.dumps(row()).encode()), max_size=6).map(b"\n".join),
+    st.sampled_from(files.SUFFIXES),
+)
+def test_any_bytes_in_any_file_are_rows_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
+) -> None:
+    file = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") and len(content) % 3 else content)
+    found_anyway, _ = read(file, unattended=True)
+    try:
+        rows, _ = read(file)
+    except AbstainError as error:
+        assert str(error).startswith(str(file)) and "\n" not in str(error)
+        assert found_anyway[-1].reasons == (str(error).replace(f"{file}: ", "file: ", 1),)
+        return
+    assert found_anyway == rows
+    assert all(bool(found.reasons) != bool(list(found.contents())) for found in rows)
+    if suffix == ".jsonl" and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+        assert len(rows) == sum(bool(line.strip()) for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))

@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+
+from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Forgotten, Store
+from abstain.data.store.key_index import read_lines
+from abstain.data.store.record_keys import interaction_identity
+from abstain.ingest.erasure import erased_answers, forget
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources.files import by_hand
+from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, row, thumb, verdict, write_lines
+
+LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
+
+
+def take(data: Path, file: Path) -> IngestReport:
+    return ingest(by_hand([str(file)]), data, LENIENT, NOW, validate=accept_all)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_lines(
+        tmp_path / "a.jsonl",
+        row("i-1", thumb=thumb(user="ann", comment="I am Ann"), review=verdict()),
+        row("i-2", thumb=thumb(user="bob")),
+        row("i-3", thumb=thumb("down")),
+        alone(thumb(user="ann"), "i-9"),
+        alone(thumb(user="bob"), "i-9"),
+        {**alone(thumb(user="ann")), "mood": "bad"},
+    )
+
+
+def everything(data: Path) -> str:
+    return "".join(content.decode() for content in bytes_of(data).values())
+
+
+def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    report = take(data, file)
+    assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
+    assert forget(Store(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
+    store = Store(data)
+    assert [found.user for found in store.rows(Feedback)] == ["bob", None]
+    assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
+    assert (len(list(store.rows(Interaction))), len(list(store.rows(Review)))) == (3, 1)
+    assert Quarantine(data).files() == []
+    assert everything(data).count("ann") == 1, "that she is to be kept out, and nothing else"
+    again = take(data, file)
+    assert (again.accepted, again.duplicate, again.held, again.quarantined) == (0, 4, 0, 2)
+    assert everything(data).count("ann") == 1
+    assert "1 x user: asked to be forgotten, so the row was not kept" in again.to_markdown()
+
+
+def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    assert forget(Store(data), "ann", "ann", with_interactions=True) == {
+        "feedback": 2,
+        "interactions": 1,
+        "reviews": 1,
+        "quarantine": 1,
+    }
+    assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
+    again = take(data, file)
+    assert again.accepted == 0
+    assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
+    late = write_lines(
+        tmp_path / "late.jsonl", row("i-1"), alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
+    )
+    report = take(data, late)
+    assert (report.accepted, report.quarantined, report.held) == (0, 3, 0)
+    assert "as Ann said" not in everything(data)
+
+
+def test_the_id_itself_is_kept_nowhere(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    forget(Store(data), "ann", "u-5eed")
+    assert "ann" not in everything(data).replace("Ann", "")
+    assert Store(data).forgotten().users == ("u-5eed",)
+    assert forget(Store(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again: which versions?"
+
+
+def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    before = bytes_of(data)
+    with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
+        forget(Store(data), "carol", "u-c")
+    assert bytes_of(data) == before
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({"i-1": True, "i-2": False, "i-3": True}, 0),
+        ({"i-2": False, "i-3": True}, 1),
+        ({"i-2": True, "i-3": True}, None),  # a label has changed as well
+        ({"i-1": True, "i-2": False}, None),  # i-3 was not erased
+        ({"i-2": False, "i-3": True, "i-4": True}, None),  # an answer has come
+    ],
+)
+def test_a_hold_out_may_lack_what_was_erased_and_nothing_else(now: dict[str, bool], expected: int | None) -> None:
+    before = {"i-1": True, "i-2": False, "i-3": True}
+    forgotten = Forgotten(interactions=(interaction_identity("i-1").hex(), interaction_identity("i-2").hex()))
+    assert erased_answers(before, now, forgotten) == expected

@@ -1,0 +1,143 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Staging, Store
+from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
+
+
+def at(raw: bytes) -> InputRow:
+    return InputRow("a.jsonl", 1, raw)
+
+
+def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
+    """A file of refused rows in the quarantine of `data`; its id."""
+    with Staging(Store(data)) as staging:
+        writer = Writer(staging)
+        for number, raw in enumerate(raws, start=1):
+            writer.add(QuarantinedRow.of(InputRow("a.jsonl", number, raw), [f"field: '{number}' is odd"]))
+        name = writer.close()
+        assert name
+        if blocking:
+            quarantine = Quarantine(data)
+            quarantine.block(name, ["a.jsonl"], blocking)
+            quarantine.stage_blocking(staging)
+        staging.publish("quarantine")
+    return name
+
+
+@given(st.binary())
+def test_no_byte_is_lost(raw: bytes) -> None:
+    came = InputRow("a.jsonl", 1, raw)
+    row = QuarantinedRow.of(came, ["why"])
+    again = QuarantinedRow.model_validate_json(row.canonical())
+    assert (again.content, again.digest) == (raw, digest_of(came))
+
+
+def test_what_is_kept_is_redacted_but_known_by_what_came() -> None:
+    came = InputRow("a.jsonl", 1, b"mail a@b.example")
+    row = QuarantinedRow.of(came, ["why"], lambda raw: raw.replace(b"a@b.example", b"<M>"))
+    assert (row.content, row.digest) == (b"mail <M>", digest_of(came))
+    assert digest_of(row.reread()) == digest_of(came), "it is known when it is released, too"
+
+
+def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:
+    assert refuse(tmp_path / "data", b"{", b"[") == refuse(tmp_path / "data", b"{", b"[")
+    assert refuse(tmp_path / "data", b"{") != refuse(tmp_path / "data", b"[")
+    assert len(Quarantine(tmp_path / "data").files()) == 3
+
+
+def test_a_listing_says_what_is_there_and_what_it_holds_back(tmp_path: Path) -> None:
+    name = refuse(tmp_path, b"{", b"[", blocking="too many")
+    (listed,) = Quarantine(tmp_path).listing()
+    assert (listed.id, listed.rows, listed.sources, listed.blocking) == (name, 2, ("a.jsonl",), "too many")
+    assert listed.reasons == {"field: … is odd": 2}
+
+
+def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_path: Path) -> None:
+    held, other = refuse(tmp_path, b"{", b"[", blocking="too many"), refuse(tmp_path, b"?")
+    quarantine = Quarantine(tmp_path)
+    assert [quarantine.holds(at(raw)) for raw in (b"{", b"?", b"!")] == [True, True, False]
+    assert [quarantine.was_seen(at(raw)) for raw in (b"{", b"?")] == [False, True], "nobody has decided on the first"
+    assert quarantine.drop(quarantine.find(held)) == 2
+    quarantine = Quarantine(tmp_path)
+    assert [path.stem for path in quarantine.files()] == [other]
+    assert (quarantine.holds(at(b"{")), quarantine.is_here(at(b"{")), quarantine.was_seen(at(b"{"))) == (
+        True,
+        False,
+        True,
+    )
+    with Staging(Store(tmp_path)) as staging:
+        quarantine.without({digest_of(at(b"?"))}, staging)
+        staging.publish()
+    assert Quarantine(tmp_path).files() == []
+
+
+def test_a_file_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="no id begins with 'x'; there are: nothing"):
+        Quarantine(tmp_path).find("x")
+    name = refuse(tmp_path, b"{")
+    assert Quarantine(tmp_path).find(name[:3]).stem == name
+    other = refuse(tmp_path, b"[")
+    with pytest.raises(AbstainError, match=f"several ids begin with ''; there are: .*{other}"):
+        Quarantine(tmp_path).find("")
+
+
+def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) -> None:
+    name = refuse(tmp_path, b"{", blocking="too many")
+    with pytest.raises(AbstainError, match=rf"^the retrain is blocked: too many; .*`abstain quarantine drop {name}`$"):
+        require_unblocked(tmp_path)
+    for sources, left in ((["b.jsonl"], 1), (["a.jsonl", "b.jsonl"], 0)):
+        quarantine = Quarantine(tmp_path)
+        quarantine.lift(sources)
+        assert len(quarantine.blocking) == left
+    require_unblocked(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "goes"),
+    [
+        ('{"user": "u-1"}', True),
+        ('{"thumb": {"user": "u-1", "thumb": 3}}', True),
+        ('{"user": "u-1", "thumb": "u', True),
+        ("q-1;up;u-1;?;?", True),
+        ("by u-1.", False),
+        ('{"user": "u-12"}', False),
+        ('{"interaction_id": "u-1"}', False),
+        ("[]", False),
+    ],
+)
+def test_the_rows_of_a_user_are_dropped(tmp_path: Path, text: str, goes: bool) -> None:
+    refuse(tmp_path, text.encode(), b"{")
+    assert Quarantine(tmp_path).drop_of({"u-1"}) == int(goes)
+    assert [row.raw for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))] == ([] if goes else [text]) + [
+        "{"
+    ]
+    assert Quarantine(tmp_path).holds(at(text.encode()))
+
+
+def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
+    refuse(tmp_path, b'{"user": "u-1"}', blocking="too many")
+    assert Quarantine(tmp_path).drop_of({"u-1"}) == 1
+    require_unblocked(tmp_path)
+
+
+def test_a_row_is_here_once_however_often_a_batch_gives_it(tmp_path: Path) -> None:
+    refuse(tmp_path, b"{", b"{", b"[", b"{")
+    assert Quarantine(tmp_path).listing()[0].rows == 2
+
+
+def test_a_source_whose_bad_rows_are_known_blocks_by_their_file_and_no_other(tmp_path: Path) -> None:
+    first, second = refuse(tmp_path, b"{", blocking="first"), refuse(tmp_path, b"[")
+    quarantine = Quarantine(tmp_path)
+    assert quarantine.block(None, ["b.jsonl"], "second", digest_of(at(b"["))) == second
+    assert {name: entry["sources"] for name, entry in quarantine.blocking.items()} == {
+        first: ["a.jsonl"],
+        second: ["b.jsonl"],
+    }
+    quarantine.lift(["b.jsonl"])
+    assert list(quarantine.blocking) == [first]

@@ -1,0 +1,223 @@
+import hashlib
+import re
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.knowledge.documents import chunks as module
+from abstain.knowledge.documents.chunks import DEFAULT_BUDGET, chunk_document
+from abstain.knowledge.documents.reader import parse_document
+from abstain.knowledge.documents.tokens import token_counter
+from tests.knowledge.builders import document
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def chunks(body: str, budget: int = 600, size: Callable[[str], int] = len) -> list[tuple[str, str]]:
+    """Kind and text of each chunk, without the line of its section path."""
+    return [(chunk.kind, chunk.text.partition("\n")[2]) for chunk in chunk_document(document(body), budget, size)]
+
+
+def test_a_chunk_opens_with_its_section_path() -> None:
+    body = "Intro.\n\n# Gold Card\n\nTop.\n\n## Fees\n\n### Abroad\n\nA.\n\n### At home\n\nH.\n\n## Limits\n\nL.\n"
+    found = [(" > ".join(chunk.section_path), chunk.text) for chunk in chunk_document(document(body))]
+    assert found == [
+        ("Gold Card", "Gold Card\nIntro."),
+        ("Gold Card", "Gold Card\nTop."),
+        ("Gold Card > Fees > Abroad", "Gold Card > Fees > Abroad\nA."),
+        ("Gold Card > Fees > At home", "Gold Card > Fees > At home\nH."),
+        ("Gold Card > Limits", "Gold Card > Limits\nL."),
+    ]
+    assert chunk_document(document("# Fees\n\n## Abroad\n")) == []
+
+
+def test_a_chunk_holds_text_or_one_table_or_one_list() -> None:
+    body = (
+        "One.\n\nTwo.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n- x\n- y\n\n1. z\n\n"
+        "> quoted\n\n```\n- code\n\n| code |\n```\n\n---\n\n<b>html</b>\n"
+    )
+    assert chunks(body) == [
+        ("text", "One.\n\nTwo."),
+        ("table", "| a | b |\n|---|---|\n| 1 | 2 |"),
+        ("list", "- x\n- y"),
+        ("list", "1. z"),
+        ("text", "> quoted\n\n```\n- code\n\n| code |\n```\n\n<b>html</b>"),
+    ]
+
+
+def test_a_table_that_is_cut_repeats_its_header() -> None:
+    head = "| Fee | Amount |\n|---|---|"
+    rows = [f"| Fee number {n} | {n} euros |" for n in range(7)]
+    found = chunks("\n".join([head, *rows]), budget=110)
+    assert len(found) > 2
+    assert all(kind == "table" and text.startswith(head + "\n|") for kind, text in found)
+    assert [line for _, text in found for line in text.split("\n")[2:]] == rows
+
+
+def test_a_table_without_rows_is_kept() -> None:
+    assert chunks("| Fee | Amount |\n|---|---|\n") == [("table", "| Fee | Amount |\n|---|---|")]
+
+
+def test_a_list_item_is_never_cut_and_keeps_what_is_nested_in_it() -> None:
+    long = "- " + "Sentence one. " * 9 + "End."
+    nested = "- outer\n  - inner\n    - innermost\n\n  more"
+    assert chunks(f"{long}\n{nested}\n- last", budget=40) == [("list", long), ("list", nested), ("list", "- last")]
+
+
+def test_a_long_paragraph_is_cut_between_sentences() -> None:
+    sentences = [f"This is sentence number {n}." for n in range(6)]
+    found = chunks(" ".join(sentences), budget=70)
+    assert [text for _, text in found] == [" ".join(sentences[n : n + 2]) for n in (0, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("one two three four five six", ["one two", "three four", "five six"]),  # a long sentence between words
+        ("one two. three four. five", ["one two.", "three", "four. five"]),
+        ("one. two three four five", ["one. two", "three four", "five"]),
+        ("abcdefghijklmnopqrstuvwxy", ["abcdefghij", "klmnopqrst", "uvwxy"]),  # at last a word that is none
+        ("~~~\na b c\nd e f g h i\n```\n~~~", ["~~~\na b c", "d e f g h", "i\n```\n~~~"]),  # code: between lines
+    ],
+)
+def test_text_without_sentences_is_cut_where_it_hurts_least(body: str, expected: list[str]) -> None:
+    found = chunk_document(document(body, title="T"), budget=12, count=len)
+    assert [chunk.text.removeprefix("T\n") for chunk in found] == expected
+
+
+def test_a_long_section_path_leaves_half_of_the_budget_to_the_content() -> None:
+    body = "# " + "Fees and other charges " * 3 + "\n\none two three four five six seven eight"
+    assert [text for _, text in chunks(body, 10, words)] == ["one two three four five", "six seven eight"]
+
+
+def test_a_heading_too_long_to_be_one_is_text() -> None:
+    large = "word " * 50
+    assert chunks(f"a\n\n## {large}\n\nb") == [("text", f"a\n\n{large.strip()}\n\nb")]
+
+
+def test_a_chunk_has_the_rights_and_the_date_of_its_document_and_its_own_content_as_its_id() -> None:
+    source = document("One.\n\n- two", entitlements=("premium",))
+    first, second = chunk_document(source)
+    assert first.doc_id == "gold"
+    assert first.entitlements == ("premium",)
+    assert (first.updated_at, first.removed_at) == (source.updated_at, None)
+    assert first.content_hash == hashlib.sha256(first.text.encode()).hexdigest()
+    assert [chunk.chunk_id for chunk in (first, second)] == [
+        f"gold#{chunk.content_hash[:10]}" for chunk in (first, second)
+    ]
+
+
+def test_a_chunk_keeps_its_id_whatever_happens_around_it() -> None:
+    before = {chunk.chunk_id: chunk.text for chunk in chunk_document(document("# A\n\none\n\n# B\n\ntwo"))}
+    after = {chunk.chunk_id: chunk.text for chunk in chunk_document(document("# C\n\nnew\n\n# B\n\ntwo\n\n# A\n\nONE"))}
+    assert [before[key] for key in before.keys() & after.keys()] == ["Gold Card > B\ntwo"]
+    assert len(after) == 3
+
+
+def test_the_same_text_twice_in_one_document_is_one_chunk() -> None:
+    found = chunk_document(document("# A\n\none\n\n# B\n\ntwo\n\n# A\n\none"))
+    assert [chunk.text for chunk in found] == ["Gold Card > A\none", "Gold Card > B\ntwo"]
+
+
+def test_two_chunks_never_share_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ID_DIGITS", 1)
+    with pytest.raises(AbstainError, match=r"^gold#\w would be the id of two chunks: change a word in one of them$"):
+        chunk_document(document("\n\n".join(f"# {n}\n\n{n}" for n in range(17))))
+
+
+def test_the_budget_is_of_the_encoders_own_tokens() -> None:
+    size = token_counter()
+    body = " ".join(f"Antidisestablishmentarianism costs {n} euros." for n in range(200))
+    found = chunk_document(document(body))
+    assert all(DEFAULT_BUDGET - 20 < size(chunk.text) <= DEFAULT_BUDGET for chunk in found[:-1])
+
+
+def test_a_carriage_return_alone_loses_nothing() -> None:
+    text = "---\ndoc_id: gold\ntitle: Gold\nupdated_at: 2026-08-01T00:00:00Z\n---\none\r\rtwo\n\n- x\n- y\n"
+    found = " ".join(chunk.text for chunk in chunk_document(parse_document(text, "gold.md")))
+    assert [word for word in ("one", "two", "- x", "- y") if found.count(word) != 1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "body",
+    [
+        "".join(f"w{n} " for n in range(150_000)),
+        "".join(f"This is sentence {n}. " for n in range(45_000)),
+        "".join(chr(0x4E00 + n % 20_000) for n in range(300_000)),
+        "".join(f"{n:x}" for n in range(180_000)),
+    ],
+    ids=["no sentence ends", "sentences", "no spaces", "no word"],
+)
+def test_a_paragraph_of_a_megabyte_is_cut_into_chunks_within_the_budget(body: str) -> None:
+    size = token_counter()
+    found = chunk_document(document(body))
+    assert max(size(chunk.text) for chunk in found) <= DEFAULT_BUDGET + 1
+    assert max(len(chunk.text) for chunk in found) < 8 * DEFAULT_BUDGET
+    kept = "".join(chunk.text.partition("\n")[2] for chunk in found)
+    assert re.sub(r"\s", "", kept) == re.sub(r"\s", "", body)
+
+
+atom = st.lists(st.text(st.sampled_from("abcdefghij"), min_size=1, max_size=12), max_size=6).map(" ".join)
+blocks = st.tuples(st.sampled_from(["text", "table", "list"]), st.lists(atom, min_size=1, max_size=6))
+parts = st.lists(st.tuples(st.integers(1, 6), atom, st.lists(blocks, min_size=1, max_size=3)), min_size=1, max_size=5)
+
+
+def body_of(parts: list[tuple[int, str, list[tuple[str, list[str]]]]]) -> tuple[str, list[str], list[str], list[str]]:
+    """A body, its headings, its atoms (table rows and list items), its sentences; all told apart by a number."""
+    number, lines, headings, atoms, sentences = count(), [], [], [], []
+    for level, name, found in parts:
+        headings.append(f"heading{next(number):03} {name}".strip())
+        lines.append("#" * level + " " + headings[-1])
+        for kind, texts in found:
+            own = [" ".join(f"{word}{next(number):03}" for word in ("atom", *text.split())) for text in texts]
+            form = {"table": "| {} | z |", "list": "- {}", "text": "{}."}[kind]
+            mine = [form.format(one) for one in own]
+            (sentences if kind == "text" else atoms).extend(mine)
+            if kind == "table":
+                mine = ["| Head | Other |", "|---|---|", *mine]
+            lines.append((" " if kind == "text" else "\n").join(mine))
+    return "\n\n".join(lines), headings, atoms, sentences
+
+
+@settings(max_examples=80, deadline=None)
+@given(parts, st.integers(40, 300))
+def test_every_word_stands_in_some_chunk_and_only_an_atom_breaks_the_budget(
+    parts: list[tuple[int, str, list[tuple[str, list[str]]]]], budget: int
+) -> None:
+    body, headings, atoms, sentences = body_of(parts)
+    found = chunk_document(document(body), budget, len)
+    assert {name for chunk in found for name in chunk.section_path[1:]} == set(headings)
+    assert all(chunk.text.startswith(" > ".join(chunk.section_path) + "\n") for chunk in found)
+    assert all(("| Head | Other |" in chunk.text) == (chunk.kind == "table") for chunk in found)
+    for chunk in found:
+        content = chunk.text.partition("\n")[2]
+        if chunk.kind == "table":
+            content = content.split("\n", 2)[2]
+        held = [one for one in atoms if one in content]
+        room = max(budget - (len(chunk.text) - len(content)), budget // 2)
+        assert len(content) <= room or (chunk.kind != "text" and len(held) == 1)
+    whole = [one for chunk in found if chunk.kind != "text" for one in atoms if one in chunk.text]
+    assert whole == atoms  # each whole, once, in order
+    text = "".join(chunk.text.partition("\n")[2] for chunk in found if chunk.kind == "text")
+    assert re.sub(r"\s", "", text) == re.sub(r"\s", "", "".join(sentences))  # each word once, in order
+
+
+markup = st.sampled_from(
+    [*"-*>`|~_+!\\<", "1.", "    ", "\t", " ", "\n", "|---|", "```", "<div>", "&amp;", "a", "bb", "ccc."]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(markup, min_size=1, max_size=30).map("".join).filter(str.strip), st.integers(1, 60))
+def test_no_markup_loses_a_letter_or_crashes(body: str, budget: int) -> None:
+    # No headings, whose names move to the paths: nor what underlines the line above it.
+    assume(not re.search(r"^\s*-+\s*$", body, re.MULTILINE))
+    found = "".join(chunk.text.partition("\n")[2] for chunk in chunk_document(document(body), budget, len))
+    assert [letter for letter in "abc" if (letter in body) != (letter in found)] == []

@@ -1,0 +1,130 @@
+"""Raw HTML and block quotes: never a way around whole rows and whole items."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.knowledge.documents import normalize_markdown as module_under_test
+from abstain.knowledge.documents.chunks import chunk_document
+from abstain.knowledge.documents.normalize_markdown import unfold
+from abstain.knowledge.documents.sections import parse_blocks
+from tests.knowledge.builders import document
+from tests.knowledge.documents.test_chunks import chunks
+
+TABLE = "| A | B |\n| --- | --- |\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<table>\n<tr><th>A</th><th>B</th></tr>\n<tr><td>1</td><td>2</td></tr>\n</table>",
+        "<TABLE border=1><tr><th>A<th>B<tr><td>1<td>2</TABLE>",
+        "<table>\n\n<tr><th>A</th><th>B</th></tr>\n\n    <tr><td>1</td>\n\n<td>2</td></tr>\n\n</table>",  # blank lines
+        "<table><tr><th>A<th>B<tr><td>1<td>2",  # never closed
+        '<div class="wide">\n<table><tr><th>A<th>B<tr><td>1<td>2</table>\n</div>',
+        "> <table><tr><th>A<th>B<tr><td>1<td>2</table>",
+        f"> {TABLE}".replace("\n", "\n> "),
+        f">> {TABLE}".replace("\n", "\n>> "),
+    ],
+)
+def test_a_table_is_a_table_however_it_is_written(body: str) -> None:
+    assert chunks(body) == [("table", TABLE)]
+    assert chunks(f"x\n\n{body}\n\ny") == [("text", "x"), ("table", TABLE), ("text", "y")]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("<ul>\n<li>a\n<ul><li>b</ul>\n<li>c\n</ul>", "- a\n  - b\n- c"),
+        ("<ul>\n\n<li>a\n\n<ul><li>b</li></ul>\n\n</li>\n\n<li>c</li>\n\n</ul>", "- a\n  - b\n- c"),
+        ("<ol start=4><li>a<li>c</ol>", "4. a\n5. c"),
+        ("<dl><dt>a<dd>b<dt>c<dd>d</dl>", "- a: b\n- c: d"),
+        ("> - a\n>   b\n> - c", "- a\n  b\n- c"),
+        ("> - a\nb\n> - c", "- a\nb\n- c"),  # the mark left out where the text goes on
+        ("> 1. a\n> 2. c", "1. a\n2. c"),
+    ],
+)
+def test_a_list_is_a_list_however_it_is_written(body: str, expected: str) -> None:
+    assert chunks(body) == [("list", expected)]
+
+
+@pytest.mark.parametrize("form", ["<table>{}</table>", "<table>\n\n{}\n\n</table>"])
+def test_no_row_of_html_is_cut_and_each_chunk_has_the_header(form: str) -> None:
+    rows = [f"<tr><td>Fee number {n}, which is long</td><td>{n} euros</td></tr>" for n in range(9)]
+    found = chunks(form.format("\n".join(["<tr><th>Fee</th><th>Amount</th></tr>", *rows])), budget=130)
+    assert len(found) > 2
+    assert all(kind == "table" and text.startswith("| Fee | Amount |\n| --- | --- |\n|") for kind, text in found)
+    assert [line for _, text in found for line in text.split("\n")[2:]] == [
+        f"| Fee number {n}, which is long | {n} euros |" for n in range(9)
+    ]
+
+
+def test_no_row_or_item_of_a_quote_is_cut() -> None:
+    rows = [f"| Fee number {n}, which is long | {n} euros |" for n in range(9)]
+    items = [f"- item {n} " + "word " * 9 + "end" for n in range(4)]
+    body = "\n".join(["| Fee | Amount |", "|---|---|", *rows, "", *items])
+    found = chunks("> " + body.replace("\n", "\n> "), budget=110)
+    assert [line for kind, text in found if kind == "table" for line in text.split("\n")[2:]] == rows
+    assert [text for kind, text in found if kind == "list"] == items
+
+
+def test_what_stands_around_a_list_in_a_paragraph_stays() -> None:
+    assert chunks("All **fees**: <ul><li>a<li>b</ul> No more.\n\nx") == [
+        ("text", "All **fees**:"),
+        ("list", "- a\n- b"),
+        ("text", "No more.\n\nx"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "> quoted *text*\n> more\n",
+        "<b>html</b> and <div>html</div>\n",
+        "<div>\n\n- a\n\n</div>\n",
+        "the tag <table> alone\n",
+        "the tags `<ul><li>x</ul>` as code\n",
+        "> the tags ``<ul>`</ul>`` as code\n",
+        "```html\n<table><tr><td>x</table>\n```\n",
+        "    <table><tr><td>x</table>\n",
+        "<pre>\n<table>\n</pre>\n",
+        "<!-- <ul> -->\n\nx\n\n<!-- </ul> -->\n",
+        "- item\n\n  <table><tr><td>in an item, which is never cut</table>\n",
+        "<tablet> <olive> <dlx>\n",
+    ],
+)
+def test_everything_else_stays_to_the_letter(body: str) -> None:
+    assert unfold(body) == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<ul>\n\n" * 2_000 + "x",
+        "<ul>" * 20_000 + "x",
+        "> " * 5_000 + "- x",
+        "> " * 5_000 + "<ul>x",
+        "`" * 99_999 + "x",
+    ],
+    ids=["blocks", "tags", "quotes", "quoted tags", "backticks"],
+)
+@pytest.mark.slow
+def test_unfold_what_is_opened_very_often_is_parsed_once(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr(module_under_test, "parse_blocks", lambda text: parsed.append(len(text)) or parse_blocks(text))
+    assert unfold(body).rstrip().endswith("x")
+    assert parsed == [len(body)]
+
+
+tags = st.sampled_from(
+    ["<table>", "</table>", "<tr>", "<td>", "<th>", "<ul>", "</ul>", "<ol>", "<li>", "<dl>", "<dd>", "<div>", "</div>"]
+)
+other = st.sampled_from(["> ", "- ", "1. ", "| ", "\n", "\n\n", "    ", " ", "**", "&lt;", "`"])
+word = st.sampled_from(["aaa", "bbb.", "ccc"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(tags, other, word), min_size=1, max_size=30).map("".join).filter(str.strip))
+def test_no_html_loses_a_letter_or_crashes(body: str) -> None:
+    found = "".join(chunk.text.partition("\n")[2] for chunk in chunk_document(document(body), 40, len))
+    assert [letter * 3 for letter in "abc" if (letter * 3 in body) != (letter * 3 in found)] == []

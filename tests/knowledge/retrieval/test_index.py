@@ -1,0 +1,371 @@
+"""What every index promises, of both kinds: faiss in this process, and pgvector on a real server."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from abstain.core.contracts import Chunk
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval import pgvector_index
+from abstain.knowledge.retrieval.embeddings import unit
+from abstain.knowledge.retrieval.encoder import Vectors
+from abstain.knowledge.retrieval.faiss_index import FaissIndex
+from abstain.knowledge.retrieval.index import Entry, Hit, VectorIndex, near_the_best
+from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
+from abstain.knowledge.retrieval.retriever import open_index
+from tests.knowledge.builders import VOCABULARY, BagOfWords, chunk
+from tests.postgres import database
+
+ENCODER = BagOfWords()
+RIGHTS = ("staff", "premium", "board")
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    with database(request.getfixturevalue("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(params=["faiss", pytest.param("pgvector", marks=pytest.mark.slow)])
+def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VectorIndex]:
+    """An empty one."""
+    url = request.getfixturevalue("server") if request.param == "pgvector" else None
+    encoder = BagOfWords()
+    encoder.identity = secrets.token_hex(4)
+    with closing(open_index(url, encoder)) as made:
+        assert isinstance(made, PgVectorIndex if url else FaissIndex)
+        yield made
+
+
+def fill(index: VectorIndex, *chunks: Chunk, products: Sequence[str | None] = ()) -> VectorIndex:
+    entries = [Entry(one, *products[at : at + 1]) for at, one in enumerate(chunks)]
+    index.upsert(entries, unit(ENCODER.encode([one.text for one in chunks])))
+    return index
+
+
+def vector(text: str) -> Vectors:
+    (found,) = unit(ENCODER.encode([text]))
+    return found
+
+
+def ids(hits: Sequence[Hit]) -> list[str]:
+    return [hit.chunk.chunk_id for hit in hits]
+
+
+OPEN = (
+    chunk("a#far", "rate"),
+    chunk("a#near", "fee card card"),
+    chunk("a#best", "fee fee"),
+    chunk("b#next", "fee card"),
+)
+
+
+def test_the_nearest_come_first_and_at_most_k(index: VectorIndex) -> None:
+    hits = fill(index, *OPEN).search(vector("fee"), 3)
+    assert ids(hits) == ["a#best", "b#next", "a#near"]
+    # The cosine: how long a text is plays no part.
+    assert [hit.score for hit in hits] == pytest.approx([1, 2**-0.5, 5**-0.5])
+    assert len(index.search(vector("fee"), 99)) == len(OPEN)
+    assert hits[0].chunk == OPEN[2]  # whole
+
+
+def test_an_empty_index_finds_nothing(index: VectorIndex) -> None:
+    assert index.search(vector("fee"), 3, ["staff"], {"product": "cards"}) == []
+    assert index.digests() == {}
+    index.remove(["a#1"])
+    index.upsert([], np.zeros((0, 0), np.float32))
+    assert index.search(vector("fee"), 3) == []
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_less_than_one_hit_cannot_be_asked_for(index: VectorIndex, k: int) -> None:
+    with pytest.raises(ValueError, match=f"k must be at least 1, not {k}"):
+        index.search(vector("fee"), k)
+
+
+def test_what_the_asker_may_not_read_neither_shows_up_nor_crowds_out(index: VectorIndex) -> None:
+    fill(index, *(chunk(f"s#{n}", "fee", "staff") for n in range(5)), *OPEN)
+    assert ids(index.search(vector("fee"), 2)) == ["a#best", "b#next"]
+    assert ids(index.search(vector("fee"), 2, ["premium"])) == ["a#best", "b#next"]
+    assert ids(index.search(vector("fee"), 2, ["staff"])) == ["a#best", "s#0"]
+
+
+def test_a_reader_must_hold_every_entitlement(index: VectorIndex) -> None:
+    fill(index, chunk("a#both", "fee", "staff", "premium"))
+    assert index.search(vector("fee"), 1, ["staff"]) == index.search(vector("fee"), 1, ["premium"]) == []
+    assert ids(index.search(vector("fee"), 1, ["premium", "other", "staff"])) == ["a#both"]
+
+
+@pytest.mark.parametrize("right", ["a,b", '"', "{}", "'; --", "\\", "NULL", " "])
+def test_an_entitlement_may_be_any_text(index: VectorIndex, right: str) -> None:
+    if not right.strip():
+        right = "ä b"
+    fill(index, chunk("a#1", "fee", right))
+    assert index.search(vector("fee"), 1, ["a", "b", ""]) == []
+    assert ids(index.search(vector("fee"), 1, [right])) == ["a#1"]
+
+
+def test_a_search_can_be_narrowed_to_product_document_and_kind(index: VectorIndex) -> None:
+    table = chunk("a#table", "fee", kind="table")
+    fill(
+        index, *OPEN, table, chunk("s#1", "fee", "staff"), products=["cards", None, "cards", "loans", "loans", "cards"]
+    )
+    question = vector("fee")
+    assert ids(index.search(question, 9, where={"product": "cards"})) == ["a#best", "a#far"]
+    assert ids(index.search(question, 1, where={"product": "loans", "kind": "table"})) == ["a#table"]
+    assert ids(index.search(question, 9, where={"doc_id": "b"})) == ["b#next"]
+    assert index.search(question, 9, where={"product": "None"}) == []
+    assert ids(index.search(question, 1, ["staff"], {"product": "cards", "doc_id": "s"})) == ["s#1"]
+    assert index.search(question, 1, ["premium"], {"doc_id": "s"}) == []
+    with pytest.raises(ValueError, match="there is no filter 'prodct': use product, doc_id, kind$"):
+        index.search(question, 1, where={"prodct": "cards"})
+
+
+def test_what_is_removed_is_not_found_and_what_is_told_again_is_replaced(index: VectorIndex) -> None:
+    fill(index, *OPEN)
+    index.remove(["a#best", "a#unknown"])
+    assert ids(index.search(vector("fee"), 9)) == ["b#next", "a#near", "a#far"]
+    closed = OPEN[3].model_copy(update={"entitlements": ("staff",)})
+    fill(index, closed, chunk("c#1", "loan"), products=["cards"])
+    assert ids(index.search(vector("fee"), 2)) == ["a#near", "a#far"]
+    assert ids(index.search(vector("fee"), 1, ["staff"], {"product": "cards"})) == ["b#next"]
+    assert index.digests() == {
+        key: Entry(one, product).digest
+        for key, one, product in [
+            ("a#far", OPEN[0], None),
+            ("a#near", OPEN[1], None),
+            ("b#next", closed, "cards"),
+            ("c#1", chunk("c#1", "loan"), None),
+        ]
+    }
+    index.remove(list(index.digests()))
+    assert index.search(vector("fee"), 9) == []
+
+
+def test_the_last_of_two_of_one_id_counts(index: VectorIndex) -> None:
+    fill(index, chunk("a#1", "fee"), chunk("a#2", "card"), chunk("a#1", "loan", "staff"))
+    assert ids(index.search(vector("fee"), 9)) == ["a#2"]
+    assert [hit.chunk.text for hit in index.search(vector("loan"), 1, ["staff"])] == ["loan"]
+
+
+def test_a_tombstone_cannot_be_indexed(index: VectorIndex) -> None:
+    dead = chunk("a#1", "fee", removed_at="2026-09-01T00:00:00Z")
+    with pytest.raises(ValueError, match="a#1 was removed from its document: it cannot be indexed"):
+        fill(index, chunk("a#2", "fee"), dead)
+    assert index.digests() == {}
+
+
+def test_equal_scores_are_in_the_order_of_the_ids_however_they_came_in(index: VectorIndex) -> None:
+    texts = ("fee", "fee limit", "limit")
+    same = [
+        chunk(f"c#{n:03}", texts[n * 5 % 7 % 3]) for n in range(300)
+    ]  # so many that an unstable sort would mix them
+    expected = [one.chunk_id for text in texts for one in same if one.text == text]
+    fill(index, *random.Random(0).sample(same, 200))
+    fill(index, *same)
+    assert ids(index.search(vector("fee"), 300)) == expected
+    for k in (1, 3, 50, len(expected) // 2):
+        assert ids(index.search(vector("fee"), k)) == expected[:k]
+
+
+rights = st.lists(st.sampled_from(RIGHTS), max_size=3, unique=True)
+texts = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4).map(" ".join)
+some_chunks = st.lists(st.tuples(texts, rights, st.sampled_from([None, "cards", "loans"])), max_size=25)
+narrowed = st.dictionaries(st.just("product"), st.sampled_from(["cards", "loans"]), max_size=1)
+
+
+def brute_force(
+    chunks: Sequence[Chunk], products: Sequence[str | None], question: str, held: Sequence[str], where: dict[str, str]
+) -> list[tuple[str, float]]:
+    """All that may be read, best first: cosines rounded as float32 sums differ in their last bits."""
+    allowed = [
+        (round(float(vector(one.text) @ vector(question)), 5), one.chunk_id)
+        for one, product in zip(chunks, products, strict=True)
+        if set(one.entitlements) <= set(held) and where.get("product", product) == product
+    ]
+    return [(key, score) for score, key in sorted(allowed, key=lambda pair: (-pair[0], pair[1]))]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some_chunks, texts, rights, st.integers(1, 30), narrowed)
+def test_a_search_is_the_brute_force_over_what_the_asker_may_read(
+    index: VectorIndex,
+    some: list[tuple[str, list[str], str | None]],
+    question: str,
+    held: list[str],
+    k: int,
+    where: dict[str, str],
+) -> None:
+    chunks = [chunk(f"d{n}#1", text, *needed) for n, (text, needed, _) in enumerate(some)]
+    products = [product for _, _, product in some]
+    index.remove(list(index.digests()))
+    if chunks:
+        fill(index, *chunks, products=products)
+    hits = index.search(vector(question), k, held, where)
+    assert all(set(hit.chunk.entitlements) <= set(held) for hit in hits)
+    expected = brute_force(chunks, products, question, held, where)[:k]
+    assert [round(hit.score, 5) for hit in hits] == pytest.approx([score for _, score in expected], abs=2e-5)
+    assert {hit.chunk.chunk_id for hit in hits if hit.score > expected[-1][1] + 1e-4} == {
+        key for key, score in expected if score > expected[-1][1] + 1e-4
+    }
+
+
+@pytest.mark.parametrize("k", [1, 10, 2000])
+def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: VectorIndex, k: int) -> None:
+    draw = np.random.default_rng(7)
+    secret = [chunk(f"s#{n}", f"fee {n}", RIGHTS[n % 3], RIGHTS[(n + n % 2) % 3]) for n in range(1500)]
+    public = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
+    vectors = unit(draw.standard_normal((1540, 5)).astype(np.float32))
+    index.upsert([Entry(one) for one in (*secret, *public)], vectors)
+    nothing = np.full(5, np.nan, np.float32)
+    for question in (nothing, np.array([np.inf, 0, 0, 0, 0], np.float32), np.array([0, 0, 0, 0, -np.inf], np.float32)):
+        with pytest.raises(ValueError, match="a vector holds NaN or infinite values: nothing is near to it"):
+            index.search(question, k)
+    # Even who asks with a secret chunk's own vector.
+    for question in (*vectors[:30], *unit(draw.standard_normal((10, 5)).astype(np.float32))):
+        assert {hit.chunk.doc_id for hit in index.search(question, k)} == {"p"}
+        assert len(index.search(question, k)) == min(k, 40)
+        staff = index.search(question, k, ["staff"])
+        assert {hit.chunk.entitlements for hit in staff} <= {(), ("staff", "staff")}
+        assert len(staff) == min(k, 40 + 250)
+
+
+floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(floats, min_size=5, max_size=5), rights, st.integers(1, 9))
+def test_any_vector_is_refused_or_finds_only_what_its_asker_may_read(
+    index: VectorIndex, values: list[float], held: list[str], k: int
+) -> None:
+    if not index.digests():
+        fill(index, *OPEN, *(chunk(f"s#{n}", "fee", right) for n, right in enumerate(RIGHTS)))
+    question = np.array(values, np.float32)
+    if np.isfinite(question).all():
+        assert all(set(hit.chunk.entitlements) <= set(held) for hit in index.search(question, k, held))
+    else:
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            index.search(question, k, held)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in nextafter")
+def test_what_faiss_answers_where_it_has_nothing_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = FaissIndex()
+    fill(index, chunk("a#1", "fee"), chunk("s#1", "fee", "staff"))
+    # Finite, yet its products with a stored vector of both signs would be inf - inf.
+    index.upsert([Entry(chunk("a#2", "x"))], np.array([[3e38, -3e38, 0, 0, 0]], np.float32))
+    index.upsert([Entry(chunk("t#1", "x", "staff"))], vector("fee")[None])
+    hits = index.search(np.array([3e38, 3e38, 0, 0, 0], np.float32), 9)
+    assert set(ids(hits)) <= {"a#1", "a#2"}
+    # The check of the vector taken away, what faiss itself gives must not open the last entry either.
+    monkeypatch.setattr("abstain.knowledge.retrieval.faiss_index.check_vectors", lambda *_: None)
+    for value in (np.nan, np.inf, -np.inf):
+        assert set(ids(index.search(np.full(5, value, np.float32), 9))) <= {"a#1", "a#2"}
+        assert set(ids(index.search(np.full(5, value, np.float32), 1))) <= {"a#1", "a#2"}
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(4), np.zeros(6), np.zeros((1, 5)), np.zeros((2, 5))], ids=lambda a: a.shape)
+def test_a_vector_of_another_dimension_is_refused(index: VectorIndex, wrong: Vectors) -> None:
+    fill(index, *OPEN)
+    with pytest.raises(ValueError, match=r"vectors of the shape \(.*\) do not fit: the index needs \(5,\)$"):
+        index.search(wrong.astype(np.float32), 1)
+    if wrong.shape != (1, 5):
+        with pytest.raises(ValueError, match=r"do not fit: the index needs \(1, 5\)$"):
+            index.upsert([Entry(chunk("c#1", "fee"))], wrong.astype(np.float32))
+    assert len(index.digests()) == len(OPEN)
+
+
+def test_a_vector_that_is_not_finite_cannot_be_indexed(index: VectorIndex) -> None:
+    fill(index, *OPEN)
+    broken = np.array([[1, 0, 0, 0, 0], [0, np.nan, 0, 0, 0]], np.float32)
+    with pytest.raises(ValueError, match="NaN or infinite values: nothing is near to it, check the encoder"):
+        index.upsert([Entry(chunk("c#1", "fee")), Entry(chunk("c#2", "fee"))], broken)
+    assert len(index.digests()) == len(OPEN)
+
+
+def test_hits_far_below_the_best_are_dropped(index: VectorIndex) -> None:
+    hits = fill(index, *OPEN).search(vector("fee"), 4)
+    assert ids(near_the_best(hits, 0.5)) == ["a#best", "b#next"]
+    assert ids(near_the_best(hits, 0)) == ["a#best"]
+    assert near_the_best(hits, 1) == near_the_best(hits) == hits  # the gap itself is allowed
+    assert near_the_best([], 0) == []
+
+
+@pytest.mark.slow
+def test_a_server_keeps_what_it_has_for_the_next_process_and_other_encoders_apart(server: str) -> None:
+    first, other = BagOfWords(), BagOfWords()
+    first.identity, other.identity = "kept1", "kept2"
+    with closing(open_index(server, first)) as index:
+        fill(index, *OPEN)
+    with closing(open_index(server, first)) as index, closing(open_index(server, other)) as another:
+        assert ids(index.search(vector("fee"), 1)) == ["a#best"]
+        assert another.digests() == {}
+
+
+@pytest.mark.slow
+def test_an_approximate_index_that_somebody_made_cannot_starve_a_search(server: str) -> None:
+    import psycopg
+
+    encoder = BagOfWords()
+    encoder.identity = "hnsw"
+    draw = np.random.default_rng(7)
+    chunks = [chunk(f"s#{n}", "fee", "staff") for n in range(20_000)] + [chunk(f"p#{n}", "fee") for n in range(5)]
+    with closing(open_index(server, encoder)) as index:
+        vectors = unit(draw.standard_normal((len(chunks), 5)).astype(np.float32))
+        index.upsert([Entry(one) for one in chunks], vectors)
+        with psycopg.connect(server, autocommit=True) as admin:
+            admin.execute("CREATE INDEX ON abstain_chunks_hnsw USING hnsw (embedding vector_ip_ops)")
+            admin.execute("ANALYZE abstain_chunks_hnsw")
+        # So many that the server would rather walk through that index: it would find none of the five.
+        assert [len(index.search(question, 5)) for question in vectors[:20]] == [5] * 20
+
+
+@pytest.mark.slow
+def test_two_that_open_a_new_index_at_once_do_not_collide(postgres: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with database(postgres) as url, ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: open_index(url, ENCODER), range(4)))
+        for one in opened:
+            one.close()
+    assert len(opened) == 4
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_is_one_line_without_the_password(server: str) -> None:
+    with pytest.raises(AbstainError) as refused:
+        open_index("postgresql://ann:secret@127.0.0.1:1/db?connect_timeout=2", ENCODER)
+    assert "\n" not in str(refused.value) and "secret" not in str(refused.value)
+    assert "postgresql://127.0.0.1:1/db does not answer" in str(refused.value)
+    assert "check ABSTAIN_INDEX" in str(refused.value)
+    index = open_index(server, ENCODER)
+    index.close()
+    with pytest.raises(AbstainError, match="does not answer"):
+        index.search(vector("fee"), 1)
+    with pytest.raises(AbstainError, match="does not answer"):
+        open_index("postgresql://bad url with spaces", ENCODER)
+
+
+def test_what_is_no_url_of_a_server_is_refused() -> None:
+    with pytest.raises(AbstainError, match=r"^ABSTAIN_INDEX is no URL of a PostgreSQL database: write postgresql://"):
+        open_index("http://search:9200", ENCODER)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:s@host:5432/db?sslmode=require&password=p", "postgresql://host:5432/db"),
+        ("postgresql://host/db", "postgresql://host/db"),
+        ("postgresql://ann:p@ss@host/db", "postgresql://host/db"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert pgvector_index.shown(url) == shown

@@ -1,0 +1,127 @@
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from abstain.config.settings import Settings
+from abstain.core.contracts import Chunk
+from abstain.knowledge.retrieval import retriever as module
+from abstain.knowledge.retrieval.embeddings import Embeddings
+from abstain.knowledge.retrieval.faiss_index import FaissIndex
+from abstain.knowledge.retrieval.retriever import Retriever, Synced, open_index, sync_index
+from tests.knowledge.builders import BagOfWords, chunk
+from tests.postgres import database
+
+CHUNKS = (chunk("a#1", "fee"), chunk("a#2", "fee card"), chunk("b#1", "loan", "staff"))
+DEAD = chunk("a#3", "fee fee", removed_at="2026-09-01T00:00:00Z")
+
+
+def new(folder: Path | None = None) -> tuple[Retriever, BagOfWords]:
+    encoder = BagOfWords()
+    return Retriever(FaissIndex(), Embeddings(encoder, folder)), encoder
+
+
+def found(retriever: Retriever, question: str, *held: str, **options: object) -> list[str]:
+    return [hit.chunk.chunk_id for hit in retriever.search(question, 9, held, **options)]  # type: ignore[arg-type]
+
+
+def test_a_tombstone_is_never_found() -> None:
+    retriever, encoder = new()
+    assert retriever.sync([*CHUNKS, DEAD]) == Synced(written=3, removed=0, held=3)
+    assert found(retriever, "fee") == ["a#1", "a#2"]
+    assert DEAD.text not in encoder.encoded
+    killed = CHUNKS[0].model_copy(update={"removed_at": DEAD.removed_at})
+    assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == Synced(written=0, removed=1, held=2)
+    assert found(retriever, "fee") == ["a#2"]
+    assert retriever.sync([*CHUNKS, DEAD.model_copy(update={"removed_at": None})]) == Synced(2, 0, 4)
+    assert found(retriever, "fee") == ["a#1", "a#3", "a#2"]
+    assert retriever.sync([]) == Synced(0, 4, 0)
+    assert found(retriever, "fee") == []
+
+
+def test_only_what_changed_is_written_and_only_what_is_new_is_encoded(tmp_path: Path) -> None:
+    retriever, encoder = new(tmp_path)
+    retriever.sync(CHUNKS)
+    assert (len(encoder.encoded), encoder.calls) == (3, 1)
+    assert retriever.sync(CHUNKS) == Synced(0, 0, 3)
+    assert encoder.calls == 1
+    closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
+    assert retriever.sync([closed, *CHUNKS[1:], chunk("c#1", "rate")], {"b": "loans"}) == Synced(3, 0, 4)
+    assert encoder.encoded[3:] == ["rate"]
+    assert found(retriever, "fee") == ["a#2", "c#1"]
+    assert found(retriever, "fee", "staff", where={"product": "loans"}) == ["b#1"]
+    # Another process, the same folder: everything is told to its index, nothing is encoded again.
+    again, encoder = new(tmp_path)
+    assert again.sync([closed, *CHUNKS[1:]]) == Synced(3, 0, 3)
+    assert encoder.calls == 0
+
+
+def test_many_chunks_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    retriever, _ = new()
+    told: list[tuple[int, int]] = []
+    many: list[Chunk] = [chunk(f"a#{n}", f"fee {n}") for n in range(5)]
+    retriever.sync(many, progress=lambda done, total: told.append((done, total)))
+    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert found(retriever, "fee") == [one.chunk_id for one in many]
+
+
+def test_who_lost_a_right_does_not_keep_it_while_new_texts_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    retriever, encoder = new()
+    retriever.sync(CHUNKS)
+    closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
+
+    def fail(texts: object) -> None:
+        assert texts == [CHUNKS[0].text] or texts == ["rate"]
+        if texts == ["rate"]:
+            raise InterruptedError
+
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: (fail(texts), encode(texts))[1])
+    with pytest.raises(InterruptedError):
+        retriever.sync([chunk("0#new", "rate"), closed, CHUNKS[1]])
+    monkeypatch.undo()
+    assert found(retriever, "fee") == ["a#2"]
+
+
+def test_without_a_shared_index_there_is_nothing_to_bring_up_to_date(tmp_path: Path) -> None:
+    assert sync_index(CHUNKS, {}, Settings(home=tmp_path, index=None)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_shared_index_forgets_what_is_removed_and_what_fewer_may_read(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = BagOfWords()
+    monkeypatch.setattr(module, "SentenceEncoder", lambda device: encoder)
+    with database(postgres) as url:
+        settings = Settings(home=tmp_path, index=url)
+
+        def asked() -> list[str]:
+            """What a process finds that does not sync."""
+            with closing(open_index(url, encoder)) as index:
+                return found(Retriever(index, Embeddings(encoder)), "fee")
+
+        assert sync_index(CHUNKS, {"a": "cards"}, settings) == Synced(3, 0, 3)
+        assert asked() == ["a#1", "a#2"]
+        closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
+        assert sync_index([closed, *CHUNKS[1:]], {"a": "cards"}, settings) == Synced(1, 0, 3)
+        assert asked() == ["a#2"]
+        dead = [one.model_copy(update={"removed_at": DEAD.removed_at}) for one in CHUNKS]
+        assert sync_index(dead, {}, settings) == Synced(0, 3, 0)
+        assert asked() == []
+
+
+def test_hits_far_below_the_best_are_dropped() -> None:
+    retriever, _ = new()
+    retriever.sync(CHUNKS)
+    assert found(retriever, "fee", "staff") == ["a#1", "a#2", "b#1"]
+    assert found(retriever, "fee", "staff", max_gap=0.5) == ["a#1", "a#2"]
+    assert found(retriever, "loan", max_gap=0.5) == ["a#1", "a#2"]  # what may not be read does not raise the bar
+
+
+def test_a_question_that_means_nothing_scores_zero() -> None:
+    retriever, _ = new()
+    retriever.sync(CHUNKS)
+    assert [hit.score for hit in retriever.search("what?", 2)] == [0, 0]

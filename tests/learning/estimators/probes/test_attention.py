@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import torch
+
+from abstain.learning.estimators.probes.attention import AttentionProbe
+from abstain.learning.estimators.rows import pad
+from tests.learning.estimators.builders import D, probe_of, ragged
+
+
+def probe() -> AttentionProbe:
+    made = probe_of("attention")
+    assert isinstance(made, AttentionProbe)
+    return made
+
+
+def test_logits_are_those_of_a_linear_head_on_the_pooled_states_of_every_query() -> None:
+    """By its definition, row by row and head by head: pool first, classify then."""
+    module, rows = probe(), ragged(1, 4, 9)
+    heads = module.hyperparameters["heads"]
+    queries, wrong, right = module.queries_and_values.weight.detach().split(heads)
+    _, *biases = module.queries_and_values.bias.detach().split(heads)
+    for row in rows:
+        standard = (row - module.mean) / module.scale
+        logits = torch.zeros(2)
+        for head in range(heads):
+            attention = (standard @ queries[head]).softmax(0)
+            assert torch.allclose(attention.sum(), torch.ones(()))
+            pooled = attention @ standard
+            logits += torch.stack([weight[head] @ pooled for weight in (wrong, right)])
+            logits += torch.stack([bias[head] for bias in biases])
+        with torch.inference_mode():
+            torch.testing.assert_close(module(*pad([row]))[0], logits, atol=1e-4, rtol=1e-4)
+
+
+def test_the_order_of_the_tokens_does_not_matter() -> None:
+    (row,) = ragged(9)
+    with torch.inference_mode():
+        torch.testing.assert_close(probe()(*pad([row])), probe()(*pad([row.flip(0)])), atol=1e-5, rtol=1e-5)
+
+
+def test_a_query_that_finds_its_token_looks_at_nothing_else() -> None:
+    module = probe()
+    with torch.no_grad():
+        module.queries_and_values.weight[:2] = 0
+        module.queries_and_values.weight[:2, 0] = 50
+    one, other = ragged(6, 6)
+    for row in (one, other):
+        row[:, 0] = 0.0
+        row[2] = torch.arange(D, dtype=torch.float32) + 20
+    with torch.inference_mode():
+        torch.testing.assert_close(module(*pad([one])), module(*pad([other])))

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from abstain.config.params import Architecture
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators import rows as rows_module
+from abstain.learning.estimators.probes.base import confidence, predict, predict_confidence
+from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.zoo import ZOO
+from tests.learning.estimators.builders import D, probe_of, ragged, weights
+
+lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
+every_architecture = pytest.mark.parametrize("architecture", ZOO)
+
+
+@every_architecture
+@settings(deadline=None, max_examples=20)
+@given(lengths=lengths, filler=st.sampled_from([0.0, -3.0, 1e6]), more=st.integers(1, 5))
+def test_what_stands_after_a_rows_end_does_not_matter(
+    architecture: Architecture, lengths: list[int], filler: float, more: int
+) -> None:
+    module, (states, ends) = probe_of(architecture), pad(ragged(*lengths))
+    filled = torch.full((len(lengths), states.shape[1] + more, D), filler)
+    for row, end in enumerate(ends):
+        filled[row, :end] = states[row, :end]
+    with torch.inference_mode():
+        torch.testing.assert_close(module(filled, ends), module(states, ends), atol=1e-5, rtol=1e-5)
+
+
+@every_architecture
+def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) -> None:
+    module, rows = probe_of(architecture), ragged(3, 1, 14, 7, 7)
+    alone = torch.cat([predict(module, [row]) for row in rows])
+    with torch.inference_mode():
+        unpadded = torch.cat([module(row, None) for row in rows])
+    torch.testing.assert_close(unpadded, alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(predict(module, rows), alone, atol=1e-5, rtol=1e-5)
+    assert alone.shape == (5, 2)
+    assert float(confidence(alone).max() - confidence(alone).min()) > 0.05
+
+
+@every_architecture
+def test_predictions_do_not_depend_on_how_rows_are_batched(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, rows = probe_of(architecture), ragged(*range(1, 11))
+    whole = predict_confidence(module, rows)
+    monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
+    torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, confidence(predict(module, iter(rows))), atol=1e-5, rtol=1e-5)
+
+
+@every_architecture
+def test_no_rows_no_predictions(architecture: Architecture) -> None:
+    assert predict_confidence(probe_of(architecture), []).shape == (0,)
+
+
+@every_architecture
+def test_what_is_served_equals_what_was_trained_and_leaves_it_as_it_is(architecture: Architecture) -> None:
+    module, batch = probe_of(architecture), pad(ragged(3, 8, 1))
+    before = weights(module)
+    with torch.inference_mode():
+        expected = module(*batch)
+        served = module.served()
+        torch.testing.assert_close(served(*batch), expected.diff(), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(served(*batch).sigmoid()[:, 0], confidence(expected), atol=1e-5, rtol=1e-5)
+        served.scale.fill_(float("nan"))  # nothing is divided by it any more
+        torch.testing.assert_close(served(*batch), expected.diff(), atol=1e-4, rtol=1e-5)
+        assert torch.equal(module(*batch), expected)
+    assert torch.equal(weights(module), before)
+
+
+@every_architecture
+def test_standardisation_travels_with_the_weights(architecture: Architecture) -> None:
+    one = probe_of(architecture)
+    other = type(one)(**one.hyperparameters).eval()
+    other.load_state_dict(one.state_dict())
+    with torch.inference_mode():
+        assert torch.equal(one(*pad(ragged(3, 8))), other(*pad(ragged(3, 8))))
+
+
+@pytest.mark.parametrize("architecture", [name for name in ZOO if name != "linear"])
+def test_dropout_is_for_training_only(architecture: Architecture) -> None:
+    module, batch = probe_of(architecture, dropout=0.5), pad(ragged(3, 8))
+    with torch.no_grad():
+        assert torch.equal(module(*batch), module(*batch))
+        module.train()
+        assert not torch.equal(module(*batch), module(*batch))
+
+
+def test_confidence_is_the_second_entry_of_the_softmax() -> None:
+    logits = torch.tensor([[0.0, 0.0], [1.0, 3.0], [2.0, -5.0]])
+    z0, z1 = logits.exp().T
+    torch.testing.assert_close(confidence(logits), z1 / (z0 + z1))
+
+
+def test_states_are_standardised_by_the_training_tokens() -> None:
+    rows = ragged(7, 3, 12)
+    for row in rows:
+        row[:, 2] = 4.0
+    module = probe_of("linear")
+    module.standardise_by(rows)
+    standard = module.standardised(torch.cat(rows))
+    varying = [i for i in range(D) if i != 2]
+    torch.testing.assert_close(standard.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
+    torch.testing.assert_close(standard[:, varying].std(0), torch.ones(len(varying)), atol=1e-4, rtol=0)
+    # A dimension that never changed in training is not blown up when it does.
+    changed = rows[0].clone()
+    changed[:, 2] = 4.5
+    torch.testing.assert_close(module.standardised(changed)[:, 2], torch.full((7,), 0.5))
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths, st.sampled_from([0.0, 5.0, -1e4, 1e7]), st.sampled_from([1e-3, 1.0, 100.0]), st.integers(0, 99))
+def test_standardisation_in_one_pass_is_the_two_pass_formula(
+    lengths: list[int], mean: float, deviation: float, seed: int
+) -> None:
+    """Also where a deviation is 1e-10 of its mean, of which a sum of squares in float64 would keep nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [mean + deviation * torch.randn(n, D, generator=generator, dtype=torch.float64) for n in [*lengths, 2]]
+    copies = [row.clone() for row in rows]
+    module = probe_of("linear")
+    module.standardise_by(iter(rows))
+    tokens = torch.cat(rows)
+    expected = tokens.std(0)
+    torch.testing.assert_close(module.mean, tokens.mean(0).float(), atol=0, rtol=1e-6)
+    torch.testing.assert_close(
+        module.scale, torch.where(expected < 1e-6, 1.0, expected).float(), atol=0, rtol=1e-5, check_dtype=False
+    )
+    assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True)), "rows were changed"
+
+
+def test_one_token_standardises_without_a_nan() -> None:
+    module = probe_of("linear")
+    module.standardise_by([torch.full((1, D), 3.0)])
+    assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_states_that_are_no_numbers_are_an_error_with_a_remedy(value: float) -> None:
+    rows = ragged(4, 6)
+    rows[1][5, 3] = value
+    with pytest.raises(AbstainError, match=r"states are not finite numbers: set ABSTAIN_DTYPE=float32, and run `abst"):
+        probe_of("linear").standardise_by(rows)
+
+
+def test_standardisation_holds_one_row() -> None:
+    seen: list[weakref.ref[Tensor]] = []
+
+    def rows() -> Iterator[Tensor]:
+        for row in range(20):
+            assert sum(ref() is not None for ref in seen) <= 1
+            made = torch.randn(3, D) + row
+            seen.append(weakref.ref(made))
+            yield made
+            del made
+
+    probe_of("linear").standardise_by(rows())
+    assert len(seen) == 20

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.learning.estimators.probes import descent as module_under_test
+from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, probe_loss
+from abstain.learning.estimators.probes.lstm import LSTMProbe
+from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.zoo import ZOO
+from tests.learning.estimators.builders import PARAMS, Watched, planted, weights
+
+
+def by_hand(
+    logits: np.ndarray, correct: np.ndarray, weight: np.ndarray, huber_lambda: float, huber_delta: float
+) -> float:
+    """Equations 7 to 9 of the paper, row by row, in float64."""
+    share = weight / weight.sum()
+    total, confident, accurate = 0.0, 0.0, 0.0
+    for z, y, s in zip(logits.astype(float), correct, share, strict=True):
+        p = np.exp(z) / np.exp(z).sum()
+        total += s * -np.log(p[y])
+        confident += s * p.max()
+        accurate += s * (p.argmax() == y)
+    x = abs(confident - accurate)
+    huber = x**2 / 2 if x <= huber_delta else huber_delta * (x - huber_delta / 2)
+    return total + huber_lambda * huber
+
+
+@pytest.mark.parametrize("huber_lambda", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("huber_delta", [0.01, 1.0])  # beyond the knee, and within it
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_loss_is_equations_7_to_9(huber_lambda: float, huber_delta: float, weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = 2 * torch.randn(9, 2, generator=generator)
+    correct = torch.tensor([0, 1, 1, 0, 1, 1, 0, 1, 0])
+    weight = torch.rand(9, generator=generator) + 0.1 if weighted else torch.ones(9)
+    loss = probe_loss(logits, correct, weight, huber_lambda, huber_delta)
+    expected = by_hand(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+
+
+def test_with_lambda_zero_the_loss_is_the_plain_cross_entropy() -> None:
+    logits, correct = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 1, 1])
+    plain = torch.nn.functional.cross_entropy(logits, correct)
+    assert float(probe_loss(logits, correct, torch.full((6,), 0.4), 0.0, 0.1)) == pytest.approx(float(plain), abs=1e-6)
+    assert float(probe_loss(logits, correct, torch.ones(6), 1.0, 0.1)) > float(plain)
+
+
+def test_a_row_of_weight_zero_does_not_count() -> None:
+    logits, correct = torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
+    weight = torch.tensor([1.0, 2.0, 0.0, 1.0])
+    kept = weight > 0
+    assert float(probe_loss(logits, correct, weight, 1.0, 0.1)) == pytest.approx(
+        float(probe_loss(logits[kept], correct[kept], weight[kept], 1.0, 0.1)), abs=1e-6
+    )
+
+
+def test_the_calibration_term_pulls_confidence_towards_accuracy() -> None:
+    """Overconfident by construction: half right at a confidence near one."""
+    logits = torch.tensor([[0.0, 4.0]] * 4, requires_grad=True)
+    correct, weight = torch.tensor([1, 1, 0, 0]), torch.ones(4)
+    (with_term,) = torch.autograd.grad(probe_loss(logits, correct, weight, 1.0, 1.0), logits)
+    (without,) = torch.autograd.grad(probe_loss(logits, correct, weight, 0.0, 1.0), logits)
+    assert (with_term[:, 1] > without[:, 1]).all()  # a step downhill lowers the winning logit further
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 7), st.integers(0, 99))
+def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[int], size: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    made = module_under_test._batches_of_similar_length(torch.tensor(lengths), size)
+    assert sorted(torch.cat(made).tolist()) == list(range(len(lengths)))
+    assert all(len(batch) <= size for batch in made)
+    assert len(made) <= -(-len(lengths) // size)
+    if len(made) <= module_under_test.POOL:  # of one pool: no two batches' lengths overlap
+        spans = sorted((min(lengths[i] for i in b), max(lengths[i] for i in b)) for b in (b.tolist() for b in made))
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_batches_differ_from_epoch_to_epoch() -> None:
+    torch.manual_seed(0)
+    one, other = (module_under_test._batches_of_similar_length(torch.arange(600) % 30, 32) for _ in range(2))
+    assert [b.tolist() for b in one] != [b.tolist() for b in other]
+
+
+def test_a_row_loses_the_same_dimensions_at_all_of_its_tokens() -> None:
+    torch.manual_seed(0)
+    dropped = DimensionDropout(0.5)(torch.ones(6, 9, 40))
+    assert (dropped == dropped[:, :1]).all()
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    assert not torch.equal(dropped[0], dropped[1])
+    assert torch.equal(DimensionDropout(0.5).eval()(torch.ones(2, 3, 4)), torch.ones(2, 3, 4))
+
+
+def kinds() -> list[type[DescentProbe]]:
+    return list(dict.fromkeys(entry.kind for entry in ZOO.values() if issubclass(entry.kind, DescentProbe)))
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_path_is_the_same_whatever_is_drawn_in_between_and_leaves_torchs_numbers_alone(
+    kind: type[DescentProbe],
+) -> None:
+    train = planted(70, 1)
+    torch.manual_seed(3)
+    undisturbed = torch.rand(5)
+    torch.manual_seed(3)
+    one = [(s.value, s.train_loss, weights(s.probe).clone()) for s in islice(kind.path(train, PARAMS), 3)]
+    assert torch.equal(torch.rand(5), undisturbed)
+    again = []
+    for step in islice(kind.path(train, PARAMS), 3):
+        torch.rand(17)
+        again.append((step.value, step.train_loss, weights(step.probe).clone()))
+    other = next(kind.path(train, PARAMS.model_copy(update={"seed": 8})))
+    assert [step[:2] for step in one] == [step[:2] for step in again]
+    assert all(torch.equal(a[2], b[2]) for a, b in zip(one, again, strict=True))
+    assert not torch.equal(one[0][2], weights(other.probe))
+    assert [step[0] for step in one] == [1, 2, 3]
+
+
+def test_a_path_is_as_long_as_it_says() -> None:
+    params = PARAMS.model_copy(update={"max_epochs": 3})
+    assert len(list(LSTMProbe.path(planted(30, 1), params))) == LSTMProbe.steps(params) == 3
+
+
+def test_states_are_read_once_an_epoch_and_once_for_the_deviation() -> None:
+    rows = planted(80, 1)
+    watched = Watched(rows.states)
+    assert len(list(LSTMProbe.path(Rows(watched, rows.correct, rows.weight), PARAMS))) == 12
+    assert {watched.read[i] for i in range(1, 80)} == {13} and watched.read[0] == 14  # the first says the width, too

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from abstain.learning.estimators.probes import linear as module_under_test
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.probes.linear import LinearProbe
+from abstain.learning.estimators.rows import Rows, pad
+from abstain.learning.metrics.weighted_metrics import auroc
+from tests.learning.estimators.builders import PARAMS, D, planted, probe_of, ragged, weights
+from tests.tolerance import assert_near, tolerance
+
+
+def features(rows: Rows) -> np.ndarray:
+    return np.stack([np.concatenate([row.mean(0).numpy(), row[-1].numpy()]) for row in rows.states]).astype(float)
+
+
+def fits(rows: Rows) -> list[tuple[float, float, torch.Tensor]]:
+    """C, training loss and weights, step by step."""
+    return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.path(rows, PARAMS)]
+
+
+def test_the_logit_is_linear_in_mean_and_last_state() -> None:
+    module, rows = probe_of("linear"), ragged(1, 4, 9)
+    assert isinstance(module, LinearProbe)
+    of_mean, of_last = module.head.weight.detach().split(D, 1)
+    for row in rows:
+        standard = (row - module.mean) / module.scale
+        logit = of_mean @ standard.mean(0) + of_last @ standard[-1] + module.head.bias.detach()
+        with torch.inference_mode():
+            logits = module(*pad([row]))
+        torch.testing.assert_close(logits[0, 1] - logits[0, 0], logit[0], atol=1e-4, rtol=1e-4)
+
+
+def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
+    rows = planted(120, 1)
+    rows.weight[::3] = 0.4
+    correct, weight = rows.correct.numpy(), (rows.weight / rows.weight.mean()).double().numpy()
+    steps = 0
+    for step in LinearProbe.path(rows, PARAMS):
+        plain = make_pipeline(StandardScaler(), LogisticRegression(C=step.value, tol=1e-8, max_iter=10_000))
+        plain.fit(features(rows), correct, logisticregression__sample_weight=weight)
+        expected = plain.predict_proba(features(rows))[:, 1]
+        found = predict_confidence(step.probe, rows.states).numpy()
+        np.testing.assert_allclose(found, expected, atol=5e-3)
+        assert step.train_loss == pytest.approx(log_loss(correct, expected, sample_weight=weight), abs=1e-3)
+        steps += 1
+    assert steps == LinearProbe.steps(PARAMS)
+
+
+def test_along_the_path_penalties_weaken_and_the_training_loss_falls() -> None:
+    penalties, losses, _ = zip(*fits(planted(120, 1)), strict=True)
+    assert list(penalties) == sorted(penalties)
+    assert list(losses) == sorted(losses, reverse=True)
+    assert penalties[0] * 2 * D == pytest.approx(10**-1.5) and penalties[-1] * 2 * D == pytest.approx(10**2.5)
+
+
+def test_only_the_ratio_of_weights_counts() -> None:
+    rows = planted(60, 1)
+    rows.weight[::2] = 0.5
+    doubled = Rows(rows.states, rows.correct, rows.weight * 2)  # exact in floating point, and so is its ratio
+    assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(fits(rows), fits(doubled), strict=True))
+
+
+def test_features_that_lie_on_disk_give_the_same_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = planted(150, 1)
+    in_memory = fits(rows)
+    monkeypatch.setattr(module_under_test, "MEMORY_VALUES", 0)
+    seen = []
+    monkeypatch.setattr(np, "memmap", lambda *args, _made=np.memmap, **more: seen.append(1) or _made(*args, **more))
+    on_disk = fits(rows)
+    assert seen == [1]
+    for one, other in zip(in_memory, on_disk, strict=True):
+        assert one[0] == other[0] and one[1] == pytest.approx(other[1], rel=tolerance(torch.float32))
+        assert_near(one[2], other[2])
+
+
+def test_two_hundred_rows_are_learnt_from() -> None:
+    *_, last = (step.probe for step in LinearProbe.path(planted(200, 1), PARAMS))
+    test = planted(200, 2)
+    assert auroc(test.correct.numpy(), predict_confidence(last, test.states).numpy()) > 0.85

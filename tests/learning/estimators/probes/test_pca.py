@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.learning.estimators.probes import pca as module_under_test
+from abstain.learning.estimators.probes.pca import PCAProbe
+from abstain.learning.estimators.rows import Rows
+from tests.learning.estimators.builders import PARAMS, D, Watched, ragged
+from tests.tolerance import assert_near
+
+
+def rows_of(states: list[Tensor]) -> Rows:
+    return Rows(states, torch.zeros(len(states), dtype=torch.int64), torch.ones(len(states)))
+
+
+def correlated(rows: int, seed: int = 0) -> list[Tensor]:
+    """States that vary in four directions, and little in others."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(4, D, generator=generator)
+    lengths = torch.randint(1, 12, (rows,), generator=generator).tolist()
+    return [
+        7 + 2 * torch.randn(n, 4, generator=generator) @ mix + 0.1 * torch.randn(n, D, generator=generator)
+        for n in lengths
+    ]
+
+
+def test_the_components_are_those_of_the_exact_decomposition() -> None:
+    states = correlated(60)
+    probe = PCAProbe(D, 4, 8, 0.0)
+    probe.prepare(rows_of(states))
+    tokens = torch.cat(states).double()
+    standard = (tokens - tokens.mean(0)) / tokens.std(0)
+    _, vectors = torch.linalg.eigh(standard.T @ standard)
+    expected = vectors[:, -4:]
+    found = probe.projection.double()
+    found = found / found.norm(dim=0)
+    # The same space: the cosines of its principal angles with the exact one are ones.
+    cosines = torch.linalg.svdvals(expected.T @ found)
+    torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def test_compressed_training_tokens_have_unit_variance_and_no_correlation() -> None:
+    states = correlated(60)
+    probe = PCAProbe(D, 4, 8, 0.0)
+    probe.prepare(rows_of(states))
+    compressed = probe.standardised(torch.cat(states)) @ probe.projection
+    torch.testing.assert_close(torch.cov(compressed.T), torch.eye(4), atol=1e-2, rtol=0)
+
+
+def test_no_more_components_than_the_states_are_wide() -> None:
+    probe = PCAProbe.of(D, PARAMS.model_copy(update={"components": 1000}))
+    assert probe.hyperparameters["components"] == D
+    probe.prepare(rows_of(correlated(60)))
+    assert torch.isfinite(probe.projection).all()
+
+
+def test_fewer_tokens_than_components_compress_without_blowing_up() -> None:
+    probe = PCAProbe(D, 8, 8, 0.0)
+    probe.prepare(rows_of(ragged(2, 1)))
+    assert torch.isfinite(probe.projection).all()
+    compressed = probe.standardised(torch.cat(ragged(2, 1))) @ probe.projection
+    assert float(compressed.abs().max()) < 10
+
+
+def test_of_many_tokens_evenly_spaced_rows_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = correlated(60)
+    watched = Watched(states)
+    rows = Rows(watched, torch.zeros(60, dtype=torch.int64), torch.ones(60))
+    monkeypatch.setattr(module_under_test, "SAMPLED", int(rows.lengths.sum()) // 3 + 1)
+    probe = PCAProbe(D, 4, 8, 0.0)
+    probe.prepare(rows)
+    assert [i for i, reads in watched.read.items() if reads == 2] == list(range(0, 60, 3))
+    whole = PCAProbe(D, 4, 8, 0.0)
+    monkeypatch.undo()
+    whole.prepare(rows_of(states))
+    directions = [p.projection / p.projection.norm(dim=0) for p in (probe, whole)]
+    assert float(torch.linalg.svdvals(directions[0].T @ directions[1]).min()) > 0.99
+    assert_near(probe.mean, whole.mean)  # mean and deviation are of all rows
+    assert_near(probe.scale, whole.scale)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.regressors.columns import matrix, prepare, varies
+
+NAN = float("nan")
+
+
+def test_what_cannot_vary_is_dropped_with_its_reason() -> None:
+    features = pd.DataFrame(
+        {
+            "instruction_mean": [2.5, 2.5, 2.5],
+            "last_bits": np.float32([7, 7, 7]) + np.float32([0, 5e-7, -5e-7]),
+            "answer_mean": [1.0, 2.0, NAN],
+            "never": [NAN, NAN, NAN],
+            "always_or_missing": [3.0, NAN, 3.0],
+            "small": [1e-6, 2e-6, 0.0],
+        }
+    )
+    kept, dropped = prepare(features)
+    assert kept == ("answer_mean", "small")
+    assert dropped == {
+        "instruction_mean": "2.5 in all training rows",
+        "last_bits": "7 in all training rows",
+        "never": "missing in all training rows",
+        "always_or_missing": "3 in all training rows, or missing",
+    }
+
+
+def test_nothing_that_varies_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(AbstainError, match="none of 2 features varies over 3 training rows: bring feedback"):
+        prepare(pd.DataFrame({"a": [1, 1, 1], "b": [NAN] * 3}))
+    with pytest.raises(AbstainError, match="none of 0 features"):
+        prepare(pd.DataFrame(index=range(3)))
+
+
+@given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=6), st.floats(0.001, 1000))
+def test_whether_a_column_varies_does_not_depend_on_its_unit(values: list[float], unit: float) -> None:
+    column = np.array(values)
+    if len(set(values)) == 1:
+        assert not varies(column)
+    spread = np.ptp(column) / max(abs(column).max(), 1e-300)
+    if spread > 1e-4 and abs(column).max() > 1e-200:
+        assert varies(column) and varies(column * unit)
+
+
+def test_columns_are_taken_by_name_in_the_order_asked_for_as_float32() -> None:
+    features = pd.DataFrame(
+        {"b": [1, 2], "a": [0.1, NAN], "c": pd.array([3, None], dtype="Int64"), "d": ["x", "y"], "e": [True, False]}
+    )
+    values = matrix(features, ["a", "b", "c", "e"])
+    assert values.dtype == np.float32
+    np.testing.assert_array_equal(values, np.array([[0.1, 1, 3, 1], [NAN, 2, NAN, 0]], np.float32))
+    assert matrix(features[:0], ["a"]).shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["a", "gone"], "have 0 columns 'gone'"),
+        (["twice"], "have 2 columns 'twice'"),
+        (["word"], "'word' is no number in every row"),
+        (["a", "endless"], "'endless' is infinite, or beyond float32"),
+        (["huge"], "'huge' is infinite, or beyond float32"),
+    ],
+)
+def test_what_is_no_column_of_numbers_is_named(columns: list[str], message: str) -> None:
+    features = pd.DataFrame(
+        [[1.0, 1, 2, "x", 1, 1e39], [2.0, 3, 4, "y", np.inf, 1]],
+        columns=["a", "twice", "twice", "word", "endless", "huge"],
+    )
+    with pytest.raises(AbstainError, match=message):
+        matrix(features, columns)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.config.params import RegressorKind
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.regressors.columns import matrix
+from abstain.learning.estimators.regressors.fitting import Fitted, assign_folds, fit_regressor
+from abstain.learning.estimators.regressors.kinds import KINDS, Examples
+from tests.learning.estimators.regressors.builders import PARAMS, planted
+from tests.tolerance import assert_near
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+NAN = float("nan")
+
+FIT = """
+import hashlib, sys
+from pathlib import Path
+from abstain.learning.estimators.regressors.kinds import KINDS
+from tests.learning.estimators.regressors.test_fitting import fit
+for kind in KINDS:
+    fitted = fit(kind)
+    fitted.regressor.save(Path(sys.argv[1], f"{kind}.onnx"))
+    print(kind, hashlib.sha256(fitted.out_of_fold.tobytes()).hexdigest())
+"""
+
+
+def fit(kind: RegressorKind, rows: int = 200, seed: int = 1, strength: float = 1.0) -> Fitted:
+    features, score, groups = planted(rows, seed, strength)
+    return fit_regressor(kind, "cosine", features, score, np.ones(rows), groups, PARAMS)
+
+
+def explained(true: np.ndarray, predicted: np.ndarray) -> float:
+    return float(1 - ((true - predicted) ** 2).mean() / true.var())
+
+
+@every_kind
+def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_told_apart(kind: RegressorKind) -> None:
+    fitted = fit(kind)
+    features, score, _ = planted(200, 1)
+    assert fitted.out_of_fold.shape == (200,) and fitted.out_of_fold.dtype == np.float64
+    assert explained(score, fitted.out_of_fold) > 0.5
+    others, their_score, _ = planted(150, 2)
+    assert explained(their_score, fitted.regressor.predict(others)) > 0.5
+    assert fitted.out_of_fold.min() >= 0 and fitted.out_of_fold.max() <= 1
+    assert explained(score, fitted.regressor.predict(features)) > explained(score, fitted.out_of_fold)
+
+
+@every_kind
+def test_without_a_signal_nothing_is_told(kind: RegressorKind) -> None:
+    fitted = fit(kind, strength=0.0)
+    _, score, _ = planted(200, 1, 0.0)
+    assert explained(score, fitted.out_of_fold) < 0.05
+
+
+@every_kind
+def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) -> None:
+    """Every feature names the group, whose score is all its own: seen, that is everything."""
+    generator = np.random.default_rng(0)
+    names, levels = generator.normal(size=(20, 24)), generator.uniform(size=20)
+    group = np.arange(200) % 20
+    features = pd.DataFrame(
+        names[group] + 0.01 * generator.normal(size=(200, 24)), columns=[f"n{n}" for n in range(24)]
+    )
+    fitted = fit_regressor(kind, "cosine", features, levels[group], np.ones(200), group.astype(str), PARAMS)
+    train = Examples(matrix(features, list(features)), levels[group], np.ones(200))
+    seen = KINDS[kind].fit(train, KINDS[kind].steps(PARAMS)[-1], PARAMS).predict(train.features)
+    assert explained(levels[group], seen) > 0.4
+    assert explained(levels[group], fitted.out_of_fold) < 0.2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=40), st.integers(2, 6))
+def test_a_fold_is_of_whole_groups_and_each_has_rows_that_count(rows: list[tuple[int, bool]], folds: int) -> None:
+    groups = np.array([f"g{group}" for group, _ in rows], dtype=object)
+    counts = np.array([known for _, known in rows])
+    of_known = len(set(groups[counts]))
+    params = PARAMS.model_copy(update={"folds": folds})
+    if of_known < 2:
+        with pytest.raises(
+            AbstainError, match=f"the target cosine is known in only {of_known}: bring feedback on more"
+        ):
+            assign_folds("cosine", groups, counts, params)
+        return
+    fold = assign_folds("cosine", groups, counts, params)
+    assert len(fold) == len(rows)
+    assert set(fold[counts]) == set(range(min(folds, of_known)))
+    for group in set(groups):
+        assert len(set(fold[groups == group])) == 1
+    assert np.array_equal(fold, assign_folds("cosine", groups, counts, params))
+
+
+@every_kind
+def test_rows_that_do_not_count_are_not_learnt_from_and_have_a_score_all_the_same(kind: RegressorKind) -> None:
+    features, score, groups = planted(120, 1)
+    idle, unknown = np.arange(120) % 7 == 0, np.arange(120) % 11 == 0
+    weight = np.where(idle, 0.0, 1.0)
+    target = np.where(unknown, NAN, np.where(idle, 1 - score, score))
+    fitted = fit_regressor(kind, "cosine", features, target, weight, groups, PARAMS)
+    assert np.isfinite(fitted.out_of_fold).all()
+    counts = ~(idle | unknown)
+    alone = fit_regressor(kind, "cosine", features[counts], score[counts], weight[counts], groups[counts], PARAMS)
+    assert fitted.regressor.described == alone.regressor.described
+    assert fitted.regressor.described["rows"] == counts.sum()
+    # The folds' rows stand in other places of larger arrays: a library may add up in another order.
+    assert_near(fitted.out_of_fold[counts], alone.out_of_fold, np.float32)
+    assert_near(fitted.regressor.predict(features), alone.regressor.predict(features), np.float32)
+    assert explained(score[~counts], fitted.out_of_fold[~counts]) > 0.3
+
+
+@every_kind
+def test_rows_without_features_are_neither_learnt_from_nor_scored(kind: RegressorKind) -> None:
+    features, score, groups = planted(120, 1)
+    unread = np.arange(120) % 7 == 0
+    missing = features.mask(np.broadcast_to(unread[:, None], features.shape))
+    fitted = fit_regressor(kind, "cosine", missing, np.where(unread, 1 - score, score), np.ones(120), groups, PARAMS)
+    alone = fit_regressor(
+        kind, "cosine", features[~unread], score[~unread], np.ones((~unread).sum()), groups[~unread], PARAMS
+    )
+    assert fitted.regressor.described == alone.regressor.described
+    assert_near(fitted.out_of_fold[~unread], alone.out_of_fold, np.float32)
+    assert np.isnan(fitted.out_of_fold[unread]).all() and np.isnan(fitted.regressor.predict(missing)[unread]).all()
+    assert_near(fitted.regressor.predict(features), alone.regressor.predict(features), np.float32)
+    assert fitted.parity == pytest.approx(alone.parity, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
+def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: RegressorKind) -> None:
+    """By hand: the paths of the folds, and the regressor of all rows at the step that was kept."""
+    features, score, groups = planted(100, 3, strength=0.3)
+    weight = np.where(np.arange(100) % 2, 1.0, 0.2)
+    fitted = fit_regressor(kind, "cosine", features, score, weight, groups, PARAMS)
+    values, entry = matrix(features, list(features)), KINDS[kind]
+    fold = assign_folds("cosine", groups, np.ones(100, bool), PARAMS)
+    paths = np.empty((len(entry.steps(PARAMS)), 100))
+    for number in range(4):
+        seen = fold != number
+        train = Examples(values[seen], score[seen], weight[seen])
+        paths[:, ~seen] = entry.path(train, values[~seen], PARAMS).clip(0, 1)
+    best = int((weight * (paths - score) ** 2).sum(axis=1).argmin())
+    step = entry.steps(PARAMS)[best]
+    assert best > 0 and fitted.regressor.described["step"] == step
+    assert_near(fitted.out_of_fold, paths[best], np.float32)
+    whole = entry.fit(Examples(values, score, weight), step, PARAMS).predict(values).clip(0, 1)
+    assert np.abs(fitted.regressor.predict(features) - whole).max() == pytest.approx(fitted.parity, abs=1e-6)
+    assert fitted.parity <= 1e-6
+
+
+@every_kind
+def test_columns_that_cannot_vary_among_rows_that_count_are_dropped_and_reported(kind: RegressorKind) -> None:
+    features, score, groups = planted(80, 1)
+    weight = np.where(np.arange(80) < 60, 1.0, 0.0)
+    features["instruction"] = 2.0
+    features["only_elsewhere"] = np.where(np.arange(80) < 60, 1.0, np.arange(80))
+    fitted = fit_regressor(kind, "cosine", features, score, weight, groups, PARAMS)
+    assert dict(fitted.dropped) == {
+        "instruction": "2 in all training rows",
+        "only_elsewhere": "1 in all training rows",
+    }
+    assert fitted.regressor.columns == tuple(f"nll_{n}" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("target", "groups", "message"),
+    [
+        ([0.5] * 6, "abcabc", "the target cosine is 0.5 for all 6 training answers: .*regressors.targets"),
+        ([0.5, 0.5, NAN, 0.5, 0.5, NAN], "abcabc", "the target cosine is 0.5 for all 4 training answers"),
+        ([NAN] * 6, "abcabc", "the target cosine is known for no training answer: .*regressors.targets"),
+        (
+            [0.1, 0.9, NAN, 0.2, NAN, NAN],
+            "aabacb",
+            "the target cosine is known in only 1: bring feedback on more groups",
+        ),
+    ],
+)
+def test_what_cannot_be_learnt_names_target_and_remedy(target: list[float], groups: str, message: str) -> None:
+    features = pd.DataFrame({"a": np.arange(6.0)})
+    for kind in KINDS:
+        with pytest.raises(AbstainError, match=message) as raised:
+            fit_regressor(kind, "cosine", features, np.array(target), np.ones(6), np.array(list(groups)), PARAMS)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_target_that_is_no_correctness_score_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cosine is -0.2 to 0.9, a correctness score lies in \[0, 1\]"):
+        fit_regressor(
+            "linear",
+            "cosine",
+            pd.DataFrame({"a": [1.0, 2]}),
+            np.array([-0.2, 0.9]),
+            np.ones(2),
+            np.array(["a", "b"]),
+            PARAMS,
+        )
+
+
+@every_kind
+def test_two_rows_of_two_groups_are_enough_to_answer(kind: RegressorKind) -> None:
+    features = pd.DataFrame({"a": [1.0, 2.0]})
+    fitted = fit_regressor(kind, "cosine", features, np.array([0.2, 0.8]), np.ones(2), np.array(["a", "b"]), PARAMS)
+    assert fitted.out_of_fold == pytest.approx([0.8, 0.2])
+    assert np.isfinite(fitted.regressor.predict(features)).all()
+
+
+@pytest.mark.slow
+def test_the_same_fit_is_the_same_bytes_from_any_process_on_any_number_of_cores(tmp_path: Path) -> None:
+    digests, files = [], []
+    for cores in ("1", "2"):
+        folder = tmp_path / cores
+        folder.mkdir()
+        environment = {**os.environ, "LOKY_MAX_CPU_COUNT": cores, "OMP_NUM_THREADS": cores, "PYTHONHASHSEED": cores}
+        ran = subprocess.run(
+            [sys.executable, "-c", FIT, str(folder)],
+            cwd=Path(__file__).parents[3],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert ran.returncode == 0, ran.stderr
+        digests.append(ran.stdout)
+        files.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert digests[0] == digests[1] and files[0] == files[1]
+    assert files[0].keys() == {f"{kind}.onnx" for kind in KINDS}

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abstain.config.params import RegressorKind
+from abstain.learning.estimators.regressors.columns import matrix
+from abstain.learning.estimators.regressors.kinds import KINDS, PENALTIES, Examples
+from tests.learning.estimators.regressors.builders import PARAMS, planted
+from tests.tolerance import assert_near
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def examples(rows: int, seed: int) -> Examples:
+    features, score, _ = planted(rows, seed)
+    return Examples(matrix(features, list(features)), score, np.ones(rows))
+
+
+@pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
+def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -> None:
+    train, other = examples(80, 1), examples(30, 2).features
+    entry = KINDS[kind]
+    path, steps = entry.path(train, other, PARAMS), entry.steps(PARAMS)
+    assert path.shape == (len(steps), 30)
+    for place in (0, 7, len(steps) - 1):
+        np.testing.assert_allclose(path[place], entry.fit(train, steps[place], PARAMS).predict(other), atol=1e-12)
+
+
+def test_a_folds_forest_has_its_share_of_the_trees() -> None:
+    train, other = examples(80, 1), examples(30, 2).features
+    entry = KINDS["random_forest"]
+    (path,) = entry.path(train, other, PARAMS)
+    assert entry.steps(PARAMS) == (40,)
+    assert_near(path, entry.fit(train, 10, PARAMS).predict(other))
+    assert len(entry.fit(train, 40, PARAMS).named_steps["regressor"].estimators_) == 40
+
+
+@every_kind
+def test_missing_values_are_the_training_median(kind: RegressorKind) -> None:
+    train = examples(80, 1)
+    entry = KINDS[kind]
+    pipeline = entry.fit(train, entry.steps(PARAMS)[-1] if kind == "linear" else 20, PARAMS)
+    missing = np.full((1, 8), np.nan, np.float32)
+    median = np.nanmedian(train.features, axis=0, keepdims=True)
+    assert pipeline.predict(missing) == pytest.approx(pipeline.predict(median), abs=1e-6)
+
+
+@every_kind
+def test_a_weight_is_as_good_as_a_repetition_and_its_scale_does_not_matter(kind: RegressorKind) -> None:
+    """A region in which half of the rows say 0 and half say 1, the latter with thrice the weight."""
+    features = np.repeat(np.arange(4, dtype=np.float32), 60)[:, None]
+    target = np.tile([0.0, 1.0], 120)
+    weight = np.where(target == 1, 3.0, 1.0)
+    entry = KINDS[kind]
+    step = {"random_forest": 40, "gradient_boosting": 150, "linear": PENALTIES[-1]}[kind]
+    asked = features[::60]
+    heavy = entry.fit(Examples(features, target, weight), step, PARAMS).predict(asked)
+    np.testing.assert_allclose(heavy, 0.75, atol=0.1)
+    same = entry.fit(Examples(features, target, weight / 7), step, PARAMS).predict(asked)
+    np.testing.assert_allclose(heavy, same, atol=1e-9)
+
+
+@every_kind
+def test_a_column_without_a_value_in_a_fold_is_no_problem(kind: RegressorKind) -> None:
+    train = examples(40, 1)
+    train.features[:, 3] = np.nan
+    entry = KINDS[kind]
+    assert np.isfinite(entry.fit(train, entry.steps(PARAMS)[0], PARAMS).predict(examples(10, 2).features)).all()

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+from onnx import helper
+
+from abstain.config.params import RegressorKind
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.regressors.columns import matrix
+from abstain.learning.estimators.regressors.fitting import Fitted, fit_regressor
+from abstain.learning.estimators.regressors.kinds import KINDS, Examples
+from abstain.learning.estimators.regressors.onnx_regressor import BATCH, HEADER, convert, load_regressor, parity
+from tests.learning.estimators.builders import write_mean_probe
+from tests.learning.estimators.regressors.builders import PARAMS, planted
+from tests.tolerance import assert_near
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def fits() -> dict[str, Fitted]:
+    features, score, groups = planted(150, 1)
+    return {kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS) for kind in KINDS}
+
+
+@every_kind
+def test_a_file_says_what_it_is_and_scores_as_before(
+    fits: dict[str, Fitted], kind: RegressorKind, tmp_path: Path
+) -> None:
+    fitted, file = fits[kind].regressor, tmp_path / "folder" / f"{kind}.onnx"
+    fitted.save(file)
+    loaded = load_regressor(file)
+    assert file.stat().st_size == fitted.size
+    assert loaded.described == fitted.described
+    assert (loaded.kind, loaded.target, loaded.columns) == (kind, "cosine", tuple(f"nll_{n}" for n in range(8)))
+    assert (loaded.described["rows"], set(loaded.described["versions"])) == (150, {"scikit-learn", "skl2onnx"})
+    others, _, _ = planted(60, 2)
+    assert np.array_equal(loaded.predict(others), fitted.predict(others))
+    onnx.checker.check_model(onnx.load(file), full_check=True)
+
+
+@every_kind
+def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
+    fits: dict[str, Fitted], kind: RegressorKind
+) -> None:
+    assert fits[kind].parity <= 1e-6
+    features, score, _ = planted(150, 1)
+    train = Examples(matrix(features, list(features)), score, np.ones(150))
+    step = fits[kind].regressor.described["step"]
+    pipeline = KINDS[kind].fit(train, step, PARAMS)
+    for missing in (0.0, 0.5, 0.9):
+        others, _, _ = planted(200, 5, missing=missing)
+        assert parity(pipeline, fits[kind].regressor, others) <= 1e-6
+    elsewhere = KINDS[kind].fit(Examples(train.features, 1 - score, train.weight), step, PARAMS)
+    assert parity(elsewhere, fits[kind].regressor, features) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["random_forest", "gradient_boosting"])
+def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: RegressorKind) -> None:
+    """Two values of a feature that differ in their last bit decide the score: a threshold rounded to float32 is one of them."""
+    low = np.float32(5.1)
+    high = np.nextafter(low, np.float32(6))
+    values = np.tile(np.array([low, high, low * 2, high * 2], np.float32), 30)[:, None]
+    score = np.tile([0.1, 0.9, 0.2, 0.8], 30)
+    pipeline = KINDS[kind].fit(Examples(values, score, np.ones(120)), 200, PARAMS)
+    described = {"kind": kind, "target": "cosine", "columns": ["a"]}
+    regressor = convert(pipeline, described)
+    features = pd.DataFrame(values, columns=["a"])
+    assert parity(pipeline, regressor, features) <= 1e-5  # 200 equal trees round alike
+    np.testing.assert_allclose(regressor.predict(features), score, atol=0.05)
+
+
+@every_kind
+def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(fits: dict[str, Fitted], kind: RegressorKind) -> None:
+    regressor = fits[kind].regressor
+    features, _, _ = planted(BATCH + 30, 4)
+    together = regressor.predict(features)
+    assert together.shape == (BATCH + 30,) and together.dtype == np.float64
+    picked = [0, 1, BATCH - 1, BATCH, BATCH + 29]
+    alone = np.concatenate([regressor.predict(features[at : at + 1]) for at in picked])
+    np.testing.assert_allclose(alone, together[picked], atol=1e-6)
+    shuffled = features[features.columns[::-1]].assign(unheard_of="text")
+    assert_near(regressor.predict(shuffled), together, np.float32)
+    assert regressor.predict(features[:0]).shape == (0,)
+    with pytest.raises(AbstainError, match="have 0 columns 'nll_3', and a regressor needs one: compute them anew"):
+        regressor.predict(features.drop(columns="nll_3"))
+
+
+def test_far_from_what_was_learnt_a_score_stays_between_0_and_1(fits: dict[str, Fitted]) -> None:
+    features, _, _ = planted(50, 4)
+    for kind, fitted in fits.items():
+        scores = np.concatenate([fitted.regressor.predict(features * scale) for scale in (1e4, -1e4)])
+        assert scores.min() >= 0 and scores.max() <= 1
+        if kind == "linear":
+            assert {0.0, 1.0} <= set(scores)
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "truncated", "probe", "unlabelled", "misdescribed"])
+def test_what_is_no_regressor_is_named_with_a_remedy(fits: dict[str, Fitted], damage: str, tmp_path: Path) -> None:
+    file = tmp_path / "regressor.onnx"
+    fits["linear"].regressor.save(file)
+    whole = file.read_bytes()
+    model = onnx.load(file)
+    del model.metadata_props[:]
+    unlabelled = model.SerializeToString()
+    helper.set_model_props(model, {HEADER: '["linear"]'})
+    if damage == "absent":
+        file.unlink()
+    elif damage == "probe":
+        write_mean_probe(file, 4, {"architecture": "linear"})
+    else:
+        file.write_bytes(
+            {
+                "empty": b"",
+                "garbage": b"\x00no onnx\xff",
+                "truncated": whole[: len(whole) // 2],
+                "unlabelled": unlabelled,
+                "misdescribed": model.SerializeToString(),
+            }[damage]
+        )
+    said = "is missing" if damage == "absent" else r"is no regressor of this version \(\w+\)"
+    with pytest.raises(AbstainError, match=f"regressor.onnx {said}: run `abstain retrain`"):
+        load_regressor(file)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.knowledge.retrieval.encoder import Vectors
+from abstain.learning.estimators.correctness_targets import METRICS, correctness
+from abstain.learning.metrics.rouge import rouge_l
+from tests.knowledge.builders import BagOfWords
+
+CHATTY, GOLD = "The annual fee of the Gold Card is 95 euros.", "95 euros"
+ROUGE = ["rouge1_f1", "rouge1_precision", "rougeL"]
+SQUAD = ["exact_match", "token_f1"]
+LAST_DECIMAL = 1.5e-6
+"""Figures have six: one that lies between two may be rounded either way."""
+WORDS = st.lists(st.sampled_from(["fee", "card", "loan", "95", "euros", "the", "Naïve", "χρέωση"]), max_size=6).map(
+    " ".join
+)
+ROWS = st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3)), max_size=5)
+
+
+def row(names: list[str], answer: str, *references: str) -> list[float]:
+    return correctness(names, [answer], [references], BagOfWords()).iloc[0].tolist()
+
+
+def test_a_short_gold_answer_within_a_sentence() -> None:
+    # 2 of the answer's 10 words are the gold answer's 2: precision 2 / 10, recall 1.
+    assert row(ROUGE, CHATTY, GOLD) == pytest.approx([2 * 0.2 / 1.2, 0.2, 2 * 0.2 / 1.2], abs=1e-6)
+    # The same words with another in between, and the other way round.
+    assert row(ROUGE, "euros: 95 of them", GOLD) == pytest.approx([4 / 6, 0.5, 2 / 6], abs=1e-6)
+    # A word that the reference has once is found once.
+    assert row(ROUGE, "euros euros euros", GOLD) == pytest.approx([2 / 5, 1 / 3, 2 / 5], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_squad_reads_without_case_punctuation_and_articles() -> None:
+    # annual fee of gold card is 95 euros: 8 words, 2 of them in common.
+    assert row(SQUAD, CHATTY, GOLD) == pytest.approx([0, 4 / 10], abs=1e-6)
+    assert row(SQUAD, "The 95 Euros!", GOLD) == [1, 1]
+    assert row(SQUAD, "95", GOLD) == pytest.approx([0, 2 / 3], abs=1e-6)
+    assert row(SQUAD, "euros 95", GOLD) == [0, 1]
+    assert row(SQUAD, "Η χρέωση", "η χρέωση.") == [1, 1]  # any script
+    assert row(SQUAD, "", GOLD) == row(SQUAD, "...", GOLD) == [0, 0]
+    assert row(["token_f1"], "b c d e f", "b c d e g") == [0.8]  # and not float32's 0.8, which exceeds it
+
+
+def test_cosine_of_vectors_that_can_be_told_from_the_texts() -> None:
+    assert row(["cosine"], "fee fee card", "fee") == pytest.approx([2 / 5**0.5], abs=1e-6)
+    assert row(["cosine"], "fee", "loan") == [0]
+    assert row(["cosine"], "hello", "loan") == [0]  # a vector of zeros is like none
+
+
+def test_a_negative_cosine_counts_as_nothing() -> None:
+    class Signed(BagOfWords):
+        def encode(self, texts: list[str]) -> Vectors:  # type: ignore[override]
+            return np.array([[-1, 0.1] if "no" in text else [1, 0] for text in texts], dtype=np.float32)
+
+    assert correctness(["cosine"], ["no", "no"], [["yes"], ["no"]], Signed())["cosine"].tolist() == [0, 1]
+
+
+def test_each_distinct_text_is_encoded_once() -> None:
+    encoder = BagOfWords()
+    answers = ["fee", "fee", "card", "loan", "  ", "rate"]
+    references = [["fee", "card"], ["fee", "fee"], ["loan"], [], ["limit"], [""]]
+    found = correctness(["cosine"], answers, references, encoder)["cosine"]
+    np.testing.assert_array_equal(found, [1, 1, 0, np.nan, 0, np.nan])
+    assert encoder.calls == 1
+    assert sorted(encoder.encoded) == ["card", "fee", "loan"]  # no text that is compared with nothing
+
+
+@pytest.mark.parametrize("names", [ROUGE, ["cosine"], pytest.param(SQUAD, marks=pytest.mark.slow)])
+def test_the_best_reference_counts_for_each_metric_by_itself(names: list[str]) -> None:
+    answer, references = "the card fee 95", ["fee", "card fee loan rate limit 95", "", "loan"]
+    alone = [row(names, answer, reference) for reference in references]
+    np.testing.assert_allclose(row(names, answer, *references), np.nanmax(alone, axis=0), atol=LAST_DECIMAL)
+
+
+def test_the_best_by_precision_is_not_the_best_by_f1() -> None:
+    short, long = "card fee", "card fee 95 euros a year and many other words that nobody said at all"
+    assert row(ROUGE, "card fee 95 euros a", short, long) == pytest.approx([4 / 7, 1, 4 / 7], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("reference", "unread"),
+    [
+        ("", {*METRICS}),
+        (" \n", {*METRICS}),
+        ("χρέωση", {*ROUGE}),
+        ("年费", {*ROUGE}),
+        ("the", {*SQUAD}),
+        ("...", {*ROUGE, *SQUAD}),
+        ("fee", set()),
+    ],
+)
+@pytest.mark.slow
+def test_a_reference_in_which_a_metric_reads_nothing_is_none(reference: str, unread: set[str]) -> None:
+    for answer in ("fee", reference, ""):
+        alone = correctness([*METRICS], [answer], [[reference]], BagOfWords()).iloc[0]
+        assert {*alone.index[alone.isna()]} == unread
+    with_another = correctness([*METRICS], ["fee"], [[reference, "fee"]], BagOfWords()).iloc[0]
+    assert with_another.tolist() == [1.0] * len(METRICS)
+
+
+def test_an_empty_answer_is_like_nothing_and_no_reference_is_no_figure() -> None:
+    assert row([*ROUGE, "cosine"], "", "fee") == row([*ROUGE, "cosine"], "χρέωση", "fee") == [0, 0, 0, 0]
+    assert np.isnan(row([*ROUGE, "cosine"], "fee")).all()
+
+
+def test_the_table_has_a_row_an_answer_and_a_column_a_metric() -> None:
+    found = correctness(["rougeL", "cosine", "rougeL"], ["fee"] * 3, [["fee"], [], ["card"]], BagOfWords())
+    expected = pd.DataFrame({name: [1, np.nan, 0] for name in ("rougeL", "cosine")})
+    pd.testing.assert_frame_equal(found, expected)
+    assert correctness([], ["fee"], [["fee"]]).shape == (1, 0)
+
+
+@pytest.mark.parametrize("names", [[*ROUGE, "cosine"], pytest.param([*METRICS], marks=pytest.mark.slow)])
+def test_without_rows_there_is_an_empty_table(names: list[str]) -> None:
+    found = correctness(names, [], [])
+    assert found.shape == (0, len(names)) and [*found] == names
+    assert (found.dtypes == np.float64).all()
+
+
+def test_an_unknown_name_is_refused_with_all_that_there_are() -> None:
+    with pytest.raises(AbstainError) as refused:
+        correctness(["cosine", "bleu"], [], [])
+    assert str(refused.value) == (
+        "no correctness metric 'bleu': there are cosine, rouge1_f1, rouge1_precision, rougeL, exact_match, token_f1"
+    )
+
+
+def test_rows_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        correctness(["rougeL"], ["fee", "card"], [["fee"]])
+    with pytest.raises(ValueError, match="longer"):
+        correctness(["rougeL"], ["fee"], [["fee"], []])
+    with pytest.raises(TypeError, match="a list of texts"):
+        correctness(["rougeL"], ["fee"], ["fee"])  # its letters are not references
+
+
+def test_each_metric_says_what_it_is() -> None:
+    lines = [metric.description for metric in METRICS.values()]
+    assert len(set(lines)) == len(METRICS) and all(line and "\n" not in line for line in lines)
+
+
+def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], another: str) -> None:
+    answers, references = [answer for answer, _ in rows], [of_row for _, of_row in rows]
+    found = correctness(names, answers, references, BagOfWords())
+    values = found.to_numpy()
+    assert values.shape == (len(rows), len(names))
+    assert ((values >= 0) & (values <= 1) | np.isnan(values)).all()
+    more = correctness(names, answers, [[*of_row, another] for of_row in references], BagOfWords()).to_numpy()
+    assert (np.fmax(more, values) <= more + LAST_DECIMAL)[~np.isnan(more)].all()  # one more never makes it worse
+    assert not (np.isnan(more) & ~np.isnan(values)).any()
+    turned = correctness(names, answers[::-1], [of_row[::-1] for of_row in references[::-1]], BagOfWords())
+    np.testing.assert_allclose(turned.to_numpy()[::-1], values, atol=LAST_DECIMAL)
+    itself = correctness(names, answers, [[answer] for answer in answers], BagOfWords())
+    known = pd.Series([bool({"fee", "card", "loan"} & {*answer.split()}) for answer in answers], dtype=bool)
+    for name in names:
+        assert itself[name][known if name == "cosine" else itself[name].notna()].eq(1).all()
+    if "rougeL" in names:
+        firsts = [next(iter(of_row), None) for of_row in references]
+        alone = correctness(["rougeL"], answers, [[] if first is None else [first] for first in firsts])["rougeL"]
+        np.testing.assert_allclose(alone, rouge_l(answers, firsts), atol=1e-6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows=ROWS, another=WORDS)
+def test_range_identity_order_and_the_best_reference(rows: list[tuple[str, list[str]]], another: str) -> None:
+    hold_on_any_rows([*ROUGE, "cosine"], rows, another)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=50)
+@given(rows=ROWS, another=WORDS)
+def test_so_it_is_with_squad(rows: list[tuple[str, list[str]]], another: str) -> None:
+    hold_on_any_rows(SQUAD, rows, another)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(answer=WORDS, reference=WORDS)
+def test_token_f1_is_that_of_the_two_bags_of_words(answer: str, reference: str) -> None:
+    bags = [Counter(word.lower() for word in text.split() if word != "the") for text in (answer, reference)]
+    common, total = (bags[0] & bags[1]).total(), bags[0].total() + bags[1].total()
+    expected = 2 * common / total if bags[1] else np.nan
+    assert row(["token_f1"], answer, reference) == pytest.approx([expected], abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.slow
+def test_the_embedded_encoder_puts_a_paraphrase_above_another_fact() -> None:
+    answers = ["It costs 95 euros every year.", "Call the hotline when it is stolen.", CHATTY]
+    found = correctness(["cosine"], answers, [["The annual fee is 95 euros."]] * 2 + [[CHATTY]])["cosine"]
+    assert found[0] > found[1] + 0.3
+    assert found[2] == 1

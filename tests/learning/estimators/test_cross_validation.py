@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.config.params import Architecture
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators import rows as rows_module
+from abstain.learning.estimators.cross_validation import assign_folds, fit_probe
+from abstain.learning.estimators.probes.base import predict, predict_confidence
+from abstain.learning.estimators.probes.descent import probe_loss
+from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.metrics.weighted_metrics import auroc
+from tests.learning.estimators.builders import PARAMS, D, Watched, groups_of, planted, weights
+from tests.tolerance import assert_near
+
+every_architecture = pytest.mark.parametrize("architecture", ZOO)
+FEW = PARAMS.model_copy(update={"max_epochs": 3, "folds": 3})
+
+
+def folds_of(rows: Rows, groups: np.ndarray, folds: int = 4, seed: int = 7) -> np.ndarray:
+    return assign_folds(rows, groups, PARAMS.model_copy(update={"folds": folds, "seed": seed})).numpy()
+
+
+def labelled(correct: list[int], weight: list[float] | None = None) -> Rows:
+    return Rows([torch.zeros(1, D)] * len(correct), torch.tensor(correct), torch.tensor(weight or [1.0] * len(correct)))
+
+
+@every_architecture
+def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_ranked(architecture: Architecture) -> None:
+    train, test = planted(240, 1), planted(200, 3)
+    fitted = fit_probe(architecture, train, groups_of(240), PARAMS)
+    assert fitted.out_of_fold.shape == (240,) and fitted.out_of_fold.dtype == np.float32
+    assert auroc(train.correct.numpy(), fitted.out_of_fold) > 0.75
+    assert auroc(test.correct.numpy(), predict_confidence(fitted.probe, test.states).numpy()) > 0.75
+    assert (fitted.probe.architecture, fitted.probe.training) == (architecture, False)
+
+
+@every_architecture
+def test_without_a_signal_nothing_is_ranked(architecture: Architecture) -> None:
+    train = planted(400, 1, strength=0)
+    fitted = fit_probe(architecture, train, groups_of(400), FEW)
+    assert auroc(train.correct.numpy(), fitted.out_of_fold) == pytest.approx(0.5, abs=0.1)
+
+
+@every_architecture
+def test_what_tells_groups_apart_does_not_help_out_of_fold(architecture: Architecture) -> None:
+    """All answers of a group are right or all are wrong, and every state names its group: seen, that is everything."""
+    generator = torch.Generator().manual_seed(0)
+    names = torch.randn(12, D, generator=generator)
+    group = torch.arange(240) % 12
+    train = Rows([names[g] + 0.01 * torch.randn(4, D, generator=generator) for g in group], group % 2, torch.ones(240))
+    params = PARAMS.model_copy(update={"max_epochs": 40, "patience": 40})
+    *_, last = (step.probe for step in ZOO[architecture].kind.path(train, params))
+    correct = train.correct.numpy()
+    assert auroc(correct, predict_confidence(last, train.states).numpy()) > 0.95
+    fitted = fit_probe(architecture, train, group.numpy().astype(str), PARAMS)
+    assert auroc(correct, fitted.out_of_fold) < 0.75
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "linear"])
+def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(architecture: Architecture) -> None:
+    """By hand: the paths of the folds and of all rows, at the step that was kept."""
+    train, groups = planted(90, 1), groups_of(90)
+    fitted = fit_probe(architecture, train, groups, FEW)
+    history, entry = fitted.history, ZOO[architecture]
+    params = entry.params(FEW)
+    fold = assign_folds(train, groups, params)
+    paths = [entry.kind.path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
+    for number, steps in enumerate(zip(*paths, strict=True)):
+        logits = torch.empty(90, 2)
+        for f, step in enumerate(steps):
+            held_out = (fold == f).nonzero().flatten()
+            logits[held_out] = predict(step.probe, train.subset(held_out).states)
+        loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda, params.huber_delta)
+        assert history.held_out_loss[number] == pytest.approx(float(loss), abs=1e-6)
+        assert history.train_loss[number] == pytest.approx(np.mean([step.train_loss for step in steps]))
+        assert history.value[number] == steps[0].value
+        if number == history.kept:
+            np.testing.assert_allclose(fitted.out_of_fold, logits.softmax(1)[:, 1], atol=1e-5)
+    assert history.kept == int(np.argmin(history.held_out_loss))
+    for number, step in enumerate(entry.kind.path(train, params)):
+        if number == history.kept:
+            assert_near(weights(step.probe), weights(fitted.probe))
+
+
+def test_patience_ends_what_gets_worse() -> None:
+    """A learning rate at which it overfits noise soon: the end is worse than the best."""
+    params = PARAMS.model_copy(update={"learning_rate": 0.03, "max_epochs": 60, "patience": 5, "dropout": 0.0})
+    history = fit_probe("lstm", planted(60, 1, strength=0.2), groups_of(60), params).history
+    losses = history.held_out_loss
+    assert len(history.value) == len(losses) == len(history.train_loss) == history.kept + 6 < 60
+    assert losses[history.kept] == min(losses) < losses[-1]
+    assert history.value == tuple(range(1, len(losses) + 1))
+
+
+@every_architecture
+def test_a_fit_is_the_same_under_a_seed_and_another_under_another(architecture: Architecture) -> None:
+    train, groups = planted(80, 1), groups_of(80)
+    one = fit_probe(architecture, train, groups, FEW)
+    torch.rand(17)  # whatever was drawn in between
+    again = fit_probe(architecture, train, groups, FEW)  # to the bit: a stage's files are hashed
+    other = fit_probe(architecture, train, groups, FEW.model_copy(update={"seed": 8}))
+    assert torch.equal(weights(one.probe), weights(again.probe))
+    assert np.array_equal(one.out_of_fold, again.out_of_fold)
+    assert one.history == again.history
+    assert not np.array_equal(one.out_of_fold, other.out_of_fold)
+
+
+THREADS = """
+import hashlib
+import torch
+from abstain.learning.estimators.cross_validation import fit_probe
+from abstain.learning.estimators.rows import Rows
+from tests.learning.estimators.builders import PARAMS, groups_of, weights
+torch.manual_seed(0)
+rows = Rows(list(torch.randn(200, 5, 600)), torch.randint(0, 2, (200,)), torch.ones(200))
+for architecture in ("linear", "pca", "lstm"):
+    params = PARAMS.model_copy(update={"max_epochs": 2, "folds": 2})
+    print(hashlib.sha256(weights(fit_probe(architecture, rows, groups_of(200), params).probe).numpy()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has no order of sums to change")
+def test_a_fit_is_the_same_on_any_number_of_threads() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", THREADS],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert said[0] == said[1] and len(said[0].split()) == 3
+
+
+@pytest.mark.parametrize("architecture", ["attention", "linear"])
+def test_weights_of_rows_change_what_is_learnt(architecture: Architecture) -> None:
+    """The same states under contradicting labels: the heavier ones win."""
+    rows, test = planted(200, 1), planted(200, 3)
+    both = Rows([*rows.states] * 2, torch.cat([rows.correct, 1 - rows.correct]), torch.ones(400))
+    for heavy in (0, 1):
+        both.weight[:200], both.weight[200:] = (1.0, 0.1) if heavy == 0 else (0.1, 1.0)
+        probe = fit_probe(architecture, both, groups_of(400, 8), PARAMS).probe
+        assert (auroc(test.correct.numpy(), predict_confidence(probe, test.states).numpy()) > 0.5) == (heavy == 0)
+
+
+@every_architecture
+def test_rows_of_weight_zero_teach_nothing_and_get_their_confidence_all_the_same(architecture: Architecture) -> None:
+    train, groups = planted(150, 1), groups_of(150)
+    train.weight[::3] = 0
+    fitted = fit_probe(architecture, train, groups, PARAMS)
+    assert np.isfinite(fitted.out_of_fold).all()
+    assert auroc(train.correct[::3].numpy(), fitted.out_of_fold[::3]) > 0.75
+    spoilt = Rows(train.states, torch.where(train.weight > 0, train.correct, 1 - train.correct), train.weight)
+    same = fit_probe(architecture, spoilt, groups, PARAMS)  # to the bit: such a label is in no sum
+    assert torch.equal(weights(fitted.probe), weights(same.probe))
+    assert np.array_equal(fitted.out_of_fold, same.out_of_fold)
+    assert fitted.history == same.history
+
+
+def test_rows_of_weight_zero_are_left_out_even_where_they_would_fill_a_batch() -> None:
+    train = planted(120, 1)
+    train.weight[60:] = 0
+    fitted = fit_probe("lstm", train, groups_of(120), FEW.model_copy(update={"batch_size": 2}))
+    assert torch.isfinite(weights(fitted.probe)).all()
+    assert np.isfinite([*fitted.history.train_loss, *fitted.history.held_out_loss]).all()
+
+
+@every_architecture
+def test_states_that_are_read_when_asked_for_give_the_same_probe(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, groups = planted(100, 1), groups_of(100)
+    train.weight[::4] = 0
+    expected = fit_probe(architecture, train, groups, FEW)
+    watched = Watched(train.states)
+    held = fit_probe(architecture, Rows(watched, train.correct, train.weight), groups, FEW)
+    assert set(watched.read.values()) == {1}, "what fits into memory is read once"
+    monkeypatch.setattr(rows_module, "MEMORY_VALUES", 0)
+    lazy = fit_probe(architecture, Rows(watched, train.correct, train.weight), groups, FEW)
+    for fitted in (held, lazy):
+        assert_near(weights(fitted.probe), weights(expected.probe))
+        assert_near(fitted.out_of_fold, expected.out_of_fold)
+        assert fitted.history.kept == expected.history.kept
+        assert_near(fitted.history.held_out_loss, expected.history.held_out_loss, np.float32)
+
+
+@every_architecture
+def test_progress_only_rises_and_ends_at_all(architecture: Architecture) -> None:
+    seen: list[tuple[int, int]] = []
+    fit_probe(architecture, planted(40, 1), groups_of(40), FEW, lambda done, total: seen.append((done, total)))
+    assert len(seen) > 3
+    assert len({total for _, total in seen}) == 1
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_one_class_is_an_error_with_a_remedy(value: int) -> None:
+    train = planted(20, 1)
+    train.correct.fill_(value)
+    with pytest.raises(AbstainError, match=r"^the train split has answers of one class only: bring feedback of both"):
+        fit_probe("linear", train, groups_of(20), PARAMS)
+
+
+def test_a_class_that_weighs_nothing_is_not_there() -> None:
+    train = planted(20, 1)
+    train.weight[train.correct == 1] = 0
+    with pytest.raises(AbstainError, match="the train split has answers of one class only"):
+        fit_probe("lstm", train, groups_of(20), PARAMS)
+
+
+def test_nothing_to_learn_from_is_an_error_with_a_remedy() -> None:
+    empty = Rows([], torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    with pytest.raises(AbstainError, match="the train split has answers of one class only: bring feedback"):
+        fit_probe("linear", empty, np.array([], object), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("correct", "groups", "right", "wrong"),
+    [
+        ([1, 0, 1, 0], "aaaa", 1, 1),
+        ([1, 1, 0, 0], "abcc", 2, 1),  # all wrong answers are of one group: nothing to learn from outside of it
+        ([0, 0, 1, 1], "abcc", 1, 2),
+        ([1] * 44 + [1] * 6 + [0] * 5 + [0] * 2, "a" * 44 + "b" * 11 + "c" * 2, 2, 2),  # wherever b goes
+    ],
+)
+def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: str, right: int, wrong: int) -> None:
+    expected = rf"right answers of only {right}, wrong ones of only {wrong}: bring feedback on more groups, or change"
+    with pytest.raises(AbstainError, match=expected):
+        folds_of(labelled(correct), np.array(list(groups), object))
+
+
+def test_states_that_are_no_numbers_are_an_error_with_a_remedy() -> None:
+    train = planted(40, 1)
+    train.states[7][0, 0] = float("nan")
+    for architecture in ZOO:
+        with pytest.raises(AbstainError, match="set ABSTAIN_DTYPE=float32"):
+            fit_probe(architecture, train, groups_of(40), FEW)
+
+
+def test_training_that_diverges_at_once_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(AbstainError, match=r"^training of attention diverged: lower probe.learning_rate$"):
+        fit_probe("attention", planted(40, 1), groups_of(40), FEW.model_copy(update={"learning_rate": 1e38}))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1), st.sampled_from([0.0, 0.4, 1.0])), max_size=60),
+    folds=st.integers(2, 6),
+    seed=st.integers(0, 3),
+)
+def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
+    rows: list[tuple[int, int, float]], folds: int, seed: int
+) -> None:
+    train = labelled([y for _, y, _ in rows], [w for *_, w in rows])
+    groups = np.array([f"g{g}" for g, *_ in rows], object)
+    counted = [(g, y) for g, y, w in rows if w > 0]
+    of_kind = [len({g for g, y in counted if y == kind}) for kind in (0, 1)]
+    try:
+        fold = folds_of(train, groups, folds, seed)
+    except AbstainError:
+        assert min(of_kind) <= 2, "sixty rows in three groups of a kind can be spread"
+        return
+    assert fold.shape == (len(rows),)
+    assert len({(g, f) for (g, *_), f in zip(rows, fold.tolist(), strict=True)}) == len({g for g, *_ in rows})
+    used = sorted(set(fold.tolist()))
+    assert used == list(range(len(used))) and 2 <= len(used) <= min(folds, *of_kind)
+    for number in used:
+        outside = {y for (_, y, w), f in zip(rows, fold.tolist(), strict=True) if f != number and w > 0}
+        assert outside == {0, 1}
+
+
+def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alike() -> None:
+    rows = planted(300, 1)
+    fold = folds_of(rows, groups_of(300, 50), folds=5)
+    sizes, shares = Counter(fold.tolist()), [float(rows.correct[fold == f].float().mean()) for f in range(5)]
+    assert set(sizes) == set(range(5)) and max(sizes.values()) - min(sizes.values()) <= 20
+    assert max(shares) - min(shares) < 0.15
+
+
+def test_rows_that_do_not_count_do_not_shift_the_folds_of_those_that_do() -> None:
+    rows = planted(120, 1)
+    groups = groups_of(120, 20)
+    with_more = Rows(
+        [*rows.states, *rows.states[:30]],
+        torch.cat([rows.correct, rows.correct[:30]]),
+        torch.cat([rows.weight, torch.zeros(30)]),
+    )
+    more_groups = np.concatenate([groups, np.array(["g-0", "new"] * 15, object)])
+    fold, again = folds_of(rows, groups), folds_of(with_more, more_groups)
+    assert np.array_equal(again[:120], fold)
+    assert set(again[120::2]) == {fold[0]} and set(again[121::2]) == {0}

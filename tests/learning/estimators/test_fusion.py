@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from threadpoolctl import threadpool_limits
+
+from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
+from abstain.learning.estimators.fusion import Fusion, fit_fusion
+
+
+def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
+    """Two scores that know different halves of the truth, one that knows nothing, and one that never changes."""
+    generator = np.random.default_rng(seed)
+    first, second = generator.normal(size=(2, rows))
+    correct = (first + second + 0.5 * generator.normal(size=rows) > 0).astype(int)
+    scores = pd.DataFrame(
+        {
+            "one": 1 / (1 + np.exp(-first)),
+            "two": 1 / (1 + np.exp(-second)),
+            "noise": generator.random(rows),
+            "flat": 0.5,
+        }
+    )
+    return scores, Labels(correct, np.ones(rows), generator.integers(40, size=rows))
+
+
+def test_it_knows_more_than_each_of_its_parts() -> None:
+    fusion = fit_fusion(*table())
+    scores, labels = table(seed=1)
+    fused = roc_auc_score(labels.correct, fusion.score(scores))
+    assert fused > max(roc_auc_score(labels.correct, scores[name]) for name in ("one", "two")) + 0.05
+    assert abs(fusion.coefficients["noise"]) < 0.2 * min(fusion.coefficients[name] for name in ("one", "two"))
+    assert "flat" not in fusion.names
+
+
+def test_no_score_is_heard_as_its_opposite() -> None:
+    scores, labels = table()
+    upside_down = scores.assign(one=1 - scores["one"])  # turned round, it would tell half of the truth
+    fusion, without = fit_fusion(upside_down, labels), fit_fusion(scores.drop(columns="one"), labels)
+    assert fusion.coefficients["one"] == 0 < fusion.coefficients["two"]
+    assert fusion.score(upside_down) == pytest.approx(without.score(scores), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [np.ones(600), np.random.default_rng(5).random(600)])
+def test_where_no_bound_holds_it_is_scikit_learns_logistic_regression(weights: np.ndarray) -> None:
+    scores, labels = table()
+    labels = Labels(labels.correct, weights, labels.groups)
+    fusion = fit_fusion(scores[["one", "two"]], labels)
+    logit = np.log(scores[["one", "two"]] / (1 - scores[["one", "two"]]))
+    model = LogisticRegression(C=fusion.strength, tol=1e-8)
+    model.fit((logit - logit.mean()) / logit.std(ddof=0), labels.correct, sample_weight=weights)
+    assert [*fusion.coefficient, fusion.intercept] == pytest.approx([*model.coef_[0], *model.intercept_], abs=1e-4)
+
+
+def test_the_number_of_threads_changes_not_one_bit() -> None:
+    scores, labels = table(3000)
+    found = set()
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            found.add(fit_fusion(scores, labels))
+    assert len(found) == 1
+
+
+def test_a_missing_score_counts_for_nothing_but_that_it_is_missing() -> None:
+    scores, labels = table()
+    scores.loc[::7, "noise"] = np.nan
+    fusion = fit_fusion(scores, labels)
+    one = scores.iloc[[1]].copy()
+    found = {}
+    for noise in (0.01, 0.99, np.nan):
+        found[noise] = float(fusion.score(one.assign(noise=noise))[0])
+    assert np.isfinite(list(found.values())).all()
+    only_gone = fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan)))
+    assert len(set(only_gone)) == 1 and 0 < only_gone[0] < 1
+
+
+def test_answers_that_were_always_unscored_when_wrong_teach_it_that() -> None:
+    scores, labels = table()
+    scores = scores.assign(told=np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan))
+    fusion = fit_fusion(scores, labels)
+    assert fusion.missing[fusion.names.index("told")] < -0.2
+
+
+def test_scores_of_exactly_0_and_1_are_ordinary_numbers() -> None:
+    scores, labels = table()
+    fusion = fit_fusion(scores.assign(one=scores["one"].round()), labels)
+    assert np.isfinite(fusion.score(scores.assign(one=0.0))).all()
+
+
+def test_weights_count_as_repetitions() -> None:
+    scores, labels = table(200)
+    twice = Labels(labels.correct, np.where(np.arange(200) < 100, 2.0, 0.0), labels.groups)
+    half = Labels(labels.correct[:100], np.full(100, 2.0), labels.groups[:100])
+    # Standardised by all rows, so the same predictions come from other coefficients: only nearly equal.
+    a, b = fit_fusion(scores, twice), fit_fusion(scores.iloc[:100], half)
+    assert np.corrcoef(a.score(scores), b.score(scores))[0, 1] > 0.99
+
+
+def test_it_survives_json_to_the_last_bit() -> None:
+    scores, labels = table(100)
+    fusion = fit_fusion(scores, labels)
+    again = Fusion.from_dict(json.loads(json.dumps(fusion.to_dict())))
+    assert again == fusion and np.array_equal(again.score(scores), fusion.score(scores))
+
+
+def test_a_score_that_was_next_to_nothing_in_training_is_not_listened_to() -> None:
+    scores, labels = table()
+    tiny = scores.assign(tiny=np.random.default_rng(3).random(600) * 9e-5)
+    fusion = fit_fusion(tiny, labels)
+    assert "tiny" not in fusion.names
+    assert np.array_equal(fusion.score(tiny.assign(tiny=0.5)), fusion.score(tiny))
+
+
+def test_nothing_to_learn_from_is_said() -> None:
+    scores, labels = table(50)
+    with pytest.raises(AbstainError, match="^the train split has answers of one class only"):
+        fit_fusion(scores, Labels(np.ones(50), labels.weight, labels.groups))
+    with pytest.raises(AbstainError, match="^no scorer tells one answer from another"):
+        fit_fusion(scores[["flat"]], labels)
+    assert fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).strength > 0  # one group alone

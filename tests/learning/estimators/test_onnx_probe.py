@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from abstain.config.params import Architecture
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.onnx_probe import OnnxProbe, parity, stamp
+from abstain.learning.estimators.probes.base import Probe, confidence
+from abstain.learning.estimators.rows import pad
+from abstain.learning.estimators.zoo import ZOO
+from tests.learning.estimators.builders import D, probe_of, ragged, write_mean_probe
+from tests.tolerance import assert_near
+
+METADATA = {"model": "tiny", "threshold": repr(0.1 + 0.2), "layout": "rag-chatml-v1", "größe": "ä\n<&>"}
+
+EXPORT = """
+import os, sys, torch
+from pathlib import Path
+from abstain.learning.estimators.onnx_probe import export_probe
+from tests.learning.estimators.builders import probe_of
+from tests.learning.estimators.test_onnx_probe import LSTMS, METADATA
+torch.set_num_threads(1)
+failed = 0
+for file in map(Path, sys.argv[1:]):
+    child = os.fork() if file.stem in LSTMS else 0  # what exports is imported by then
+    if not child:
+        export_probe(probe_of(file.stem), file, METADATA)
+        if file.stem in LSTMS:
+            os._exit(0)
+    else:
+        failed |= os.waitpid(child, 0)[1]
+sys.exit(failed)
+"""
+LSTMS = ("lstm", "pca")
+NODES: dict[Architecture, list[str]] = {
+    "linear": ["ReduceMean", "Sub", "Slice", "Sub", "Concat", "Gemm", "Sigmoid"],
+    "attention": ["Sub", "Gemm", "Split", "Softmax", "Mul", "ReduceSum", "Sigmoid"],
+    "pca": ["Sub", "MatMul", "Unsqueeze", "LSTM", "Squeeze", "Gemm", "Sigmoid"],
+    "lstm": ["Sub", "Unsqueeze", "LSTM", "Squeeze", "Gemm", "Sigmoid"],
+}
+EXPORTED: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(ZOO.items())}.values())
+every_kind = pytest.mark.parametrize("architecture", EXPORTED)
+
+
+@pytest.fixture
+def light(tmp_path: Path) -> Path:
+    return write_mean_probe(tmp_path / "light.onnx", D, METADATA)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every kind of probe, and the LSTM twice, in folders of different names. No process exports two with an LSTM."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("one", "another-folder")}
+    named = {name: folders["one"] / f"{name}.onnx" for name in EXPORTED}
+    named["lstm again"] = folders["another-folder"] / "lstm.onnx"
+    together = sorted(
+        (file for name, file in named.items() if name != "lstm again"), key=lambda file: file.stem in LSTMS
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", EXPORT, *map(str, of_one)],
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for of_one in (together, [named["lstm again"]])
+    ]
+    for process in running:
+        _, problems = process.communicate(timeout=300)
+        assert process.returncode == 0, problems
+    return named
+
+
+@pytest.fixture
+def exported(files: dict[str, Path]) -> Path:
+    return files["lstm"]
+
+
+@pytest.mark.slow
+@every_kind
+def test_onnx_gives_torchs_confidences_of_answers_of_any_length(
+    files: dict[str, Path], architecture: Architecture
+) -> None:
+    probe, served = probe_of(architecture), OnnxProbe(files[architecture])
+    for lengths in [(1,), (2,), (300,), (5, 3), (1, 1, 1), (7, 1, 300, 33), tuple(range(1, 40))]:
+        rows = ragged(*lengths)
+        with torch.inference_mode():
+            together = confidence(probe(*pad(rows))).numpy()
+            alone = np.concatenate([confidence(probe(row, None)).numpy() for row in rows])
+        given = served.confidence(rows)
+        assert (given.shape, given.dtype) == ((len(lengths),), np.float32)
+        assert np.abs(given - together).max() <= 1e-5
+        assert np.abs(given - alone).max() <= 1e-5
+        if len(lengths) > 30:
+            assert np.ptp(given) > 0.3
+    assert parity(probe, served) <= 1e-5
+    assert parity(probe_of(architecture, seed=1), served) > 0.1
+
+
+@pytest.mark.slow
+@every_kind
+def test_metadata_architecture_and_width_make_the_round_trip(
+    files: dict[str, Path], architecture: Architecture
+) -> None:
+    served = OnnxProbe(files[architecture])
+    assert served.metadata == {**METADATA, "architecture": architecture}
+    assert served.width == D
+    assert float(served.metadata["threshold"]) == 0.1 + 0.2
+
+
+@pytest.mark.slow
+@every_kind
+def test_the_graph_is_that_of_one_answer_and_does_nothing_twice(
+    files: dict[str, Path], architecture: Architecture
+) -> None:
+    """No node is there for a padding, a batch, or what could have been done in export."""
+    assert [node.op_type for node in onnx.load(files[architecture]).graph.node] == NODES[architecture]
+
+
+@pytest.mark.slow
+def test_the_same_probe_is_the_same_bytes_from_any_process(files: dict[str, Path]) -> None:
+    one, other = (files[name].read_bytes() for name in ("lstm", "lstm again"))
+    assert one == other
+    assert str(Path(__file__).parents[2]).encode() not in one
+
+
+@pytest.mark.slow
+def test_a_stamp_adds_metadata_and_keeps_the_graph(exported: Path, tmp_path: Path) -> None:
+    stamped = tmp_path / "release" / "probe.onnx"
+    stamp(exported, stamped, {"version": "v1.2.0", "model": "other"})
+    expected = {**METADATA, "architecture": "lstm", "version": "v1.2.0", "model": "other"}
+    assert OnnxProbe(stamped).metadata == expected
+    graphs = [onnx.load(file).graph.SerializeToString(deterministic=True) for file in (exported, stamped)]
+    assert graphs[0] == graphs[1]
+    rows = ragged(3, 50, 8)
+    assert np.array_equal(OnnxProbe(exported).confidence(rows), OnnxProbe(stamped).confidence(rows))
+    again = tmp_path / "again.onnx"
+    stamp(exported, again, {"model": "other", "version": "v1.2.0"})
+    assert again.read_bytes() == stamped.read_bytes()
+
+
+@pytest.mark.slow
+def test_what_an_answer_gets_does_not_depend_on_the_others(exported: Path) -> None:
+    served, rows = OnnxProbe(exported), ragged(*(n % 9 + 1 for n in range(20)))
+    alone = np.concatenate([served.confidence([row]) for row in rows])
+    assert_near(served.confidence(iter(rows)), alone)
+    assert_near(served.confidence(rows[::-1]), alone[::-1])
+
+
+def test_a_served_file_says_its_metadata_and_width(light: Path) -> None:
+    served = OnnxProbe(light)
+    assert (served.metadata, served.width) == (METADATA, D)
+    rows = ragged(4)
+    np.testing.assert_allclose(served.confidence(rows), rows[0].mean().sigmoid().numpy(), atol=1e-6)
+
+
+def test_states_may_be_a_part_of_something_larger(light: Path) -> None:
+    (row,) = ragged(12)
+    part = torch.cat([row, row + 1], 1)[::2, :D]
+    assert not part.is_contiguous()
+    served = OnnxProbe(light)
+    assert_near(served.confidence([part]), served.confidence([part.contiguous()]))
+
+
+def test_no_rows_no_confidences(light: Path) -> None:
+    assert OnnxProbe(light).confidence([]).shape == (0,)
+
+
+def test_stamping_the_same_file_in_place_leaves_no_scratch(light: Path) -> None:
+    stamp(light, light, {"version": "v1.0.0"})
+    assert OnnxProbe(light).metadata["version"] == "v1.0.0"
+    assert [path.name for path in light.parent.iterdir()] == ["light.onnx"]
+
+
+class Silent:
+    """A served probe whose runtime has lost its numbers."""
+
+    def confidence(self, rows: list[torch.Tensor]) -> np.ndarray:
+        return np.full(len(rows), np.nan, np.float32)
+
+
+def test_parity_with_nan_is_nan_not_nothing() -> None:
+    assert np.isnan(parity(probe_of("linear"), Silent()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lost", ["together", "alone"])
+def test_parity_compares_with_torch_in_batches_and_alone(
+    light: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = probe_of("linear")
+    of_torch = type(probe).forward
+
+    def forward(self: Probe, states: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        logits = of_torch(self, states, lengths)
+        return logits * np.nan if (lengths is None) == (lost == "alone") else logits
+
+    monkeypatch.setattr(type(probe), "forward", forward)
+    assert np.isnan(parity(probe, OnnxProbe(light)))
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "truncated"])
+def test_an_unreadable_file_is_named_with_a_remedy(light: Path, damage: str) -> None:
+    whole = light.read_bytes()
+    light.unlink()
+    if damage != "absent":
+        light.write_bytes({"empty": b"", "garbage": b"\x00no onnx\xff", "truncated": whole[: len(whole) // 2]}[damage])
+    with pytest.raises(AbstainError, match=r"light.onnx is no readable ONNX probe \(\w+\): fetch it again"):
+        OnnxProbe(light)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"states": ["batch", "time", D], "lengths": ["batch"]}, "states (batch, time, 16), lengths (batch)"),
+        ({"states": ["batch", "time", D]}, "states (batch, time, 16)"),
+        ({"features": ["rows", 3]}, "features (rows, 3)"),
+    ],
+)
+def test_a_file_that_reads_something_else_is_named_with_a_remedy(
+    tmp_path: Path, inputs: dict[str, list[str | int]], says: str
+) -> None:
+    """A probe of an earlier version, which read padded batches, and other models."""
+    named = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    node = helper.make_node("ReduceMean", [next(iter(inputs))], ["confidence"], keepdims=0)
+    output = helper.make_tensor_value_info("confidence", TensorProto.FLOAT, [])
+    graph = helper.make_graph([node], "other", named, [output])
+    file = tmp_path / "other.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+    said = f"other.onnx is no ONNX probe of this version, it reads {says}: run `abstain retrain`, or fetch a release"
+    with pytest.raises(AbstainError, match=re.escape(said)):
+        OnnxProbe(file)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from abstain.config.params import load_params
+from abstain.learning.estimators.cross_validation import fit_probe
+from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.rows import labelled_rows
+from abstain.learning.evaluation.ablation import Take, auroc_with_interval, left_out_rows, listening_row
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.thresholds.selection import tune_threshold
+from tests.conftest import ROOT
+
+PARAMS = load_params(ROOT / "params.yaml")
+THRESHOLD = PARAMS.threshold.model_copy(update={"metric": "precision", "target": 0.7, "min_shown": 5})
+RESAMPLES = Resamples(100, 1)
+ROWS, D = 360, 5
+SPLITS = ("train", "train", "validation", "holdout", "holdout", "newest")
+
+
+def data_set(seed: int = 0) -> tuple[pd.DataFrame, Take]:
+    """Answers of sixty groups, of which wrong ones were reviewed more often; their states know something of it.
+
+    Three products: what is right of `odd` ones stands in a place of its own.
+    """
+    drawn = np.random.default_rng(seed)
+    group = np.arange(ROWS) % 60
+    correct = drawn.integers(2, size=ROWS)
+    product = np.where(group < 10, "rare", np.where(group < 30, "odd", "cards"))
+    frame = pd.DataFrame(
+        {
+            "interaction_id": [f"i-{at}" for at in range(ROWS)],
+            "group": [f"g-{name}" for name in group],
+            "split": np.array(SPLITS)[group % len(SPLITS)],
+            "correct": correct,
+            "weight": 1.0,
+            "source": np.where(drawn.random(ROWS) < 0.9, "sme", "thumb"),
+            "product": product,
+            "inclusion_probability": np.where(correct == 1, 0.5, 1.0),
+        },
+        index=pd.RangeIndex(100, 100 + ROWS),
+    )
+    signal = 0.6 * (2 * correct - 1)[:, None] + drawn.normal(size=(ROWS, 3))
+    states = torch.zeros(ROWS, 2, D)
+    states[:, :, 2:] = torch.from_numpy(drawn.normal(size=(ROWS, 2, D - 2))).float()
+    place = np.where(product == "odd", 1, 0)
+    states[torch.arange(ROWS)[:, None], torch.arange(2), torch.from_numpy(place)[:, None]] = torch.from_numpy(
+        signal[:, :2]
+    ).float()
+
+    def take(index: pd.Index) -> Sequence[Tensor]:
+        return [states[at - 100] for at in index]
+
+    return frame, take
+
+
+FRAME, TAKE = data_set()
+ROUGE = np.where(np.arange(ROWS) % 4 == 0, np.linspace(0, 1, ROWS), np.nan)
+
+
+def reviewed(split: str, frame: pd.DataFrame = FRAME) -> pd.DataFrame:
+    return frame[(frame["split"] == split) & (frame["source"] == "sme")]
+
+
+def weights(rows: pd.DataFrame) -> np.ndarray:
+    return np.asarray(1 / rows["inclusion_probability"].to_numpy())
+
+
+def row_for(**changes: object) -> dict[str, object]:
+    threshold = THRESHOLD.model_copy(update=changes)
+    return listening_row(FRAME, TAKE, "linear", PARAMS.probe, threshold, RESAMPLES, ROUGE)
+
+
+@pytest.fixture(scope="module")
+def row() -> dict[str, object]:
+    return row_for()
+
+
+@pytest.fixture(scope="module")
+def probe_of_all() -> pd.Series:
+    """Every row's confidence by a probe that was trained on the training split."""
+    train = FRAME[FRAME["split"] == "train"]
+    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    return pd.Series(predict_confidence(fitted.probe, TAKE(FRAME.index)).numpy(), FRAME.index)
+
+
+def test_a_place_is_judged_as_the_served_probe_is(row: dict[str, object], probe_of_all: pd.Series) -> None:
+    """Threshold from the validation split, all else of the reviewed hold-out, weighted."""
+    validation, holdout = reviewed("validation"), reviewed("holdout")
+    tuned = tune_threshold(
+        probe_of_all[validation.index].to_numpy(),
+        validation["correct"].to_numpy(),
+        THRESHOLD,
+        metrics.row_weights(validation["inclusion_probability"].to_numpy()),
+    )
+    assert row["threshold"] == tuned.threshold and row["note"] == ""
+    confidence, correct, weight = probe_of_all[holdout.index], holdout["correct"], weights(holdout)
+    assert row["auroc"] == pytest.approx(roc_auc_score(correct, confidence, sample_weight=weight))
+    shown = (confidence >= tuned.threshold).to_numpy()
+    assert 0 < shown.sum() < len(shown)
+    assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
+    assert row["mask_rate"] == pytest.approx(weight[~shown].sum() / weight.sum())
+    rouge = ROUGE[holdout.index - 100]
+    known = ~np.isnan(rouge)
+    assert row["rouge_displayed"] == pytest.approx(np.average(rouge[known & shown], weights=weight[known & shown]))
+    assert row["rouge_masked"] == pytest.approx(np.average(rouge[known & ~shown], weights=weight[known & ~shown]))
+    assert row["rouge_masked_answers"] == (known & ~shown).sum()
+
+
+def test_an_answer_is_out_of_fold_where_the_place_is_judged_on_training_answers(
+    row: dict[str, object], probe_of_all: pd.Series
+) -> None:
+    judged = reviewed("train")
+    train = FRAME[FRAME["split"] == "train"]
+    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    held_out = pd.Series(fitted.out_of_fold, train.index)[judged.index]
+    assert row["out_of_fold"] == pytest.approx(
+        roc_auc_score(judged["correct"], held_out, sample_weight=weights(judged))
+    )
+    seen = roc_auc_score(judged["correct"], probe_of_all[judged.index], sample_weight=weights(judged))
+    assert isinstance(row["out_of_fold"], float) and row["out_of_fold"] < seen
+
+
+def test_where_the_target_is_out_of_reach_there_is_a_note_and_no_threshold(row: dict[str, object]) -> None:
+    found = row_for(target=0.999, min_shown=40)
+    assert str(found["note"]).startswith("no threshold reaches precision 0.999 on ") and "\n" not in str(found["note"])
+    assert found.keys() == {"out_of_fold", "auroc", "auroc_low", "auroc_high", "note"}
+    assert all(found[name] == row[name] for name in ("out_of_fold", "auroc", "auroc_low", "auroc_high"))
+
+
+def test_labels_of_other_splits_than_train_reach_no_probe(row: dict[str, object]) -> None:
+    turned = FRAME.assign(correct=FRAME["correct"].where(FRAME["split"] == "train", 1 - FRAME["correct"]))
+    found = listening_row(
+        turned, TAKE, "linear", PARAMS.probe, THRESHOLD.model_copy(update={"target": 0.05}), RESAMPLES, ROUGE
+    )
+    assert found["out_of_fold"] == row["out_of_fold"]
+    # Nearly all of what the probe knows is now wrong.
+    assert isinstance(row["auroc"], float) and found["auroc"] < 0.4 < 0.6 < row["auroc"]
+
+
+def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:
+    holdout = reviewed("holdout")
+    confidence = np.random.default_rng(2).random(len(holdout))
+    found = auroc_with_interval(holdout, confidence, RESAMPLES)
+    assert found["auroc_low"] < found["auroc"] < found["auroc_high"]
+    assert found == auroc_with_interval(holdout, confidence, RESAMPLES)
+    one = auroc_with_interval(holdout.assign(group="g"), confidence, RESAMPLES)
+    assert one["auroc"] == pytest.approx(found["auroc"]) and np.isnan(one["auroc_low"]) and np.isnan(one["auroc_high"])
+
+
+def left_out(frame: pd.DataFrame, confidence: pd.Series, min_rows: int = 15) -> dict[str, dict[str, object]]:
+    rows = left_out_rows(frame, TAKE, "linear", PARAMS.probe, RESAMPLES, min_rows, confidence)
+    names = [str(row.pop("product")) for row in rows]
+    assert names == sorted(set(names))
+    return dict(zip(names, rows, strict=True))
+
+
+def test_a_product_that_was_never_trained_on_is_known_less_well(probe_of_all: pd.Series) -> None:
+    """What is right of the odd products is told by a state that tells nothing of the others."""
+    found = left_out(FRAME, probe_of_all)
+    assert list(found) == ["cards", "odd", "rare"]
+    odd = reviewed("holdout")[lambda rows: rows["product"] == "odd"]
+    own = roc_auc_score(odd["correct"], probe_of_all[odd.index], sample_weight=weights(odd))
+    assert found["odd"]["auroc_trained_on_all"] == pytest.approx(own) and own > 0.8
+    assert isinstance(found["odd"]["auroc"], float) and found["odd"]["auroc"] < 0.65
+    train = FRAME[(FRAME["split"] == "train") & (FRAME["product"] != "odd")]
+    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
+    without = predict_confidence(fitted.probe, TAKE(odd.index))
+    expected = roc_auc_score(odd["correct"], without, sample_weight=weights(odd))
+    assert found["odd"]["auroc"] == pytest.approx(expected)
+    assert (found["odd"]["rows"], found["odd"]["note"]) == (len(odd), "")
+
+
+def test_too_few_answers_about_a_product_are_not_judged(probe_of_all: pd.Series) -> None:
+    found = left_out(FRAME, probe_of_all, min_rows=30)
+    few = reviewed("holdout")["product"].value_counts()["rare"]
+    assert found["rare"] == {"rows": few, "note": "fewer than 30 answers: not judged"} and few < 30
+    assert found["cards"]["note"] == ""
+
+
+def test_a_product_of_all_that_is_trained_on_cannot_be_left_out(probe_of_all: pd.Series) -> None:
+    alone = FRAME.assign(product="cards")
+    (found,) = left_out(alone, probe_of_all).values()
+    assert "bring feedback" in str(found["note"]) and "auroc" not in found
+
+
+def test_a_product_with_answers_of_one_kind_says_why_it_has_no_figure(probe_of_all: pd.Series) -> None:
+    right = FRAME.assign(correct=FRAME["correct"].where(FRAME["product"] != "odd", 1))
+    found = left_out(right, probe_of_all)["odd"]
+    assert "one class only" in str(found["note"])
+    assert np.isnan(np.array([found.get(name, np.nan) for name in ("auroc", "auroc_trained_on_all")], float)).all()
+
+
+def test_answers_about_no_product_are_trained_on_and_not_listed(probe_of_all: pd.Series) -> None:
+    unknown = FRAME.assign(product=FRAME["product"].where(FRAME["product"] != "rare", None))
+    found, whole = left_out(unknown, probe_of_all), left_out(FRAME, probe_of_all)
+    assert list(found) == ["cards", "odd"] and found["odd"] == pytest.approx(whole["odd"])
+    assert left_out(FRAME.assign(product=None), probe_of_all) == {}

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.config.params import Architecture, load_params
+from abstain.learning.estimators.fusion import Fusion
+from abstain.learning.estimators.onnx_probe import OnnxProbe
+from abstain.learning.estimators.probes.base import Probe, predict_confidence
+from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.evaluation.score_table import Scorers
+from tests.conftest import ROOT
+from tests.learning.estimators.builders import write_mean_probe
+from tests.tolerance import assert_near
+
+D = 6
+ZOO_NAMES: tuple[Architecture, ...] = ("linear", "lstm")
+FUSED = ("linear", "entropy", "lstm")
+
+
+def random_probe(architecture: Architecture, seed: int) -> Probe:
+    torch.manual_seed(seed)
+    probe = ZOO[architecture].kind.of(D, load_params(ROOT / "params.yaml").probe)
+    with torch.no_grad():
+        for weights in probe.parameters():
+            weights.normal_(std=0.5)
+    probe.architecture = architecture
+    return probe.eval()
+
+
+@pytest.fixture(scope="module")
+def scorers(tmp_path_factory: pytest.TempPathFactory) -> Scorers:
+    """The served file is another probe than the zoo's linear one, so that it can be told which of them is asked."""
+    file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
+    fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
+    zoo = {name: random_probe(name, seed) for seed, name in enumerate(ZOO_NAMES)}
+    return Scorers(OnnxProbe(file), zoo, fusion, base_rate=0.6)
+
+
+def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
+    generator = torch.Generator().manual_seed(3)
+    states = [torch.randn(1 + at % 3, D, generator=generator) for at in range(rows)]
+    index = pd.Index([10 * at for at in range(rows)])
+    signals = {"entropy": np.linspace(0.1, 0.9, rows), "length_only": 0.5}
+    return states, pd.DataFrame(signals, index)
+
+
+def test_the_served_probe_stands_there_once_with_the_confidences_of_its_file(scorers: Scorers) -> None:
+    states, signals = made_up(7)
+    table = scorers.table(states, signals)
+    assert list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
+    assert table.index.equals(signals.index) and set(table.dtypes) == {np.dtype(float)}
+    expected = [1 / (1 + np.exp(-float(row.mean()))) for row in states]
+    np.testing.assert_allclose(table["probe"], expected, rtol=1e-6)
+    assert_near(table["probe"], scorers.served.confidence(states))
+    assert_near(table["lstm"], predict_confidence(scorers.zoo["lstm"], states))
+    pd.testing.assert_frame_equal(table[list(signals)], signals)
+    assert (table["base_rate"] == 0.6).all()
+
+
+def test_the_fusion_listens_to_the_probes_that_it_was_fitted_with(scorers: Scorers) -> None:
+    """To the zoo's own, not to the file: it learnt from out-of-fold confidences of that architecture."""
+    states, signals = made_up(7)
+    linear, lstm = (predict_confidence(scorers.zoo[name], states).numpy().astype(float) for name in ZOO_NAMES)
+    odds = [np.log(p / (1 - p)) for p in (linear, signals["entropy"].to_numpy(), lstm)]
+    z = 0.1 + 0.5 * odds[0] + 1.0 * odds[1] - 0.25 * odds[2]
+    np.testing.assert_allclose(scorers.table(states, signals)["fusion"], 1 / (1 + np.exp(-z)))
+
+
+def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: Scorers) -> None:
+    states, signals = made_up(7)
+    whole = scorers.table(states, signals)
+    signals.iloc[2, 0] = np.nan
+    table = scorers.table(states, signals)
+    assert table.isna().sum().to_dict() == dict.fromkeys(table, 0) | {"entropy": 1}
+    others = [name for name in table if name not in ("entropy", "fusion")]
+    pd.testing.assert_frame_equal(table[others], whole[others])
+    assert np.isclose(table["fusion"], whole["fusion"]).tolist() == [at != 2 for at in range(7)]
+
+
+def test_of_no_answers_there_is_an_empty_table(scorers: Scorers) -> None:
+    states, signals = made_up(0)
+    table = scorers.table(states, signals)
+    assert table.shape == (0, 6) and list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
+
+
+def test_what_each_of_them_is(scorers: Scorers) -> None:
+    states, signals = made_up(2)
+    assert scorers.architecture == "linear"
+    assert scorers.kinds(list(scorers.table(states, signals))) == {
+        "probe": "served probe",
+        "fusion": "fusion",
+        "entropy": "signal",
+        "length_only": "baseline",
+        "lstm": "probe",
+        "base_rate": "baseline",
+    }

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain.learning.evaluation.slices import Scored, slice_table, strata
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import bootstrap
+from tests.learning.evaluation.builders import grouped
+
+CORRECT, CONFIDENCE, GROUPS = grouped(400, 60, 0)
+WEIGHT = np.where(np.arange(400) % 3 == 0, 0.5, 1.0)
+SCORED = Scored(CORRECT, np.log(CONFIDENCE), CONFIDENCE, CONFIDENCE >= 0.6, GROUPS, WEIGHT)
+PRODUCT = pd.DataFrame({"product": pd.Categorical(np.array(["gold", "blue"])[np.arange(400) % 2], ["gold", "blue"])})
+
+
+def table(scored: Scored = SCORED, by: pd.DataFrame = PRODUCT, min_rows: int = 20) -> pd.DataFrame:
+    return slice_table(scored, by, draws=100, seed=3, min_rows=min_rows).set_index("slice")
+
+
+def test_every_figure_is_that_of_the_slices_own_rows() -> None:
+    found = table()
+    assert found["stratum"].tolist() == ["product"] * 2
+    assert list(found.index) == ["gold", "blue"]
+    for name in ("gold", "blue"):
+        rows = (PRODUCT["product"] == name).to_numpy()
+        correct, weight, shown = CORRECT[rows], WEIGHT[rows], SCORED.shown[rows]
+        row = found.loc[name]
+        assert (row["rows"], row["worth"]) == (200, pytest.approx(metrics.effective_rows(weight)))
+        assert row["base_rate"] == pytest.approx(metrics.mean(correct, weight))
+        assert row["auroc"] == pytest.approx(metrics.auroc(correct, SCORED.confidence[rows], weight))
+        figure = {"": partial(metrics.auroc, correct, SCORED.confidence[rows])}
+        expected = bootstrap(figure, GROUPS[rows], 100, 3, weight)[""].interval
+        assert (row["auroc_low"], row["auroc_high"]) == pytest.approx(expected)
+        assert row["ece"] == pytest.approx(metrics.ece(correct, CONFIDENCE[rows], weight))
+        assert row["brier"] == pytest.approx(metrics.brier(correct, CONFIDENCE[rows], weight))
+        assert row["shown"] == shown.sum()
+        assert row["precision"] == pytest.approx(metrics.mean(correct[shown], weight[shown]))
+        assert row["note"] == ""
+    assert found.loc["gold", "auroc"] != found.loc["blue", "auroc"]
+
+
+def sliced(*sizes: int) -> pd.DataFrame:
+    """400 rows in slices a, b ... of these sizes, the rest in the last."""
+    names = np.repeat(list("abcdef"[: len(sizes) + 1]), [*sizes, 400 - sum(sizes)])
+    return pd.DataFrame({"by": pd.Categorical(names)})
+
+
+def test_a_small_slice_is_shown_and_not_judged() -> None:
+    found = table(replace(SCORED, weight=np.ones(400)), sliced(19, 20))
+    row = found.loc["a"]
+    assert (row["rows"], row["worth"], row["shown"]) == (19, 19, SCORED.shown[:19].sum())
+    assert row[["auroc", "auroc_low", "auroc_high", "ece", "brier", "precision"]].isna().all()
+    assert row["note"] == "fewer than 20 answers: not judged"
+    assert row["base_rate"] == pytest.approx(CORRECT[:19].mean())
+    assert np.isfinite(found.loc["b", "auroc"])
+    assert found.loc["b", "note"] == "fewer than 20 shown answers: precision not judged"
+    assert np.isnan(found.loc["b", "precision"])
+    assert np.isfinite(found.loc["c", "precision"]) and found.loc["c", "note"] == ""
+
+
+def test_many_answers_that_are_worth_few_are_a_small_slice() -> None:
+    heavy = np.full(400, 0.01)
+    heavy[:3] = 1
+    row = table(replace(SCORED, weight=heavy), sliced(100)).loc["a"]
+    assert (row["rows"], row["note"]) == (100, "worth fewer than 20 answers: not judged")
+    assert np.isnan(row["auroc"])
+
+
+def test_a_slice_of_one_class_has_no_auroc_and_says_so() -> None:
+    correct = CORRECT.copy()
+    correct[:100] = 1
+    row = table(replace(SCORED, correct=correct), sliced(100)).loc["a"]
+    assert row["note"] == "one class only"
+    assert row[["auroc", "auroc_low", "auroc_high"]].isna().all()
+    assert row[["ece", "brier", "precision"]].notna().all()
+    assert row["precision"] == 1
+
+
+def test_a_slice_of_one_group_has_no_interval_and_says_so() -> None:
+    groups = GROUPS.copy()
+    groups[:100] = 0
+    row = table(replace(SCORED, groups=groups), sliced(100)).loc["a"]
+    assert row["note"] == "one group only: no interval"
+    assert np.isfinite(row["auroc"]) and np.isnan(row["auroc_low"]) and np.isnan(row["auroc_high"])
+
+
+def test_a_slice_that_the_scorer_says_nothing_of_has_no_figures() -> None:
+    silent = np.where(np.arange(400) < 100, np.nan, SCORED.confidence)
+    unsure = np.where(np.arange(400) < 100, np.nan, CONFIDENCE)
+    shown = unsure >= 0.6
+    row = table(replace(SCORED, confidence=silent, probability=unsure, shown=shown), sliced(100)).loc["a"]
+    assert row["note"] == (
+        "no answer has a score; no answer has a probability; fewer than 20 shown answers: precision not judged"
+    )
+    assert row[["auroc", "auroc_low", "ece", "brier", "precision"]].isna().all()
+    assert row["shown"] == 0
+
+
+def test_strata_are_named_for_people_and_ordered() -> None:
+    found = strata(
+        ["gold", None, "blue", "gold"],
+        [None, None, float("nan"), None],
+        np.array([10, 2, 0, 2]),
+        np.array([5, 6, 7, 80]),
+    )
+    categories = {name: list(found[name].cat.categories) for name in found}
+    assert categories == {
+        "product": ["blue", "gold", "not given"],
+        "line of business": ["not given"],
+        "retrieved chunks": ["0", "2", "10"],
+        "answer length": ["5 to 5 characters", "6 to 6 characters", "7 to 7 characters", "80 to 80 characters"],
+    }
+    assert found["product"].tolist() == ["gold", "not given", "blue", "gold"]
+    assert found["retrieved chunks"].tolist() == ["10", "2", "0", "2"]
+
+
+def test_lengths_fall_into_quartiles_of_all_rows() -> None:
+    lengths = np.random.default_rng(0).permutation(np.arange(1, 401))
+    none = [None] * 400
+    found = strata(none, none, np.zeros(400, int), lengths)["answer length"]
+    assert found.value_counts(sort=False).tolist() == [100] * 4
+    assert list(found.cat.categories) == [f"{n + 1} to {n + 100} characters" for n in (0, 100, 200, 300)]
+    first = found == "1 to 100 characters"
+    assert sorted(lengths[first]) == list(range(1, 101))
+    many_alike = strata(none, none, np.zeros(400, int), np.where(lengths < 300, 8, lengths))["answer length"]
+    assert next(iter(many_alike.cat.categories)) == "8 to 8 characters"
+    assert many_alike.value_counts()["8 to 8 characters"] == 299
+    assert list(strata(none, none, np.zeros(400, int), np.full(400, 8))["answer length"].cat.categories) == [
+        "8 to 8 characters"
+    ]
+    assert strata([], [], np.array([], int), np.array([], int)).empty
+
+
+def test_all_strata_together_hold_every_row_once_each() -> None:
+    generator = np.random.default_rng(1)
+    by = strata(
+        list(generator.choice(["gold", "blue", "red"], 400)),
+        list(generator.choice(["cards", "loans"], 400)),
+        generator.integers(0, 8, 400),
+        generator.integers(3, 120, 400),
+    )
+    found = slice_table(SCORED, by, 50, 0, 20)
+    assert found.groupby("stratum", sort=False)["rows"].sum().tolist() == [400] * 4
+    assert found.groupby("stratum", sort=False)["shown"].sum().tolist() == [SCORED.shown.sum()] * 4
+    judged = found[found["auroc"].notna()]
+    assert len(judged) >= 12
+    assert ((judged["auroc_low"] < judged["auroc"]) & (judged["auroc"] < judged["auroc_high"])).all()

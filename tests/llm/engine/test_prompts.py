@@ -1,0 +1,95 @@
+import pytest
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import Layout, Segment, load_layout
+
+SOURCE = (
+    '- {segment: turn, literal: "Q: "}\n- {segment: question, field: question}\n- {segment: answer, field: answer}\n'
+)
+
+
+def test_render_keeps_the_order_and_tells_literals_from_what_people_wrote() -> None:
+    layout = load_layout("rag-chatml-v1")
+    pass_ = layout.render("Why?", ["one", "two"], "Because.")
+    assert [s.name for s in pass_] == ["instruction", "context", "question_mark", "question", "turn", "answer", "eos"]
+    assert [s.name for s in pass_ if s.literal] == ["instruction", "question_mark", "turn"]
+    assert [s.text for s in pass_ if not s.literal] == ["one\n\ntwo", "Why?", "Because.", ""]
+    assert pass_[-1] == Segment("eos", eos=True)
+
+
+def test_without_an_answer_the_pass_ends_where_the_model_begins() -> None:
+    layout = load_layout("rag-chatml-v1")
+    prompt = layout.render("Why?", [], None)
+    assert prompt == layout.render("Why?", [], "anything")[: len(prompt)]
+    assert prompt[-1].text.endswith("<|im_start|>assistant\n")
+
+
+def test_contexts_are_rendered_in_rank_order() -> None:
+    pass_ = load_layout("rag-plain-v1").render("q", ["first", "second"], "a")
+    assert "first\n\nsecond" in [segment.text for segment in pass_]
+
+
+def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:
+    digest = Layout("a", SOURCE).digest
+    assert digest == Layout("b", "# another comment\n" + SOURCE.replace("\n", "  # here too\n")).digest
+    assert digest != Layout("a", SOURCE.replace("Q: ", "Q:")).digest
+    assert digest != Layout("a", SOURCE.replace("segment: turn", "segment: mark")).digest
+    assert digest != Layout("a", "".join(reversed(SOURCE.splitlines(keepends=True)))).digest
+    assert digest != Layout("a", SOURCE + "- {segment: eos}\n").digest
+    assert len(digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("rag-chatml-v1", "1a7f4f189d7e7afe3a9ca70e47c4fc437f056c1957e8fce380d5f1bde5f65116"),
+        ("rag-plain-v1", "8a47475fcbe57ff9f8841807027b4754e9d53087946948f8eb3999be297ff003"),
+        ("qa-plain-bos-v1", "d3139c9a581a6fdc67d47d8d0e85a540953eb99984346708b96763124fa340fc"),
+    ],
+)
+def test_published_layouts_never_change(name: str, digest: str) -> None:
+    assert load_layout(name).digest == digest
+
+
+@pytest.mark.parametrize("name", ["rag-chatml-v9", "", "../layout"])
+def test_an_unknown_layout_is_an_error_that_lists_the_known_ones(name: str) -> None:
+    with pytest.raises(AbstainError, match=rf"no prompt layout '{name}' in .*: there are ") as caught:
+        load_layout(name)
+    known = str(caught.value).rpartition(": there are ")[2].split(", ")
+    assert known == sorted(known)
+    assert {"qa-plain-bos-v1", "rag-chatml-v1", "rag-plain-v1"} <= {*known}
+    assert all(load_layout(one).name == one for one in known)
+
+
+def test_a_layout_can_begin_with_bos_and_end_an_answer_with_a_text_of_its_own() -> None:
+    pass_ = load_layout("qa-plain-bos-v1").render("Why?", ["one"], "Because.")
+    assert pass_[0] == Segment("bos")
+    assert [segment.name for segment in pass_ if segment.bos] == ["bos"]
+    assert pass_[-1] == Segment("eos", "\n\n", literal=True)
+    assert not any(segment.eos for segment in pass_)
+    asked = load_layout("after-qa-plain-bos-v1", "questions").render("Why?", ["one"], "Because.")
+    assert "".join(segment.text for segment in (*pass_, *asked)).endswith(
+        "Question:\nWhy?\nAnswer:\nBecause.\n\n"
+        "Question:\nIs the provided Response correct? Answer only Yes or No.\nAnswer:\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("Elsa Varga\n\nContext:\nThe", "Elsa Varga"),
+        ("one line\nand another\n\n\nContext:", "one line\nand another"),
+        ("Elsa Varga", "Elsa Varga"),
+        ("", ""),
+    ],
+)
+def test_an_answer_ends_where_the_layout_says(written: str, answer: str) -> None:
+    assert load_layout("qa-plain-bos-v1").answer_in(written) == answer
+    for by_eos in ("rag-plain-v1", "rag-chatml-v1"):
+        assert load_layout(by_eos).answer_in(written) == written
+
+
+def test_a_bos_that_a_layout_spells_is_that_text() -> None:
+    spelt, own = Layout("a", '- {segment: bos, literal: "<s>"}\n- {segment: bos}\n').render("q", [], None)
+    assert (spelt, spelt.bos) == (Segment("bos", "<s>", literal=True), False)
+    assert (own, own.bos) == (Segment("bos"), True)

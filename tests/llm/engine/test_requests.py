@@ -1,0 +1,443 @@
+"""The asks that need probabilities: NLL, choices, answers; alone, together, packed and padded."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine import engine, vocabulary
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.incremental_decoder import Stepper
+from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.prompts import Pass, load_layout
+from abstain.llm.engine.requests import NLL, Choices, Generate, Request, States, relevant
+from abstain.llm.engine.tokenization import encode_pass
+from tests.llm.builders import WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
+
+FAMILIES = ["llama", "gemma3", "gpt2", "opt"]
+TOLERANCE = 1e-4
+PROMPT = slice(None, -2)  # a pass without its answer and EOS
+
+
+@cache
+def shared_model(family: str = "llama") -> LoadedModel:
+    return tiny_model(family)
+
+
+def log_probabilities(loaded: LoadedModel, ids: list[int]) -> Tensor:
+    """(tokens, vocabulary), by a plain forward of one row."""
+    with torch.inference_mode():
+        return loaded.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+
+def surprise(loaded: LoadedModel, ids: list[int]) -> Tensor:
+    """(tokens, 2): NLL and entropy, nan for the first token, which nothing predicts."""
+    log_p = log_probabilities(loaded, ids)
+    nll = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    entropy = -(log_p.exp() * log_p).sum(-1)[:-1]
+    return torch.cat([torch.full((1, 2), float("nan")), torch.stack([nll, entropy], 1)])
+
+
+def greedy(loaded: LoadedModel, prompt: Pass, steps: int) -> list[int]:
+    """Greedy decoding by plain forwards of one row, without a cache."""
+    ids = list(encode_pass(loaded.tokenizer, prompt).ids)
+    start = len(ids)
+    for _ in range(steps):
+        token = int(log_probabilities(loaded, ids)[-1].argmax())
+        if token == loaded.tokenizer.eos_token_id:
+            break
+        ids.append(token)
+    return ids[start:]
+
+
+def run(loaded: LoadedModel, ask: Any, passes: dict[str, Pass], packed: bool | None = None, tokens: int = 4096) -> Any:
+    return dict(Engine(loaded, tokens, packed).run({key: Request(p, ask, f"row {key}") for key, p in passes.items()}))
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nll_and_entropy_equal_those_of_a_plain_forward(family: str, packed: bool) -> None:
+    loaded = shared_model(family)
+    for segments in (("answer", "eos"), ("question",), ("instruction", "context"), ("context",)):
+        found = run(loaded, NLL(segments), tiny_passes(), packed, tokens=130)
+        for key, pass_ in tiny_passes().items():
+            encoded = encode_pass(loaded.tokenizer, pass_)
+            expected = surprise(loaded, encoded.ids)[slice(*encoded.span(*segments))]
+            close(found[key], expected)
+            assert found[key].dtype == torch.float32
+
+
+def test_the_first_token_of_a_pass_is_predicted_by_nothing() -> None:
+    found = run(shared_model(), NLL(("instruction",)), {"a": tiny_pass()})["a"]
+    assert torch.isnan(found[0]).all() and torch.isfinite(found[1:]).all()
+
+
+def test_an_empty_segment_has_no_nll() -> None:
+    assert run(shared_model(), NLL(("context",)), {"a": tiny_pass(context="")})["a"].shape == (0, 2)
+    assert len(run(shared_model(), States(2), {"a": tiny_pass(answer="")})["a"]) == 1  # EOS alone
+    nothing = run(shared_model(), States(2, segments=("context",)), {"a": tiny_pass(context="")})["a"]
+    assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_choices_are_next_token_probabilities(family: str, packed: bool) -> None:
+    loaded = shared_model(family)
+    found = run(loaded, Choices(("Y", "N", "<|im_end|>")), tiny_passes(), packed)
+    tokens = [loaded.tokenizer.encode(text)[0] for text in ("Y", "N", "<|im_end|>")]
+    for key, pass_ in tiny_passes().items():
+        expected = log_probabilities(loaded, encode_pass(loaded.tokenizer, pass_).ids)[-1, tokens].exp()
+        close(found[key], expected[:, None])
+
+
+def test_a_choice_is_one_token() -> None:
+    with pytest.raises(AbstainError, match="the choice 'Yes' is 3 tokens of this base model, not one"):
+        run(shared_model(), Choices(("Yes",)), {"a": tiny_pass()})
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(family: str, packed: bool) -> None:
+    loaded = shared_model(family)
+    passes = tiny_passes()
+    prompts = {key: pass_[PROMPT] for key, pass_ in passes.items()}
+    for layer in (2, 4):
+        found = run(loaded, Generate(6, states=States(layer)), prompts, packed, tokens=150)
+        for key, prompt in prompts.items():
+            (answer,) = found[key]
+            expected = greedy(loaded, prompt, 6)
+            assert list(answer.tokens) == expected and answer.ended == (len(expected) < 6)
+            assert answer.text == loaded.tokenizer.decode(expected, skip_special_tokens=True).strip()
+            start = len(encode_pass(loaded.tokenizer, prompt).ids)
+            whole = [*encode_pass(loaded.tokenizer, prompt).ids, *expected, loaded.tokenizer.eos_token_id]
+            with torch.inference_mode():
+                states = loaded.model(torch.tensor([whole]), output_hidden_states=True).hidden_states[layer][0, start:]
+            close(answer.states, states)
+            count = len(answer.log_probs)
+            close(answer.log_probs, -surprise(loaded, whole)[start : start + count, 0])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_choices_are_watched_at_every_step_of_an_answer(family: str, packed: bool) -> None:
+    loaded = shared_model(family)
+    prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
+    offered = ("a", "b", "Z")
+    chosen = [loaded.tokenizer.encode(token, add_special_tokens=False)[0] for token in offered]
+    found = run(loaded, Generate(4, choices=offered), prompts, packed)
+    for key, prompt in prompts.items():
+        (answer,) = found[key]
+        ids = [*encode_pass(loaded.tokenizer, prompt).ids, *answer.tokens]
+        steps = len(answer.log_probs)
+        start = len(ids) - len(answer.tokens) - 1
+        close(answer.choices, log_probabilities(loaded, ids)[start : start + steps, chosen].exp())
+        kept = answer.steps(loaded.tokenizer.eos_token_id)
+        assert kept.shape == (steps, 1 + len(offered))
+        assert kept[:, 0].int().tolist()[: len(answer.tokens)] == list(answer.tokens)
+
+
+def test_choices_are_raw_whatever_is_sampled() -> None:
+    prompt = {"a": tiny_pass()[PROMPT]}
+    (cold,) = run(shared_model(), Generate(1, choices=("a",)), prompt)["a"]
+    (hot,) = run(shared_model(), Generate(1, temperature=5.0, top_p=0.1, choices=("a",)), prompt)["a"]
+    close(cold.choices, hot.choices)
+    assert cold.choices.shape == (1, 1)
+    (none,) = run(shared_model(), Generate(3), prompt)["a"]
+    assert none.choices.shape == (len(none.log_probs), 0)
+
+
+def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
+    prompts = {"a": tiny_pass()[PROMPT]}
+    engines = [Engine(shared_model(), 4096) for _ in range(2)]
+    for one, states in zip(engines, (None, States(2)), strict=True):
+        ((_, (answer,)),) = one.run({"a": Request(prompts["a"], Generate(5, states=states), "a")})
+        assert len(answer.tokens) == 5
+    prompt = len(encode_pass(shared_model().tokenizer, prompts["a"]).ids)
+    assert engines[0].work.forward_tokens == prompt + 4  # the last token has no successor to be asked for
+    assert engines[1].work.forward_tokens == prompt + 6  # with states, it is read, and EOS after it
+
+
+def test_answers_do_not_depend_on_how_many_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
+    together = run(shared_model(), Generate(6), prompts)
+    monkeypatch.setattr(engine, "DECODE_ROWS", 2)
+    apart = run(shared_model(), Generate(6), prompts)
+    assert {key: answer[0].tokens for key, answer in together.items()} == {k: a[0].tokens for k, a in apart.items()}
+    assert set(apart) == set(prompts)
+
+
+def test_samples_are_drawn_under_a_seed_and_follow_the_distribution() -> None:
+    ask = Generate(1, temperature=1.0, samples=400, seed=3)
+    prompt = tiny_pass()[PROMPT]
+    loaded = shared_model()
+    first, again = (run(loaded, ask, {"a": prompt})["a"] for _ in range(2))
+    assert [one.tokens for one in first] == [one.tokens for one in again]
+    other = run(loaded, Generate(1, temperature=1.0, samples=400, seed=4), {"a": prompt})["a"]
+    assert [one.tokens for one in other] != [one.tokens for one in first]
+    p = log_probabilities(loaded, encode_pass(loaded.tokenizer, prompt).ids)[-1].exp()
+    likeliest = int(p.argmax())
+    drawn = sum(one.tokens == (likeliest,) for one in first) / len(first)
+    assert abs(drawn - float(p[likeliest])) < 0.1
+    assert len({one.tokens for one in first}) > 5
+
+
+def test_top_p_leaves_out_the_tail() -> None:
+    prompt, loaded = tiny_pass()[PROMPT], shared_model()
+    p = log_probabilities(loaded, encode_pass(loaded.tokenizer, prompt).ids)[-1].exp()
+    narrow = run(loaded, Generate(1, temperature=1.0, top_p=float(p.max()) / 2, samples=30), {"a": prompt})["a"]
+    assert {one.tokens for one in narrow} == {(int(p.argmax()),)}
+
+
+def test_all_asks_of_one_pass_cost_one_pass() -> None:
+    loaded, pass_ = shared_model(), tiny_pass()
+    asks: dict[str, Any] = {
+        "states": States(2),
+        "nll": NLL(("answer",)),
+        "context": NLL(("context",)),
+        "yes": Choices(("Y", "N")),
+        "answer": Generate(1),
+    }
+    passes = {name: pass_[PROMPT] if name == "answer" else pass_ for name in asks}
+    together = Engine(loaded, 4096)
+    found = dict(together.run({name: Request(passes[name], ask, name) for name, ask in asks.items()}))
+    encoded = encode_pass(loaded.tokenizer, pass_)
+    assert together.work.forward_tokens == len(encoded.ids)
+    # Rows that are projected: one for each token of answer and context, one at the end, one for the answer to come.
+    lengths = [len(found["nll"]), len(found["context"])]
+    assert together.work.vocabulary_rows == sum(lengths) + 1 + 1
+    for name, ask in asks.items():
+        alone = run(loaded, ask, {name: passes[name]})[name]
+        if isinstance(alone, list):
+            assert alone[0].tokens == found[name][0].tokens
+        else:
+            close(found[name], alone)
+
+
+def test_the_vocabulary_is_never_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = shared_model()
+    seen: list[int] = []
+    engine = Engine(loaded, 4096)
+    head = loaded.model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: seen.append(out.shape[0]))
+    monkeypatch.setitem(vocabulary.CHUNK_BYTES, "cpu", 4 * 300 * 7)
+    ask = NLL(("context", "question_mark", "question", "turn", "answer"))
+    found = dict(engine.run({key: Request(pass_, ask, key) for key, pass_ in tiny_passes().items()}))
+    head.remove()
+    assert max(seen) == 7 and len(seen) > 10
+    for key, pass_ in tiny_passes().items():
+        encoded = encode_pass(loaded.tokenizer, pass_)
+        close(found[key], surprise(loaded, encoded.ids)[slice(*encoded.span("context", "answer"))])
+
+
+def test_what_comes_after_the_last_segment_asked_for_is_cut_off() -> None:
+    pass_ = tiny_pass()
+    assert relevant(pass_, States(2, segments=("question",))) == pass_[:4]
+    assert relevant(pass_, NLL(("answer",))) == pass_[:-1]
+    assert relevant(pass_, Choices(("Y",))) == pass_
+    with pytest.raises(AbstainError, match="no segment 'hint' in the prompt layout: it has instruction, context"):
+        relevant(pass_, NLL(("hint",)))
+
+
+def test_a_prompt_needs_room_for_its_answer() -> None:
+    room = WINDOW - len(encode_pass(shared_model().tokenizer, tiny_pass(context="")[PROMPT]).ids)
+    fits, over = (tiny_pass(context="x" * length)[PROMPT] for length in (room - 5, room - 4))
+    assert run(shared_model(), Generate(5), {"a": fits})
+    with pytest.raises(AbstainError, match=f"^row a: {WINDOW + 1} tokens are more than the {WINDOW} that tiny-llama"):
+        run(shared_model(), Generate(5), {"a": over})
+
+
+def test_a_tokenizer_without_eos_answers_but_has_no_states_to_end_with() -> None:
+    loaded = LoadedModel(shared_model().ref, shared_model().model, byte_tokenizer(eos=False))
+    prompt = tiny_pass()[PROMPT]
+    (answer,) = run(loaded, Generate(3), {"a": prompt})["a"]
+    assert len(answer.tokens) == 3 and not answer.ended
+    with pytest.raises(AbstainError, match="no EOS token, after which an answer's states are read"):
+        run(loaded, Generate(3, states=States(2)), {"a": prompt})
+
+
+def test_an_empty_pass_is_refused_by_name() -> None:
+    with pytest.raises(AbstainError, match="row a: a pass without any tokens"):
+        run(shared_model(), Generate(3), {"a": ()})
+
+
+def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    honest = Stepper.read
+
+    def watched(self: Stepper, tokens: Any, taps: Any) -> Any:
+        widths.append(len(tokens))
+        return honest(self, tokens, taps)
+
+    monkeypatch.setattr(Stepper, "read", watched)
+    prompts = {f"{n}": tiny_pass(context="c" * n)[PROMPT] for n in range(4)}
+    asks = {key: Generate(2 if key != "0" else 9) for key in prompts}
+    found = dict(Engine(shared_model(), 4096).run({k: Request(p, asks[k], k) for k, p in prompts.items()}))
+    assert widths[0] == 4 and widths[-1] == 1
+    assert [len(found[key][0].tokens) for key in sorted(found)] == [9, 2, 2, 2]
+
+
+def every_answer(loaded: LoadedModel, prompt: Pass, tokens: list[int], most: int) -> dict[tuple[int, ...], float]:
+    """Mean log-probability of all answers of at most `most` of `tokens`, ended by EOS or by the limit."""
+    ids, eos = encode_pass(loaded.tokenizer, prompt).ids, loaded.tokenizer.eos_token_id
+    found: dict[tuple[int, ...], float] = {}
+    grow: list[tuple[tuple[int, ...], list[float]]] = [((), [])]
+    while grow:
+        answer, log_probs = grow.pop()
+        log_p = log_probabilities(loaded, [*ids, *answer])[-1]
+        found[answer, True] = (sum(log_probs) + float(log_p[eos])) / (len(log_probs) + 1)  # type: ignore[index]
+        for token in tokens:
+            longer, of_longer = (*answer, token), [*log_probs, float(log_p[token])]
+            if len(longer) == most:
+                found[longer, False] = sum(of_longer) / most  # type: ignore[index]
+            else:
+                grow.append((longer, of_longer))
+    return found
+
+
+def test_a_wide_beam_finds_the_likeliest_answer_that_contains_a_text() -> None:
+    """Against all answers there are, of a model whose vocabulary is cut to five tokens by its logits."""
+    loaded = tiny_model(seed=5)
+    letters = [loaded.tokenizer.encode(letter)[0] for letter in "abcd"]
+    allowed = [*letters, loaded.tokenizer.eos_token_id]
+    head = loaded.model.get_output_embeddings()
+    off = torch.full((300,), -1e4)
+    off[allowed] = 0.0
+    head.register_forward_hook(lambda _m, _i, out: out + off)
+    prompt = tiny_pass()[PROMPT]
+    answers = every_answer(loaded, prompt, letters, 3)
+    wanted = tuple(loaded.tokenizer.encode("cd"))
+    for contains in ((), ("cd",), ("da", "cd")):
+        phrases = [tuple(loaded.tokenizer.encode(text)) for text in contains]
+        fits = {
+            key: score
+            for key, score in answers.items()
+            if not phrases or any(key[0][n : n + 2] == phrase for phrase in phrases for n in (0, 1))  # type: ignore[index]
+        }
+        best = max(fits, key=fits.__getitem__)
+        (found,) = run(loaded, Generate(3, beams=200, contains=contains), {"a": prompt})["a"]
+        assert (found.tokens, found.ended) == best
+        assert float(found.log_probs.mean()) == pytest.approx(fits[best], abs=1e-4)
+    narrow = run(loaded, Generate(3, beams=4, contains=("cd",), samples=3), {"a": prompt})["a"]
+    assert 1 <= len(narrow) <= 3
+    assert all(wanted in (one.tokens[:2], one.tokens[1:3]) for one in narrow)
+    scores = [float(one.log_probs.mean()) for one in narrow]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_beams_share_a_prompt_with_other_asks(packed: bool) -> None:
+    prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
+    asks = {"beam": Generate(4, beams=3), "greedy": Generate(4), "one": Generate(4, beams=1)}
+    found: Any = dict(engine.run({key: Request(prompt, ask, key) for key, ask in asks.items()}))
+    assert found["one"][0].tokens == found["greedy"][0].tokens
+    assert float(found["beam"][0].log_probs.mean()) >= float(found["greedy"][0].log_probs.mean()) - 1e-5
+
+
+def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
+    with pytest.raises(AbstainError, match="has more tokens than the 3 of an answer: allow more"):
+        run(shared_model(), Generate(3, beams=2, contains=("concept",)), {"a": tiny_pass()[PROMPT]})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"contains": ("a",)},
+        {"beams": 2, "temperature": 1.0},
+        {"beams": 2, "states": States(1)},
+        {"beams": 2, "choices": ("a",)},
+        {"samples": 2},
+        {"max_new_tokens": 0},
+        {"top_p": 0.0},
+        {"temperature": 1e-9},
+        {"seed": 2**62},
+    ],
+)
+def test_asks_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="beam|token|top_p|seed"):
+        Generate(**wrong)
+
+
+def test_segments_that_do_not_follow_each_other_are_asked_for_one_by_one() -> None:
+    for segments in (("answer", "question"), ("context", "question")):
+        with pytest.raises(AbstainError, match="do not follow each other in the prompt layout"):
+            relevant(tiny_pass(), NLL(segments))
+    with pytest.raises(ValueError, match="a choice needs tokens"):
+        Choices(())
+
+
+def test_logits_that_are_made_in_a_way_nobody_here_knows_are_not_guessed() -> None:
+    """Some families scale their logits after the projection: their states can be read, their probabilities not."""
+    loaded = tiny_model(seed=3)
+    honest = type(loaded.model).forward
+
+    def scaled(self: Any, *given: Any, **named: Any) -> Any:
+        output = honest(self, *given, **named)
+        output.logits = output.logits * 0.25
+        return output
+
+    loaded.model.forward = scaled.__get__(loaded.model)
+    assert len(run(loaded, States(2), {"a": tiny_pass()})["a"]) == len("None.") + 1
+    with pytest.raises(AbstainError, match="tiny-llama does more to its logits than is known here: ask it for states"):
+        run(loaded, NLL(("answer",)), {"a": tiny_pass()})
+
+
+def test_threads_that_share_a_model_wait_for_each_other() -> None:
+    loaded, pass_ = tiny_model(seed=2), tiny_passes()
+    expected = run(loaded, States(2), pass_)
+    engine = Engine(loaded, 150)
+    requests = {key: Request(p, States(2), key) for key, p in pass_.items()}
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: dict(engine.run(requests)), range(12)))
+    for found in results:
+        for key, states in expected.items():
+            close(found[key], states)
+
+
+def test_many_samples_of_long_prompts_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    honest = Stepper.__init__
+
+    def watched(self: Stepper, decoder: Any, ids: Any, keys_values: Any) -> None:
+        widths.append(len(ids))
+        honest(self, decoder, ids, keys_values)
+
+    monkeypatch.setattr(Stepper, "__init__", watched)
+    prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
+    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
+    assert widths == [40, 40, 40]
+    widths.clear()
+    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
+    assert len(widths) >= 2 and sum(widths) == 6
+
+
+REAL = [
+    ("How much is a new Gold card?", ["A replacement for a lost Harbour Gold card costs 12.50 EUR."]),
+    ("How soon does it arrive?", ["A replacement for a lost Harbour Gold card arrives within five working days."]),
+]
+
+
+@pytest.mark.slow
+def test_the_embedded_model_answers_with_the_states_of_two_passes(embedded: LoadedModel) -> None:
+    """An answer and its states from one reading equal those of generating first and reading the answer then."""
+    layout = load_layout("rag-chatml-v1")
+    prompts = {f"{n}": layout.render(question, contexts, None) for n, (question, contexts) in enumerate(REAL)}
+    answers: dict[str, list[Generated]] = run(embedded, Generate(24, states=States(16)), prompts)
+    for n, (question, contexts) in enumerate(REAL):
+        (answer,) = answers[f"{n}"]
+        whole = layout.render(question, contexts, answer.text)
+        assert encode_pass(embedded.tokenizer, whole).ids[-len(answer.tokens) - 1 : -1] == list(answer.tokens)
+        again = run(embedded, States(16), {"a": whole})["a"]
+        assert answer.states is not None and answer.states.shape == again.shape
+        relative = (answer.states - again).norm(dim=-1) / again.norm(dim=-1)
+        assert float(relative.max()) <= 1e-4
+    assert "12.50" in answers["0"][0].text

@@ -1,0 +1,461 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import Segment, load_layout
+from abstain.llm.features import store
+from abstain.llm.features.cache import FeatureCache, Space, pass_key
+from abstain.llm.features.shard import encode
+
+SPACE = Space("tiny@1", "float32", "States(layer=2)", "1")
+
+
+def rows(*keys: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """One row a key; what a key's row is depends on `keys` before it, so ask once and take parts."""
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(n % 3 + 1, 4, generator=generator).to(dtype) for n, key in enumerate(keys)}
+
+
+def part(of: dict[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
+    return {key: of[key] for key in keys}
+
+
+def as_bytes(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def read(cache: FeatureCache, keys: Iterable[str]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    given = [(key, as_bytes(row)) for key, row in cache.read(keys)]
+    assert len({key for key, _ in given}) == len(given)
+    return dict(given)
+
+
+def expected(of: dict[str, Tensor], keys: Iterable[str]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    return {key: as_bytes(of[key]) for key in keys}
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def shard(root: Path) -> Path:
+    """The one shard under `root`."""
+    (found,) = (file for file in files(root) if file.parent.name == SPACE.digest)
+    return found
+
+
+@pytest.fixture(params=["folder", "file://", "memory://"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "memory://":
+        yield f"memory://{uuid.uuid4().hex}"
+        fsspec.filesystem("memory").store.clear()
+    else:
+        yield str(tmp_path) if request.param == "folder" else f"file://{tmp_path}"
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 5), min_size=1, max_size=6),
+    cut=st.integers(0, 6),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    bits=st.randoms(use_true_random=False),
+)
+def test_what_is_put_is_read_back_byte_for_byte(lengths: dict[str, int], cut: int, dtype: torch.dtype, bits) -> None:
+    wanted = {
+        # Any bit pattern, so nan and infinity too: the cache judges nothing.
+        key: torch.tensor(list(bits.randbytes(n * 3 * dtype.itemsize)), dtype=torch.uint8).view(dtype).reshape(n, 3)
+        for key, n in lengths.items()
+    }
+    keys = list(wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = FeatureCache(folder, SPACE)
+        for some in (keys[:cut], keys[cut:]):
+            cache.put(part(wanted, some))
+        for reader in (cache, FeatureCache(folder, SPACE)):
+            assert reader.missing(keys) == []
+            assert reader.lengths(reversed(keys)) == list(reversed(lengths.values()))
+            assert reader.width_dtype() == (3, dtype)
+            assert read(reader, reversed(keys)) == expected(wanted, keys)
+
+
+def test_every_kind_of_root_keeps_what_it_is_given(root: str) -> None:
+    everything = rows(*"abcde")
+    one, other = FeatureCache(root, SPACE), FeatureCache(root, SPACE)
+    one.put(part(everything, "abc"))
+    other.put(part(everything, "cde"))
+    assert one.missing("abcde") == ["d", "e"]  # it sees what was there when it was opened, and its own
+    one.refresh()
+    for reader in (one, FeatureCache(root, SPACE)):
+        assert reader.missing("abcdef") == ["f"]
+        assert read(reader, "ecba") == expected(everything, "abce")
+    assert FeatureCache(root, replace(SPACE, engine="2")).missing("a") == ["a"]
+
+
+def test_missing_keeps_the_order_and_names_each_key_once(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path, SPACE)
+    cache.put(rows("b", "d"))
+    assert cache.missing(["e", "b", "a", "e", "d", "c", "a"]) == ["e", "a", "c"]
+    assert list(read(cache, ["b", "a", "b"])) == ["b"]
+    with pytest.raises(KeyError):
+        cache.lengths(["b", "a"])
+
+
+def test_opening_a_cache_writes_nothing(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path / "none", SPACE)
+    cache.put({})
+    assert (cache.missing(["a"]), cache.width_dtype(), read(cache, ["a"])) == (["a"], None, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_was_read_does_not_hold_on_to_its_shard(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path, SPACE)
+    cache.put(rows("a", "b"))
+    ((_, first),) = cache.read(["a"])
+    assert first.untyped_storage().nbytes() == first.numel() * first.itemsize
+    first.zero_()
+    assert read(cache, ["a"]) == expected(rows("a", "b"), "a")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"a": torch.zeros(4)},
+        {"a": torch.zeros(1, 4), "b": torch.zeros(1, 5)},
+        {"a": torch.zeros(1, 4), "b": torch.zeros(1, 4, dtype=torch.float16)},
+        {"a": torch.zeros(1, 4, dtype=torch.int64)},
+        {"a": torch.zeros(1, 5)},
+    ],
+)
+def test_rows_of_another_shape_are_refused(tmp_path: Path, wrong: dict[str, Tensor]) -> None:
+    cache = FeatureCache(tmp_path, SPACE)
+    cache.put({"there": torch.zeros(1, 4)})
+    with pytest.raises(ValueError, match="row"):
+        cache.put(wrong)
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_shard_describes_itself_and_equal_shards_are_equal_files(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        FeatureCache(tmp_path / folder, SPACE).put(rows("a", "b"))
+    one, other = (shard(tmp_path / folder) for folder in ("one", "other"))
+    assert one.name == other.name and one.read_bytes() == other.read_bytes()
+    head = one.read_bytes()
+    metadata = json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])["__metadata__"]
+    assert list(metadata) == ["index"]
+    index = json.loads(metadata["index"])
+    assert (index["space"], index["rows"]) == (asdict(SPACE), [["a", 0, 1], ["b", 1, 3]])
+
+
+def in_a_process_that_is_killed_before_renaming(root: Path) -> int:
+    """Put a row in a child whose every rename is its death; its exit status."""
+    child = os.fork()
+    if child == 0:
+        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+        FeatureCache(root, SPACE).put(rows("a", "b"))
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    assert in_a_process_that_is_killed_before_renaming(tmp_path) == signal.SIGKILL
+    assert len(files(tmp_path)) == 1  # what it had written is there, under a name that is not read
+    cache = FeatureCache(tmp_path, SPACE)
+    assert cache.missing(["a", "b"]) == ["a", "b"]
+    cache.put(rows("a", "b"))
+    assert FeatureCache(tmp_path, SPACE).missing(["a", "b"]) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_writer_that_finds_no_space_cleans_up_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    cache = FeatureCache(tmp_path, SPACE)
+    with monkeypatch.context() as patch, pytest.raises(AbstainError, match="no space.*abstain cache prune") as caught:
+        patch.setattr(os, "fsync", full)
+        cache.put(rows("a"))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    assert files(tmp_path) == []
+    assert cache.missing(["a"]) == ["a"]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.system(f"mount -t tmpfs -o size=64k tmpfs {tmp_path} 2>/dev/null") != 0:
+        pytest.skip("mounting a file system needs root")
+    yield tmp_path
+    os.system(f"umount {tmp_path}")
+
+
+def test_a_full_disk_keeps_what_it_has(tiny_disk: Path) -> None:
+    cache = FeatureCache(tiny_disk, SPACE)
+    cache.put(rows("a"))
+    with pytest.raises(AbstainError, match="no space is left"):
+        cache.put({"b": torch.zeros(100_000, 4)})
+    assert files(tiny_disk) == [shard(tiny_disk)]
+    assert read(cache, "ab") == expected(rows("a"), "a")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = FeatureCache(tmp_path / "file", SPACE)
+    with pytest.raises(AbstainError, match="cannot write the feature cache in .*file .*ABSTAIN_FEATURES"):
+        cache.put(rows("a"))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nope://bucket", "nope://bucket: .*ABSTAIN_FEATURES"),
+        ("gs://bucket", "gs://bucket: .*gcsfs"),
+    ],
+)
+def test_a_url_that_nobody_speaks_is_said_at_once(url: str, says: str) -> None:
+    with pytest.raises(AbstainError, match=says) as caught:
+        FeatureCache(url, SPACE)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_s3fs_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", not_installed)
+    with pytest.raises(AbstainError, match=r"s3://bucket: .*`pip install s3fs`"):
+        FeatureCache("s3://bucket", SPACE)
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    with pytest.raises(AbstainError) as caught:
+        FeatureCache("nope://me:secret@host/x", SPACE)
+    assert "secret" not in str(caught.value) and "nope://host/x" in str(caught.value)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def truncated(whole: bytes) -> bytes:
+    return whole[:-1]
+
+
+def with_a_flipped_bit(whole: bytes) -> bytes:
+    return whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
+
+
+def of_another_space(_: bytes) -> bytes:
+    return encode(replace(SPACE, engine="2"), rows("a", "b"))[1]
+
+
+def with_other_rows(_: bytes) -> bytes:
+    return encode(SPACE, rows("x", "y"))[1]
+
+
+def without_index(_: bytes) -> bytes:
+    return save({"states": torch.zeros(2, 4)}, {"other": "thing"})
+
+
+def with_a_broken_index(_: bytes) -> bytes:
+    return save({"states": torch.zeros(2, 4)}, {"index": '{"rows": [["a", 0'})
+
+
+def of_the_old_format(_: bytes) -> bytes:
+    return save({"states": torch.zeros(2, 4)}, {"index": '[["a", 0, 2]]'})
+
+
+def with_an_index_that_points_outside(_: bytes) -> bytes:
+    index = {"space": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""}
+    return save({"states": torch.zeros(2, 4)}, {"index": json.dumps(index)})
+
+
+DAMAGE = {
+    "truncated": truncated,
+    "flipped bit": with_a_flipped_bit,
+    "other space": of_another_space,
+    "other rows": with_other_rows,
+    "no index": without_index,
+    "broken index": with_a_broken_index,
+    "old format": of_the_old_format,
+    "outside": with_an_index_that_points_outside,
+    "empty": lambda whole: b"",
+    "no shard": lambda whole: b"not a shard at all",
+    "only a start": lambda whole: whole[:20],
+    "less than a length": lambda whole: whole[:5],
+    "longer": lambda whole: whole + b"x",
+    "a length as high as it gets": lambda whole: b"\xff" * 8 + whole[8:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(tmp_path: Path, damage, opened: str) -> None:
+    everything = rows("a", "b", "c")
+    cache = FeatureCache(tmp_path, SPACE)
+    cache.put(part(everything, "ab"))
+    bad = shard(tmp_path)
+    cache.put(part(everything, "c"))
+    content = damage(bad.read_bytes())
+    bad.write_bytes(content)
+    if opened == "after":
+        cache = FeatureCache(tmp_path, SPACE)
+    assert read(cache, "abc") == expected(everything, "c")
+    assert cache.missing("abc") == ["a", "b"]
+    assert not bad.exists()
+    assert (tmp_path / "quarantine" / f"{SPACE.digest}-{bad.name}").read_bytes() == content
+    cache.put(part(everything, "ab"))
+    for reader in (cache, FeatureCache(tmp_path, SPACE)):
+        assert read(reader, "abc") == expected(everything, "abc")
+
+
+def test_of_a_row_that_is_stored_twice_the_good_copy_is_taken(root: str) -> None:
+    everything = rows("a", "b", "c")
+    cache = FeatureCache(root, SPACE)
+    cache.put(part(everything, "ab"))
+    cache.put(part(everything, "bc"))
+    fs, base = fsspec.url_to_fs(root)
+    bad = f"{base}/{encode(SPACE, part(everything, 'ab'))[0].name}"
+    fs.pipe_file(bad, with_a_flipped_bit(fs.cat_file(bad)))
+    assert read(cache, "abc") == expected(everything, "bc")
+    assert cache.missing("abc") == ["a"]
+    assert [Path(name).parent.name for name in fs.find(base)].count("quarantine") == 1
+
+
+def test_a_shard_that_another_process_pruned_is_no_damage(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path, SPACE)
+    cache.put(rows("a"))
+    shard(tmp_path).unlink()
+    assert read(cache, "a") == {}
+    assert cache.missing("a") == ["a"]
+    assert files(tmp_path) == []
+
+
+def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = FeatureCache(tmp_path, SPACE)
+    cache.put(rows("a"))
+    reads = [with_a_flipped_bit(shard(tmp_path).read_bytes()), shard(tmp_path).read_bytes()]
+    monkeypatch.setattr(store.LocalStore, "read", lambda *_: reads.pop(0))
+    assert read(cache, "a") == expected(rows("a"), "a")
+    assert files(tmp_path) == [shard(tmp_path)]
+
+
+def test_a_damaged_shard_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FeatureCache(tmp_path, SPACE).put(rows("a"))
+    shard(tmp_path).write_bytes(b"")
+    FeatureCache(tmp_path, SPACE)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "quarantine" in caplog.text and str(tmp_path) in caplog.text
+
+
+# --- many writers -----------------------------------------------------------------------------------------------------
+
+
+def test_two_writers_of_the_same_rows_only_store_them_twice(tmp_path: Path) -> None:
+    one, other = FeatureCache(tmp_path, SPACE), FeatureCache(tmp_path, SPACE)
+    everything = rows("a", "b", "c")
+    one.put(part(everything, "ab"))
+    assert other.missing(["a", "b", "c"]) == ["a", "b", "c"]  # it sees what was there when it was opened
+    other.put(part(everything, "bc"))
+    for reader, keys in ((one, "ab"), (other, "bc"), (FeatureCache(tmp_path, SPACE), "abc")):
+        assert read(reader, keys) == expected(everything, keys)
+
+
+def test_writers_that_race_leave_whole_shards(tmp_path: Path) -> None:
+    everything = rows(*"abcdefgh")
+    children = []
+    for n in range(4):
+        child = os.fork()
+        if child == 0:
+            cache = FeatureCache(tmp_path, SPACE)
+            for _ in range(20):
+                cache.put(part(everything, "abcdefgh"[n : n + 5]))
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert read(FeatureCache(tmp_path, SPACE), "abcdefgh") == expected(everything, "abcdefgh")
+    assert len(files(tmp_path)) == 4
+
+
+def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Host(MemoryFileSystem):
+        protocol = "testhost"
+        store: dict = {}  # noqa: RUF012
+        pseudo_dirs = [""]  # noqa: RUF012
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return super()._strip_protocol(path.removeprefix("testhost://"))
+
+    fsspec.register_implementation("testhost", Host, clobber=True)
+    cache = FeatureCache("testhost://features", SPACE)
+    cache.put(rows("a"))
+    assert read(FeatureCache("testhost://features", SPACE), "a") == expected(rows("a"), "a")
+
+    def half(self: Host, path: str, value: bytes, **_: object) -> None:
+        MemoryFileSystem.pipe_file(self, path, value[: len(value) // 2])
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(Host, "pipe_file", half)
+    with pytest.raises(AbstainError, match=r"testhost://features \(gone\)"):
+        cache.put(rows("b"))
+    assert len(Host.store) == 1
+
+
+# --- spaces and keys --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"model": "tiny@2"}, {"dtype": "bfloat16"}, {"ask": "Nothing()"}, {"engine": "2"}])
+def test_every_field_of_a_space_parts_its_rows(tmp_path: Path, change: dict) -> None:
+    FeatureCache(tmp_path, SPACE).put(rows("a"))
+    other = replace(SPACE, **change)
+    assert other.digest != SPACE.digest
+    assert FeatureCache(tmp_path, other).missing(["a"]) == ["a"]
+    assert FeatureCache(tmp_path, replace(SPACE)).missing(["a"]) == []
+
+
+PASS = load_layout("rag-chatml-v1").render("Why?", ["one", "two"], "Because.")
+
+
+def test_a_key_depends_on_text_and_segments_only() -> None:
+    layout = load_layout("rag-chatml-v1")
+    assert pass_key(PASS) == pass_key(layout.render("Why?", ["one", "two"], "Because."))
+    others = [
+        layout.render("Why", ["one", "two"], "Because."),
+        layout.render("Why?", ["two", "one"], "Because."),
+        layout.render("Why?", ["one", "two"], "Because"),
+        layout.render("Why?", ["one", "two"], None),
+        load_layout("rag-plain-v1").render("Why?", ["one", "two"], "Because."),
+        PASS[:-1],
+        (*PASS[:-1], Segment("eos", "", literal=True)),
+    ]
+    assert len({pass_key(pass_) for pass_ in (PASS, *others)}) == len(others) + 1
+
+
+@given(st.lists(st.text(max_size=4), min_size=2, max_size=2), st.lists(st.text(max_size=4), min_size=2, max_size=2))
+def test_text_cannot_move_between_segments_unseen(one: list[str], other: list[str]) -> None:
+    keys = [pass_key((Segment("question", q), Segment("answer", a))) for q, a in (one, other)]
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_keys_are_the_same_on_every_machine() -> None:
+    assert pass_key((Segment("a", "b"),)) == "3f151d8492eefa14e7e9df087af91d1f796f6a902b061652bce0d643cd1fceb9"
+    assert SPACE.digest == "23b3dd2f501a50c1"

@@ -1,0 +1,250 @@
+"""The feature cache in an object store: a real server of the S3 API, and some that are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import boto3
+import pytest
+import torch
+from s3fs import S3FileSystem
+
+from abstain.core.errors import AbstainError
+from abstain.llm.features import maintenance, remote
+from abstain.llm.features.cache import FeatureCache
+from abstain.llm.features.shard import encode
+from tests.llm.features.test_cache import SPACE, expected, part, read, rows, with_a_flipped_bit
+
+pytestmark = pytest.mark.slow
+
+
+def objects(url: str) -> dict[str, bytes]:
+    client, bucket = boto3.client("s3"), url.removeprefix("s3://").split("/")[0]
+    listed = client.list_objects_v2(Bucket=bucket).get("Contents", [])
+    return {one["Key"]: client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read() for one in listed}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """What is asked of the server: method and range."""
+    made: list[tuple[str, str | None]] = []
+    original = S3FileSystem._call_s3
+
+    async def noted(self: S3FileSystem, method: str, *arguments: dict, **kwargs: object) -> object:
+        ranges = [found["Range"] for found in (kwargs, *arguments) if "Range" in found]
+        made.append((method, str(ranges[0]) if ranges else None))
+        return await original(self, method, *arguments, **kwargs)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", noted)
+    return made
+
+
+def test_two_hosts_write_and_read_one_bucket(s3: str) -> None:
+    url, everything = f"{s3}/some/prefix", rows(*"abcde")
+    one, other = FeatureCache(url, SPACE), FeatureCache(url, SPACE)
+    assert objects(s3) == {}  # opening wrote nothing
+    one.put(part(everything, "abc"))
+    other.put(part(everything, "cde"))
+    other.put(part(everything, "abc"))
+    assert one.missing("abcde") == ["d", "e"]
+    one.refresh()
+    for reader in (one, FeatureCache(f"{url}/", SPACE)):
+        assert reader.missing("abcdef") == ["f"]
+        assert reader.lengths("abcde") == [1, 2, 3, 1, 2]
+        assert read(reader, "abcde") == expected(everything, "abcde")
+    headers = [encode(SPACE, part(everything, keys)) for keys in ("abc", "cde")]
+    assert objects(s3) == {f"some/prefix/{header.name}": content for header, content in headers}
+    assert FeatureCache(f"{s3}/some/pre", SPACE).missing("a") == ["a"]
+
+
+def test_listing_asks_for_headers_only(s3: str, calls: list[tuple[str, str | None]]) -> None:
+    writer = FeatureCache(s3, SPACE)
+    for n in range(5):
+        writer.put({f"{n}": torch.zeros(20_000, 4)})
+    writer.put(
+        {f"long{n:0100}": torch.zeros(0, 4) for n in range(200)}
+    )  # its header is longer than what is asked first
+    calls.clear()
+    reader = FeatureCache(s3, SPACE)
+    assert reader.missing(["0", "4", "5"]) == ["5"]
+    (found,) = maintenance.stats(s3)
+    assert (found.rows, found.shards, found.space) == (205, 6, SPACE)
+    assert sum(len(content) for content in objects(s3).values()) > 5 * 320_000
+    gets = [ranged for method, ranged in calls if method == "get_object"]
+    assert len(gets) == 2 * (6 + 1)
+    for ranged in gets:
+        first, last = str(ranged).removeprefix("bytes=").split("-")
+        assert int(last) < remote.FIRST_BYTES or int(first) == remote.FIRST_BYTES
+    assert {method for method, _ in calls} <= {"list_objects_v2", "get_object"}
+    calls.clear()
+    reader.refresh()
+    assert not [method for method, _ in calls if method == "get_object"]  # it knows them all
+
+
+def test_a_damaged_object_is_moved_and_its_rows_are_missing(s3: str) -> None:
+    everything = rows(*"abc")
+    cache = FeatureCache(s3, SPACE)
+    cache.put(part(everything, "ab"))
+    cache.put(part(everything, "bc"))
+    name, content = encode(SPACE, part(everything, "ab"))[0].name, encode(SPACE, part(everything, "ab"))[1]
+    bad, client = with_a_flipped_bit(content), boto3.client("s3")
+    for broken in (bad, b"", content[:-1], b"none"):
+        client.put_object(Bucket=s3.removeprefix("s3://"), Key=name, Body=broken)
+        if broken != bad:
+            cache = FeatureCache(s3, SPACE)
+        assert read(cache, "abc") == expected(everything, "bc")
+        assert cache.missing("abc") == ["a"]
+        there = objects(s3)
+        assert name not in there and there[f"quarantine/{name.replace('/', '-')}"] == broken
+        cache.put(part(everything, "ab"))
+        assert read(FeatureCache(s3, SPACE), "abc") == expected(everything, "abc")
+
+
+def test_a_reader_sees_whole_shards_only(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a large shard is uploaded in parts there is nothing; when that fails there never was."""
+    monkeypatch.setattr(S3FileSystem._pipe_file, "__defaults__", (5 * 2**20, None, "overwrite"))
+    original, seen, fails = S3FileSystem._call_s3, [], [False]
+
+    async def watched(self: S3FileSystem, method: str, *arguments: dict, **kwargs: object) -> object:
+        if method in ("upload_part", "complete_multipart_upload"):
+            seen.append(len(objects(s3)))
+            if fails[0] and method == "upload_part" and kwargs["PartNumber"] == 2:
+                raise ConnectionResetError("cut off")
+        return await original(self, method, *arguments, **kwargs)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", watched)
+    cache, large = FeatureCache(s3, SPACE), {"large": torch.zeros(800_000, 4)}
+    fails[0] = True
+    with pytest.raises(AbstainError, match="cut off"):
+        cache.put(large)
+    assert objects(s3) == {} and cache.missing(["large"]) == ["large"]
+    fails[0] = False
+    cache.put(large)
+    assert len(seen) >= 5 and set(seen) == {0}
+    assert len(objects(s3)) == 1
+    assert FeatureCache(s3, SPACE).lengths(["large"]) == [800_000]
+
+
+def test_writers_that_race_with_a_connection_from_before_they_forked(s3: str) -> None:
+    everything = rows(*"abcdefgh")
+    cache = FeatureCache(s3, SPACE)
+    cache.put(part(everything, "a"))
+    children = []
+    for n in range(3):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # one that hangs dies
+            for _ in range(3):
+                cache.put(part(everything, "abcdefgh"[n : n + 6]))
+            os._exit(0 if read(cache, "a") == expected(everything, "a") else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
+    cache.refresh()
+    assert read(cache, "abcdefgh") == expected(everything, "abcdefgh")
+
+
+def test_maintenance_of_a_bucket(s3: str) -> None:
+    everything = rows(*"abc")
+    cache = FeatureCache(f"{s3}/f", SPACE)
+    cache.put(part(everything, "ab"))
+    cache.put(part(everything, "c"))
+    name, content = encode(SPACE, part(everything, "c"))[0].name, encode(SPACE, part(everything, "c"))[1]
+    client, bucket = boto3.client("s3"), s3.removeprefix("s3://")
+    client.put_object(Bucket=bucket, Key=f"f/{name}", Body=with_a_flipped_bit(content))
+    client.put_object(Bucket=bucket, Key="f/mine.txt", Body=b"")
+    assert maintenance.verify(f"{s3}/f").damaged == (name,)
+    assert maintenance.verify(f"{s3}/f") == maintenance.Verified(1, ())
+    time.sleep(1.1)  # an object's time has whole seconds
+    assert maintenance.prune(f"{s3}/f", {}, timedelta(days=1)).names == ()
+    gone = maintenance.prune(f"{s3}/f", {SPACE.digest: {"b"}}, timedelta(0))
+    assert gone.names == (f"quarantine/{name.replace('/', '-')}",)
+    assert len(maintenance.prune(f"{s3}/f", {}, timedelta(0)).names) == 1
+    assert list(objects(s3)) == ["f/mine.txt"]
+
+
+def test_a_bucket_that_is_not_there(s3: str) -> None:
+    with pytest.raises(AbstainError, match=f"cannot read the feature cache in {s3}-x/f .*no such bucket.*AWS_"):
+        FeatureCache(f"{s3}-x/f", SPACE)
+    cache = FeatureCache(s3, SPACE)
+    boto3.client("s3").delete_bucket(Bucket=s3.removeprefix("s3://"))
+    with pytest.raises(AbstainError, match=f"cannot write the feature cache in {s3} "):
+        cache.put(rows("a"))
+
+
+def test_no_credentials(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AbstainError, match=r"\(Unable to locate credentials\): check ABSTAIN_FEATURES, .*AWS_"):
+        FeatureCache(s3, SPACE)
+
+
+@pytest.fixture
+def forbidding() -> Iterator[str]:
+    """A server that refuses everything."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address where connecting is answered by nothing at all, as behind a firewall: its queue is full."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        clients = [socket.socket() for _ in range(3)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        time.sleep(0.1)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        for client in clients:
+            client.close()
+
+
+SOON = 8
+"""Seconds: two attempts at a connection, of 4 s each."""
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("http://127.0.0.1:9", "Could not connect"),
+        ("http://no-such-host.invalid", "Could not connect"),
+        ("forbidding", "Access Denied"),
+        ("silent", "timeout"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named_soon(
+    s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, where: str, says: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", where if "://" in where else request.getfixturevalue(where))
+    started = time.monotonic()
+    with pytest.raises(AbstainError, match=says) as caught:
+        FeatureCache(f"{s3}/f", SPACE)
+    assert time.monotonic() - started < 10 * SOON
+    for word in (f"{s3}/f", "ABSTAIN_FEATURES", "AWS_ENDPOINT_URL", "credentials"):
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+    S3FileSystem.clear_instance_cache()

@@ -1,0 +1,258 @@
+"""Contexts perturbed through the cache and its shards, by models of every kind in folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertModel
+
+from abstain.config.params import PerturbationParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context, Interaction
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import kind_of, load, resolve
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import NLL, Perturb, Request
+from abstain.llm.features.compute import RowSource
+from abstain.llm.features.context_perturbation import Perturber
+from abstain.llm.features.shard_job import ASKS, ShardWork, compute, engine_for
+from abstain.llm.perturbation.engines import PerturbationEngine
+from abstain.llm.perturbation.text import shown
+from tasks.fan_out import runner_for
+from tests.llm.builders import WINDOW, save_tiny_model
+from tests.llm.perturbation.builders import KINDS, LONG, TEXTS, engine_of, model_of, save, steps_of
+
+HOW: dict[str, Any] = {"model": None, "where": "random", "when": "iterative", "tokens": 4, "copies": 1, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("models")
+    return {kind: save(model_of(kind), root / kind) for kind in KINDS} | {"bytes": save_tiny_model(root / "bytes")}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+
+
+def perturber(folder: Path, settings: Settings, **how: Any) -> Perturber:
+    return Perturber(PerturbationParams(**HOW | how), str(folder), settings)
+
+
+def interaction(name: str, *texts: str) -> Interaction:
+    return Interaction(
+        interaction_id=name,
+        asked_at="2026-09-01T12:00:00Z",
+        question=f"Question {name}?",
+        answer="5 euros",
+        contexts=tuple(Context(chunk_id=f"doc#{at}", text=text) for at, text in enumerate(texts)),
+        model="m@1",
+    )
+
+
+def texts_of(row: Interaction) -> list[str]:
+    return [one.text for one in row.contexts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_in_a_folder_is_of_its_kind_and_says_the_same(
+    kind: str, folders: dict[str, Path], settings: Settings
+) -> None:
+    loaded = load(resolve(str(folders[kind]), settings), torch.device("cpu"), torch.float32)
+    assert kind_of(loaded.model.config) == kind and type(loaded.model) is type(model_of(kind).model)
+    who = perturber(folders[kind], settings, where="entropy")
+    (found,) = who._steps([interaction("a", LONG)], who.asks[0])
+    expected = steps_of(engine_of(model_of(kind)), {"a": LONG}, who.asks[0])["a"]
+    assert [step[:5] for step in found] == [step[:5] for step in expected]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_changes_and_nothing_else_of_a_row(kind: str, folders: dict[str, Path], settings: Settings) -> None:
+    who = perturber(folders[kind], settings)
+    row = interaction("a", *TEXTS)
+    ((new,),) = who.perturb([row])
+    assert new.model_copy(update={"contexts": row.contexts}) == row
+    assert [one.chunk_id for one in new.contexts] == [one.chunk_id for one in row.contexts]
+    assert texts_of(new) != texts_of(row)
+    parts = who.diffs(row)
+    assert ["".join(part.text for part in one if part.kind != "new") for one in parts] == list(TEXTS)
+    assert ["".join(part.text for part in one if part.kind != "old") for one in parts] == texts_of(new)
+    assert sum(shown(one).count("{+") for one in parts) == 4, "of all chunks together"
+
+
+def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], settings: Settings) -> None:
+    who = perturber(folders["causal"], settings)
+    rows = [interaction("a", LONG), interaction("b", LONG), interaction("c", TEXTS[0], TEXTS[1]), interaction("d")]
+    seen: list[tuple[int, int]] = []
+    assert who.missing(rows) == (3, 2) and [len(keys) for keys in who.keys(rows).values()] == [2]
+    done = who.fill(rows, lambda part, whole: seen.append((part, whole)))
+    assert done.rows == 2 and 0 < done.forward_tokens <= done.pass_tokens and seen[-1] == (2, 2)
+    one, two, apart, empty = who.perturb(rows)[0]
+    assert texts_of(one) == texts_of(two) and one.interaction_id != two.interaction_id
+    assert texts_of(apart) != list(TEXTS[:2]) and empty == rows[3]
+    assert who.fill(rows).rows == 0 and who.missing(rows) == (3, 0)
+    assert Perturber(who.params, who.model, settings).perturb(rows) == who.perturb(rows)
+
+
+def test_copies_are_perturbed_under_seeds_of_their_own(folders: dict[str, Path], settings: Settings) -> None:
+    rows = [interaction("a", LONG)]
+    copies = perturber(folders["causal"], settings, copies=3).perturb(rows)
+    assert len({tuple(texts_of(row)) for (row,) in copies}) == 3
+    assert copies[1] == perturber(folders["causal"], settings, seed=6).perturb(rows)[0]
+    assert perturber(folders["causal"], settings, copies=3).perturb(rows) == copies
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_steps_are_the_first_of_more(kind: str, folders: dict[str, Path], settings: Settings) -> None:
+    rows = [interaction("a", *TEXTS[:2])]
+    alone = perturber(folders[kind], settings, where="entropy", tokens=3)
+    among = replace(alone, longest=6)
+    assert (alone.asks[0].tokens, among.asks[0].tokens) == (3, 6)
+    assert among.perturb(rows) == alone.perturb(rows)
+    assert replace(alone, params=alone.params.model_copy(update={"tokens": 6})).missing(rows) == (1, 0)
+    assert replace(perturber(folders[kind], settings), longest=6).asks[0].tokens == 4, "random steps are others"
+
+
+def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
+    folders: dict[str, Path], settings: Settings
+) -> None:
+    rows = [interaction("a", LONG), interaction("b", "card")]
+    apart = perturber(folders["causal"], settings, where="entropy").perturb(rows)
+    many = perturber(folders["causal"], settings, where="entropy", tokens=9)
+    assert many.fill(rows).rows == 2
+    few = replace(perturber(folders["causal"], settings, where="entropy"), longest=9)
+    assert few.fill(rows).rows == 0 and few.perturb(rows) == apart != many.perturb(rows)
+    assert few.count(rows)["fewer"] == 1
+    for how in ({"where": "random"}, {"where": "entropy", "when": "single_shot"}):
+        other = replace(perturber(folders["causal"], settings, **how), longest=9)
+        assert [ask.tokens for ask in other.asks] == [4], "other places would be drawn, or filled otherwise"
+
+
+def test_what_is_special_about_a_row_is_counted(folders: dict[str, Path], settings: Settings) -> None:
+    long = "card " * WINDOW
+    rows = [
+        interaction("a", LONG),
+        interaction("b"),
+        interaction("c", long),
+        interaction("d", "card"),
+        interaction("e", "🎈"),
+    ]
+    causal = perturber(folders["causal"], settings)
+    assert causal.count(rows) == {"empty": 1, "too_long": 1, "fewer": 2, "not_reproduced": 0}
+    (changed,) = causal.perturb(rows)
+    assert [new == old for new, old in zip(changed, rows, strict=True)] == [False, True, True, False, True]
+    assert perturber(folders["masked"], settings).count(rows) == {
+        "empty": 1,
+        "too_long": 1,
+        "fewer": 2,
+        "not_reproduced": 2,  # it writes no capitals, and knows no balloon
+    }
+    t5 = perturber(folders["seq2seq"], settings, tokens=2)
+    assert t5.count(rows) == {"empty": 1, "too_long": 0, "fewer": 2, "not_reproduced": 1}
+    assert causal.count([]) == dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
+
+
+def test_the_base_model_may_have_another_tokenizer(folders: dict[str, Path], settings: Settings) -> None:
+    """What comes back is text, and the same text for whoever reads it."""
+    row = interaction("a", TEXTS[2])
+    ((new,),) = perturber(folders["seq2seq"], settings).perturb([row])
+    (text,) = texts_of(new)
+    request = Request((Segment("chunk", text),), NLL(("chunk",)), "a")
+    ((_, result),) = RowSource(str(folders["bytes"]), settings).read([request])
+    assert len(result) == len(text.encode())
+
+
+@pytest.mark.parametrize("kind", ["masked", "seq2seq"])
+def test_a_perturbation_model_is_no_base_model(kind: str, folders: dict[str, Path], settings: Settings) -> None:
+    source = RowSource(str(folders[kind]), settings)
+    with pytest.raises(AbstainError, match=r"is no causal language model, as a base model is: change llm.model$"):
+        source.engine()
+    with pytest.raises(AbstainError, match=rf"^{kind} is no causal language model: it can only perturb contexts$"):
+        list(source.read([Request((Segment("chunk", "a"),), NLL(("chunk",)), "a")]))
+
+
+def test_weights_that_lack_the_head_are_refused(tmp_path: Path, settings: Settings) -> None:
+    """An encoder alone, which transformers would give a head of random weights."""
+    folder = save(model_of("masked"), tmp_path / "encoder")
+    model = BertModel.from_pretrained(folder)
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    with pytest.raises(
+        AbstainError, match=r"^encoder is no language model: its weights lack cls\.[\w.]+; choose another$"
+    ):
+        perturber(folder, settings).fill([interaction("a", LONG)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shard_travels_as_json_and_is_the_same_bytes(kind: str, folders: dict[str, Path], settings: Settings) -> None:
+    assert ASKS["Perturb"] is Perturb
+    who = perturber(folders[kind], settings, where="entropy")
+    rows = [interaction(str(at), text, *TEXTS[:at]) for at, text in enumerate(TEXTS)]
+    (work,) = who._rows.shards(who._requests(rows, who.asks[0]))
+    again = ShardWork.from_json(work.to_json())
+    assert again == work and again.requests[0].ask == who.asks[0]
+    compute(again, settings)
+    first = shards(settings)
+    compute(work, settings)
+    assert shards(settings) == first and len(first) == 1
+    assert who.fill(rows).rows == 0
+    with pytest.raises(AbstainError, match="fetch that revision here"):
+        compute(replace(work, revision="other@0"), settings)
+
+
+def shards(settings: Settings) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(settings.features).rglob("*.safetensors")}
+
+
+def rows_of(count: int) -> Sequence[Interaction]:
+    return [interaction(str(at), f"{LONG} Line {at}.") for at in range(count)]
+
+
+@pytest.mark.slow
+def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_path: Path) -> None:
+    here, there = (Settings(home=tmp_path / name, device="cpu", dtype="float32") for name in ("here", "there"))
+    who = perturber(folders["masked"], there)
+    (work,) = who._rows.shards(who._requests(rows_of(3), who.asks[0]))
+    code = (
+        "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
+        "from abstain.llm.features.shard_job import ShardWork, compute; from abstain.config.settings import Settings\n"
+        "compute(ShardWork.from_json(sys.stdin.read()), "
+        "Settings(home=Path(sys.argv[1]), device='cpu', dtype='float32'))\n"
+    )
+    command = [sys.executable, "-c", code, str(there.home)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, input=work.to_json(), text=True, check=True, env=environment)
+    assert who.fill(rows_of(3)).rows == 0
+    perturber(folders["masked"], here).fill(rows_of(3))
+    assert shards(here) == shards(there)
+
+
+@pytest.mark.slow
+def test_workers_perturb(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = Settings(home=tmp_path / "alone", device="cpu", dtype="float32")
+    shared = Settings(home=tmp_path / "shared", device="cpu", dtype="float32", runner="dask", workers=2)
+    perturber(folders["seq2seq"], alone).fill(rows_of(130))
+    with closing(runner_for(shared)) as runner:
+        done = perturber(folders["seq2seq"], shared).fill(rows_of(130), runner=runner)
+    assert done.rows == 130
+    assert shards(shared) == shards(alone)
+
+
+def test_a_model_that_can_only_perturb_is_loaded_once(folders: dict[str, Path], settings: Settings) -> None:
+    source = RowSource(str(folders["masked"]), settings)
+    one, other = (engine_for(source._work(()), settings) for _ in range(2))
+    assert one is other and isinstance(one, PerturbationEngine)

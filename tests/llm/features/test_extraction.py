@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context, Interaction
+from abstain.core.errors import AbstainError
+from abstain.data.store.state_table import StateTable
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.generation import Generated
+from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.requests import NLL, Generate, Request, States
+from abstain.llm.features import compute as rows
+from abstain.llm.features import shard_job as work
+from abstain.llm.features.extraction import FeatureSource, Prepared, Refused, chunk_nll
+from abstain.llm.features.shard_job import LocalRunner
+from tests.llm.builders import WIDTH, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+
+
+@pytest.fixture
+def source(model: Path, tmp_path: Path) -> FeatureSource:
+    params = LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+    return FeatureSource(params, Settings(home=tmp_path, device="cpu", dtype="float32", batch_tokens=700))
+
+
+@pytest.fixture
+def engine(source: FeatureSource) -> Engine:
+    """The engine that this process runs for `source`: its `work` says what was really computed."""
+    work._engine.cache_clear()
+    return source.engine()
+
+
+def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
+    """What the features stage would write: filled, then read, in order."""
+    source.fill(rows)
+    found = dict(source.read(rows))
+    return [found[at] for at in range(len(rows))]
+
+
+def interaction(n: int, answer: str | None = None, key: str | None = None) -> Interaction:
+    return Interaction(
+        interaction_id=key or f"i-{n}",
+        asked_at="2026-09-01T12:00:00Z",
+        question=f"Question {n}?",
+        answer=answer or "yes " * (n % 5 + 1),
+        contexts=(Context(chunk_id=f"doc#{n}", text="c" * (7 * n % 40 + 1)),),
+        model="m@1",
+    )
+
+
+ROWS = [interaction(n) for n in range(9)]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, engine: Engine) -> None:
+    layout = load_layout("rag-plain-v1")
+    for row, got in zip(ROWS, states_of(source, ROWS), strict=True):
+        pass_ = layout.render(row.question, [context.text for context in row.contexts], row.answer)
+        ((_, expected),) = engine.run({"a": Request(pass_, States(2), "a")})
+        assert got.shape == (len(row.answer.encode()) + 1, WIDTH)
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
+    first = states_of(source, ROWS[2:5])
+    assert (source.missing(ROWS), engine.work.passes) == (6, 3)
+    everything = states_of(source, ROWS)
+    assert engine.work.passes == 9
+    assert same(everything[2:5], first)
+    assert source.missing(ROWS) == 0
+
+
+def test_a_retrain_after_a_hundredth_more_costs_a_hundredth(source: FeatureSource) -> None:
+    """What a run costs in forward tokens is its own to say: 1 % new answers, at most 2 % of a cold run's tokens."""
+
+    def unlike(n: int) -> Interaction:  # contexts that share nothing, so that neither run is cheap by sharing
+        text = hashlib.sha256(str(n).encode()).hexdigest()
+        return interaction(n).model_copy(update={"contexts": (Context(chunk_id=f"doc#{n}", text=text),)})
+
+    known = [unlike(n) for n in range(200)]
+    cold = source.fill(known)
+    warm = source.fill([*known, unlike(500), unlike(501)])
+    assert (cold.rows, warm.rows) == (200, 2)
+    assert 0 < warm.forward_tokens <= 0.02 * cold.forward_tokens
+    assert source.fill(known).forward_tokens == 0
+
+
+def test_the_order_of_the_rows_is_the_callers_whatever_was_cached_when(source: FeatureSource) -> None:
+    states_of(source, [ROWS[7], ROWS[1]])
+    forwards, backwards = states_of(source, ROWS), states_of(source, ROWS[::-1])
+    assert same(forwards, backwards[::-1])
+    assert not torch.equal(forwards[0], forwards[1])
+
+
+def test_the_model_is_not_even_loaded_where_nothing_is_missing(
+    source: FeatureSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = states_of(source, ROWS)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the base model was loaded")
+
+    monkeypatch.setattr(work, "engine_for", refuse)
+    assert same(states_of(source, ROWS), expected)
+    assert states_of(source, []) == []
+    with pytest.raises(AssertionError, match="was loaded"):
+        source.fill([*ROWS, interaction(99)])
+
+
+def test_answers_about_the_same_chunks_are_computed_together(source: FeatureSource) -> None:
+    """Whatever their order: the context that five questions share is run once."""
+    chunks = [Context(chunk_id=f"doc#{n}", text=f"{n} is described here at some length. " * 4) for n in range(3)]
+    asked = [
+        interaction(n).model_copy(update={"contexts": (chunks[n % 3],), "question": f"Question {n}?"})
+        for n in range(15)
+    ]
+    cost = source.fill(asked)
+    assert cost.forward_tokens < 0.5 * cost.pass_tokens
+
+
+def test_equal_text_is_computed_once_whatever_its_id_and_its_time(source: FeatureSource, engine: Engine) -> None:
+    twin = interaction(3, key="another id")
+    one, two = states_of(source, [ROWS[3], twin])
+    assert torch.equal(one, two)
+    assert engine.work.passes == 1
+
+
+def test_different_texts_under_one_id_each_get_their_own_states(source: FeatureSource) -> None:
+    yes, no = states_of(source, [interaction(1, "Yes.", key="same"), interaction(1, "No, never.", key="same")])
+    assert (len(yes), len(no)) == (len("Yes.") + 1, len("No, never.") + 1)
+
+
+@pytest.mark.parametrize("change", [{"layer": 3}, {"site": "mlp"}, {"layout": "rag-chatml-v1"}])
+def test_other_parameters_are_other_rows(source: FeatureSource, change: dict) -> None:
+    before = states_of(source, ROWS[:2])
+    other = FeatureSource(source.params.model_copy(update=change), source.settings)
+    assert other.missing(ROWS[:2]) == 2
+    assert not same(states_of(other, ROWS[:2]), before)
+
+
+def test_another_dtype_and_other_weights_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
+    states_of(source, ROWS[:2])
+    half = FeatureSource(source.params, source.settings.model_copy(update={"dtype": "bfloat16"}))
+    assert half.missing(ROWS[:2]) == 2
+    assert states_of(half, ROWS[:1])[0].dtype == torch.bfloat16
+    weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
+    retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
+    assert retrained.missing(ROWS[:2]) == 2
+    assert retrained.space().model.startswith("tiny-bank@")
+
+
+def test_a_run_that_dies_keeps_its_whole_shards(
+    source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
+
+    def die(done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        source.fill(ROWS, die)
+    assert source.missing(ROWS) == 1
+    source.fill(ROWS)
+    assert engine.work.passes == 9
+
+
+def test_progress_goes_from_nothing_to_all(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
+    seen: list[tuple[int, int]] = []
+    source.fill(ROWS, lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 9), (4, 9), (8, 9), (9, 9)]
+
+
+def test_a_damaged_shard_is_set_aside_and_computed_again(
+    source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
+    expected = states_of(source, ROWS)
+    shard = sorted(Path(source.settings.features).rglob("*.safetensors"))[0]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # one bit of the payload: only the checksum can tell
+    shard.write_bytes(content)
+    before = engine.work.passes
+    assert same(states_of(source, ROWS), expected)
+    assert engine.work.passes - before in (1, 4)  # the rows of that shard
+    assert [file.name.endswith(shard.name) for file in (Path(source.settings.features) / "quarantine").iterdir()] == [
+        True
+    ]
+
+
+def test_a_disk_that_damages_everything_is_named(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("abstain.llm.features.cache.FeatureCache.read", lambda self, keys: iter(()))
+    with pytest.raises(AbstainError, match="2 rows of .* were damaged again .* set ABSTAIN_FEATURES to another"):
+        list(source.read(ROWS[:2]))
+
+
+LONG = interaction(1, "x" * 600, key="too-long")
+
+
+def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureSource, tmp_path: Path) -> None:
+    refused = source.prepare(LONG)
+    assert isinstance(refused, Refused)
+    assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
+    assert source.missing([ROWS[0], LONG]) == 1
+    source.fill([ROWS[0], LONG])
+    source.save([ROWS[0], LONG], tmp_path / "table.safetensors")
+    table = StateTable(tmp_path / "table.safetensors")
+    assert table.lengths.tolist() == [len(ROWS[0].answer.encode()) + 1, 0]
+
+
+def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) -> None:
+    dropping = FeatureSource(source.params.model_copy(update={"too_long": "drop_chunks"}), source.settings)
+    chunks = tuple(Context(chunk_id=f"doc#{n}", text=f"{n}" * 150) for n in range(5))
+    row = interaction(1, "yes").model_copy(update={"contexts": chunks})
+    prepared = dropping.prepare(row)
+    assert isinstance(prepared, Prepared) and prepared.dropped == 3
+    kept = row.model_copy(update={"contexts": chunks[:2]})
+    assert dropping.keys([row]) == source.keys([kept])
+    assert isinstance(source.prepare(row), Refused)
+    assert isinstance(dropping.prepare(LONG), Refused)  # without any chunk it is too long still
+
+
+def test_a_few_rows_are_served_from_the_cache_or_computed_and_not_kept(source: FeatureSource, engine: Engine) -> None:
+    cached = states_of(source, ROWS[:2])
+    files = sorted(Path(source.settings.features).rglob("*"))
+    found = source.states([*ROWS[:4], LONG])
+    assert engine.work.passes == 4
+    assert same([row for row in found[:2] if isinstance(row, Tensor)], cached)
+    assert isinstance(found[4], Refused)
+    assert sorted(Path(source.settings.features).rglob("*")) == files
+
+
+def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSource, tmp_path: Path) -> None:
+    source.fill(ROWS)
+    source.save(ROWS, tmp_path / "one.safetensors")
+    source.save(ROWS, tmp_path / "other.safetensors")
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
+    table = StateTable(tmp_path / "one.safetensors")
+    assert same(list(table), [row.float() for row in states_of(source, ROWS)])
+    assert table.model == source.space().model
+
+
+def test_another_revision_than_the_shards_is_refused(source: FeatureSource) -> None:
+    (shard,) = source.shards(ROWS[:1])
+    with pytest.raises(AbstainError, match="the shard wants tiny-bank@0000, but this machine has tiny-bank@"):
+        list(LocalRunner(source.settings).run([replace(shard, revision="tiny-bank@0000")]))
+
+
+def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
+    source: FeatureSource, engine: Engine
+) -> None:
+    texts = [f"Chunk {n} says something." for n in range(4)]
+    first = dict(source.rows.read(chunk_nll([texts[0], texts[1], texts[0]])))
+    assert engine.work.passes == 2
+    torch.testing.assert_close(first[0], first[2], equal_nan=True, rtol=0, atol=0)
+    again = dict(source.rows.read(chunk_nll(texts)))
+    assert engine.work.passes == 4
+    ids = engine.loaded.tokenizer.encode(texts[3])
+    with torch.inference_mode():
+        log_p = engine.loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    torch.testing.assert_close(again[3][1:, 0], expected, atol=1e-4, rtol=0)
+
+
+def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: FeatureSource) -> None:
+    prepared = [p.request for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
+    asked = [replace(request, ask=ask) for request in prepared for ask in (States(1), States(3), NLL(("answer",)))]
+    cost = source.rows.fill(asked)
+    assert cost.rows == 3 * len(ROWS)
+    assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
+    assert len(list(Path(source.settings.features).glob("*/*.safetensors"))) == 3
+    found = dict(source.rows.read(asked))
+    assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
+    assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
+
+
+def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
+    ask = Generate(4, choices=("a", "b"))
+    asked = [replace(p.request, ask=ask) for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
+    found = dict(source.rows.read(asked))
+    ((_, (answer,)),) = engine.run({"x": asked[2]})
+    assert isinstance(answer, Generated)
+    torch.testing.assert_close(found[2], answer.steps(engine.loaded.tokenizer.eos_token_id))
+    assert source.rows.missing(asked) == 0
+
+
+def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSource) -> None:
+    rows = [interaction(n) for n in range(100)]
+    asked = [
+        replace(p.request, ask=ask)
+        for p in map(source.prepare, rows)
+        if isinstance(p, Prepared)
+        for ask in (States(1), States(2), States(3))
+    ]
+    works = list(source.rows.shards(asked))
+    assert sum(len(work.requests) for work in works) == 300
+    passes = [{request.pass_ for request in work.requests} for work in works]
+    assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
+
+
+def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:
+    def about(chunk: int, n: int) -> Interaction:
+        text = hashlib.sha256(str(chunk).encode()).hexdigest() * 5
+        context = Context(chunk_id=f"doc#{chunk}", text=text)
+        return interaction(n).model_copy(update={"contexts": (context,), "question": f"Question {n}?"})
+
+    asked = [about(n % 20, n) for n in range(100)]  # 20 chunks, 5 questions each
+    works = list(source.shards(asked))
+    assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
+    chunks = [{request.pass_[1].text for request in work.requests} for work in works]
+    assert len(chunks) == 2 and not chunks[0] & chunks[1]
+
+
+def test_bytes_written_are_those_of_the_states_and_a_header(source: FeatureSource) -> None:
+    cost = source.fill(ROWS)
+    tokens = sum(len(row.answer.encode()) + 1 for row in ROWS)
+    (shard,) = Path(source.settings.features).rglob("*.safetensors")
+    payload = tokens * WIDTH * 4
+    assert cost.rows == len(ROWS)
+    assert payload < shard.stat().st_size < payload + 200 * len(ROWS) + 1000
+    source.save(ROWS, shard.parent / "table")
+    assert payload < (shard.parent / "table").stat().st_size < payload + 8 * (len(ROWS) + 1) + 1000
+
+
+@pytest.mark.parametrize("layer", [0, 99])
+def test_a_layer_that_is_not_there_is_refused_before_anything_is_computed(source: FeatureSource, layer: int) -> None:
+    wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
+    with pytest.raises(AbstainError, match=f"^layer {layer} asked for, but tiny-bank has layers 1 to"):
+        wrong.requests([interaction(1)])

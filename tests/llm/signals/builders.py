@@ -1,0 +1,95 @@
+"""Answered questions, results made by hand, and tiny encoders with random weights that are saved as a team's would be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+)
+
+from abstain.core.contracts import Context, Interaction
+from abstain.core.labels import Labels
+from abstain.llm.signals.base import Answers
+
+WINDOW = 64
+HEADS = {"classify": AutoModelForSequenceClassification, "answer": AutoModelForQuestionAnswering}
+TEXTS = (
+    "The annual fee of the gold card is 5 euros.",
+    "A lost card is blocked at once: call the hotline, day or night.",
+)
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def interaction(
+    answer: str = "5 euros", contexts: Sequence[str] = TEXTS, question: str = "What is the fee?", name: str = "i-1"
+) -> Interaction:
+    return Interaction(
+        interaction_id=name,
+        asked_at="2026-09-01T12:00:00Z",
+        question=question,
+        answer=answer,
+        contexts=tuple(Context(chunk_id=f"doc#{at}", text=text) for at, text in enumerate(contexts)),
+        model="m@1",
+    )
+
+
+def unread(*interactions: Interaction) -> Answers:
+    """Answers of which the base model was asked nothing."""
+    return Answers(interactions, {})
+
+
+def labels(correct: Sequence[int], weight: Sequence[float] | None = None) -> Labels:
+    weights = np.ones(len(correct)) if weight is None else np.array(weight, float)
+    return Labels(np.array(correct, float), weights, np.arange(len(correct)))
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """BERT's way of splitting, with a vocabulary of two sentences' words and of single letters.
+
+    The vocabulary is no trainer's: what that learns differs from one process to the next.
+    """
+    letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,:?")
+    words = sorted({word for text in TEXTS for word in re.findall(r"\w{2,}", text.lower())})
+    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words]
+    backend = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    places = [(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=places
+    )
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
+    )
+
+
+def save_encoder(folder: Path, head: str, seed: int = 0, family: str = "bert", **config: Any) -> Path:
+    """A two-layer encoder with random weights and a head to `classify` pairs or to `answer` questions."""
+    sizes = {
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "initializer_range": 0.3,  # large enough for texts to differ visibly
+        "max_position_embeddings": WINDOW,
+    }
+    if family == "roberta":  # whose positions begin after padding's
+        sizes |= {"max_position_embeddings": WINDOW + 2, "pad_token_id": 1, "type_vocab_size": 2}
+    torch.manual_seed(seed)
+    made = {"bert": BertConfig, "roberta": RobertaConfig}[family](**(sizes | config))
+    HEADS[head].from_config(made).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
+from abstain.llm.engine.requests import NLL, Choices, Generate, States
+from abstain.llm.features.feature_request import Reading
+from abstain.llm.signals.base import Answers, Scorer, Signal
+from abstain.llm.signals.compute_features import fill, read_answers, readings_of
+from abstain.llm.signals.length import LengthOnly
+from abstain.llm.signals.likelihood import BASELINE, NORMAL, SIGNALS
+from abstain.llm.signals.verbalized import verbalised_signal
+from abstain.llm.signals.yes_no import yes_no_signals
+from tests.llm.builders import byte_tokenizer, save_tiny_model
+from tests.llm.signals.builders import TEXTS, interaction, labels
+
+ONE, TWO = Reading(NLL(("answer",))), Reading(Choices(("Yes",)))
+ROWS = [interaction(name=f"i-{n}", answer=answer) for n, answer in enumerate(("5 euros", "6 euros", "none"))]
+
+
+def difference() -> Signal:
+    return Signal("difference", (ONE, TWO), lambda row, found: float(found[0].sum() - found[1].sum()) / len(row.answer))
+
+
+def test_a_signal_is_given_each_row_and_its_results_in_order() -> None:
+    results = {
+        TWO: [torch.full((1, 1), float(n)) for n in range(3)],
+        ONE: [torch.full((2, 1), float(n)) for n in (5, 6, 7)],
+    }
+    found = difference().score(Answers(ROWS, results))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, [10 / 7, 11 / 7, 12 / 4])
+
+
+def test_a_row_that_the_base_model_could_not_read_is_nan() -> None:
+    some: list[torch.Tensor | None] = [torch.ones(1, 1), None, torch.ones(1, 1)]
+    answers = Answers(ROWS, {ONE: some, TWO: [torch.ones(1, 1)] * 2 + [None]})
+    np.testing.assert_array_equal(difference().score(answers), [0.0, np.nan, np.nan])
+
+
+def test_a_signal_has_nothing_to_fit_and_scores_nothing_for_no_rows() -> None:
+    signal = difference()
+    assert signal.fit(Answers([], {}), labels([])) is signal
+    assert signal.score(Answers([], {ONE: [], TWO: []})).shape == (0,)
+
+
+def test_rows_pair_interactions_with_their_results() -> None:
+    answers = Answers(ROWS[:2], {ONE: ["a", "b"], TWO: ["c", "d"]})  # type: ignore[dict-item]
+    assert answers.rows((TWO, ONE)) == [(ROWS[0], ["c", "a"]), (ROWS[1], ["d", "b"])]
+    assert answers.rows(()) == [(ROWS[0], []), (ROWS[1], [])]
+    assert len(answers) == 2
+
+
+def scorers() -> list[Scorer]:
+    tokenizer = byte_tokenizer()
+    return [*SIGNALS, *yes_no_signals(tokenizer), verbalised_signal(tokenizer), LengthOnly()]
+
+
+def test_what_several_scorers_need_is_asked_once() -> None:
+    everyone = scorers()
+    asked = readings_of(everyone)
+    assert len({scorer.name for scorer in everyone}) == len(everyone)
+    assert len(asked) == len(set(asked)) == 5
+    assert {NORMAL, BASELINE} < set(asked)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> LLMParams:
+    model = save_tiny_model(tmp_path / "tiny-bank")
+    return LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+
+
+def test_readings_cost_less_together_than_apart_and_say_the_same(tiny: LLMParams, tmp_path: Path) -> None:
+    """Five answers about two chunks: what the passes of all readings share is run once."""
+    rows = [
+        interaction(f"It is {n} euros.", [text], f"What is said of the {topic}?", f"{topic}-{n}")
+        for n in range(5)
+        for topic, text in zip(("fee", "loss"), TEXTS, strict=True)
+    ]
+    asked = [
+        Reading(States(2)),
+        Reading(States(3, "mlp")),
+        NORMAL,
+        BASELINE,
+        Reading(Generate(3), "yes_score"),
+        Reading(Generate(3), "probability"),
+    ]
+    homes = [Settings(home=tmp_path / str(n), device="cpu", dtype="float32") for n in range(len(asked) + 1)]
+    apart = [fill(tiny, home, [(rows, [one])]) for home, one in zip(homes[1:], asked, strict=True)]
+    together = fill(tiny, homes[0], [(rows, asked)])
+    assert together.rows == sum(cost.rows for cost in apart) == len(rows) * len(asked)
+    assert together.pass_tokens == sum(cost.pass_tokens for cost in apart)
+    assert together.forward_tokens < 0.7 * sum(cost.forward_tokens for cost in apart)
+    assert fill(tiny, homes[0], [(rows, asked)]).forward_tokens == 0
+
+    at_once = read_answers(tiny, homes[0], rows, asked)
+    for home, one in zip(homes[1:], asked, strict=True):
+        by_itself = read_answers(tiny, home, rows, [one])
+        for expected, found in zip(by_itself.results[one], at_once.results[one], strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_an_answer_that_does_not_fit_has_no_result(tiny: LLMParams, tmp_path: Path) -> None:
+    rows = [interaction(), interaction(contexts=["word " * 200])]
+    answers = read_answers(tiny, Settings(home=tmp_path, device="cpu", dtype="float32"), rows, [NORMAL, BASELINE])
+    assert [result is None for result in answers.results[NORMAL]] == [False, True]
+    assert [result is None for result in answers.results[BASELINE]] == [False, False]
+    scores = {signal.name: signal.score(answers) for signal in SIGNALS}
+    assert all(np.isnan(found).tolist() == [False, True] for found in scores.values())

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abstain.core.errors import AbstainError
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.length import LengthOnly
+from tests.llm.signals.builders import interaction, labels, unread
+
+
+def of_lengths(*characters: int) -> Answers:
+    return unread(*(interaction("x" * n, name=f"i-{at}") for at, n in enumerate(characters)))
+
+
+LENGTHS = [1, 5, 9, 40, 50, 60, 200, 300]
+SHORT_IS_RIGHT = [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_it_learns_whether_short_answers_are_right() -> None:
+    scorer = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
+    found = scorer.score(of_lengths(2, 20, 100, 250))
+    assert (scorer.name, scorer.readings) == ("length_only", ())
+    assert found.dtype == np.float64 and found.shape == (4,)
+    assert (np.diff(found) < 0).all() and 0 < found.min() < 0.5 < found.max() < 1
+    other = LengthOnly().fit(of_lengths(*LENGTHS), labels([1 - right for right in SHORT_IS_RIGHT]))
+    np.testing.assert_allclose(other.score(of_lengths(2, 20, 100, 250)), 1 - found, atol=1e-6)
+
+
+def test_it_reads_nothing_but_the_length() -> None:
+    scorer = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
+    one, two = interaction("a right answer"), interaction("A wrong word!!", contexts=[], question="Why?")
+    assert len(one.answer) == len(two.answer)
+    assert len(set(scorer.score(unread(one, two)))) == 1
+
+
+def test_rows_count_by_their_weight() -> None:
+    heavy = [1] * 4 + [9] * 4
+    weighted = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT, heavy))
+    plain = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
+    assert (weighted.score(of_lengths(*LENGTHS)) < plain.score(of_lengths(*LENGTHS))).all()
+    without = LengthOnly().fit(of_lengths(*LENGTHS, 1), labels([*SHORT_IS_RIGHT, 0], [1] * 8 + [1e-9]))
+    np.testing.assert_allclose(without.score(of_lengths(2, 70)), plain.score(of_lengths(2, 70)), atol=0.05)
+
+
+def test_fitting_makes_another_scorer() -> None:
+    bare = LengthOnly()
+    assert bare.fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT)) is not bare
+    assert bare.model is None
+
+
+@pytest.mark.parametrize("fitted", [LengthOnly(), LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))])
+def test_no_rows_are_no_scores(fitted: LengthOnly) -> None:
+    assert fitted.score(unread()).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("correct", "weight"), [([1, 1, 1], [1, 1, 1]), ([0, 0, 0], [1, 1, 1]), ([1, 1, 0], [1, 1, 0]), ([], [])]
+)
+def test_one_class_is_one_line_with_a_remedy(correct: list[int], weight: list[float]) -> None:
+    with pytest.raises(AbstainError, match=r"^the train split has answers of one class only: bring feedback of both"):
+        LengthOnly().fit(of_lengths(*range(1, len(correct) + 1)), labels(correct, weight))

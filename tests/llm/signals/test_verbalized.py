@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.llm.engine.requests import Generate
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.verbalized import TOKENS, probability, verbalised_signal
+from tests.llm.builders import byte_tokenizer
+from tests.llm.signals.builders import interaction
+
+BEFORE = st.sampled_from(["", "\n", "Probability: ", "p=", "I would say ", "**", "(", "~", "about "])
+AFTER = st.sampled_from(["", ".", ")", "**", "\n\nQuestion:", " because", ", I think.", "!", " - it is", ": yes"])
+NOT_ANSWERED = (
+    "the answer is correct (0.0 to 1.0) is",
+    "0 to 1",
+    "0.0 - 1.0",
+    "1. Yes, it is right",
+    "1 year",
+    "0 days",
+    "between 0 and 1",
+    "0 or 1",
+    "0.0 and 1.0",
+    "Response 1",
+)
+SHARE = st.integers(0, 100).map(lambda n: f"{n / 100:.2f}")
+
+
+@given(BEFORE, SHARE, AFTER)
+def test_a_number_from_0_to_1_is_found_in_what_stands_around_it(before: str, number: str, after: str) -> None:
+    assert probability(before + number + after) == float(number)
+    assert probability(before + number.replace(".", ",") + after) == float(number)
+
+
+@given(BEFORE, st.integers(0, 100), st.sampled_from(["%", " %", " percent", " per cent", "percent"]), AFTER)
+def test_a_percentage_is_divided(before: str, number: int, sign: str, after: str) -> None:
+    assert probability(f"{before}{number}{sign}{after}") == number / 100
+
+
+@given(BEFORE, st.integers(0, 20), st.integers(0, 20), st.sampled_from(["/", " / ", " out of ", " of "]), AFTER)
+def test_a_fraction_is_divided(before: str, part: int, whole: int, sign: str, after: str) -> None:
+    found = probability(f"{before}{part}{sign}{whole}{after}")
+    if 0 < whole >= part:
+        assert found == part / whole
+    else:
+        assert math.isnan(found)
+
+
+@given(SHARE, SHARE, st.sampled_from(["-", "–", " - ", " to ", " or ", "…"]))
+def test_of_a_range_the_beginning_counts(low: str, high: str, sign: str) -> None:
+    assert probability(low + sign + high) == float(low)
+
+
+@given(BEFORE, st.sampled_from("-−"), SHARE, AFTER)
+def test_a_negative_number_is_no_probability(before: str, sign: str, number: str, after: str) -> None:
+    assert math.isnan(probability(before + sign + number + after))
+
+
+@given(BEFORE, st.floats(1.01, 1e9).map(lambda value: f"{value:.2f}"), AFTER)
+def test_a_number_above_1_is_none(before: str, number: str, after: str) -> None:
+    assert math.isnan(probability(before + number + after))
+    assert math.isnan(probability(f"{before}{float(number) * 100:.2f}%{after}"))
+
+
+@given(st.text(st.characters(exclude_categories=["Nd"])))
+def test_words_are_no_number(reply: str) -> None:
+    assert math.isnan(probability(reply))
+
+
+@given(st.text(st.sampled_from("0123456789.,%/- \nofx٣²")) | st.text())
+def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
+    found = probability(reply)
+    assert math.isnan(found) or 0 <= found <= 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("1.0.", 1.0),
+        ("10/10", 1.0),
+        ("1/10", 0.1),
+        (".7", 0.7),
+        ("0", 0.0),
+        ("1", 1.0),
+        ("0.85 (85%)", 0.85),
+        ("85% of the time", 0.85),
+        ("The 3rd try: 0.4", 0.4),
+        ("(0.0 to 1.0): 0.85", 0.85),
+        ("the probability that it is correct (0.0 to 1.0) is 0.3.", 0.3),
+        ("0-1: 0.7", 0.7),
+        ("1. The answer is right: 0.9", 0.9),
+        ("In 1 year 80 %", 0.8),
+        ("1\n\nQuestion:", 1.0),
+        ("1, I think", 1.0),
+        ("1: 0.9", 0.9),
+        ("Response 1: 0.9", 0.9),
+        ("Step 1\n0.8", 0.8),
+        ("0 or 1? 0.5", 0.5),
+        ("0,850", 0.85),
+        ("0-1.5", 0.0),
+    ],
+)
+def test_the_first_number_counts(reply: str, expected: float) -> None:
+    assert probability(reply) == expected
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7", "1,000", *NOT_ANSWERED],
+)
+def test_what_is_no_single_number_is_none(reply: str) -> None:
+    assert math.isnan(probability(reply))
+
+
+def test_the_signal_reads_the_reply_that_was_written() -> None:
+    tokenizer = byte_tokenizer()
+    signal = verbalised_signal(tokenizer)
+    (reading,) = signal.readings
+    assert (reading.ask, reading.prompt) == (Generate(TOKENS), "probability")
+
+    def steps(reply: str, ended: bool) -> torch.Tensor:
+        ids = tokenizer.encode(reply) + [tokenizer.eos_token_id] * ended
+        return torch.tensor(ids, dtype=torch.float32)[:, None]
+
+    replies = {
+        " 0.25\n": (False, 0.25),
+        "0.5": (True, 0.5),
+        "sure": (True, math.nan),
+        "It is 0.": (False, math.nan),  # what would have come next decides
+        "It is 85 ": (False, math.nan),
+        "8/1": (False, math.nan),
+        "0.5-0.": (False, 0.5),
+        "1.": (True, 1.0),
+    }
+    rows = [interaction(name=reply) for reply in ("unread", *replies)]
+    results = [None, *(steps(reply, ended) for reply, (ended, _) in replies.items())]
+    found = signal.score(Answers(rows, {reading: results}))
+    assert found.tolist() == pytest.approx([math.nan, *(expected for _, expected in replies.values())], nan_ok=True)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
+from abstain.llm.engine.loading import LoadedModel, load, resolve
+from abstain.llm.engine.requests import Choices, Generate
+from abstain.llm.signals.base import Answers, Signal
+from abstain.llm.signals.compute_features import read_answers, readings_of
+from abstain.llm.signals.yes_no import SEEN, STEPS, first_word, neither, yes_no_signals, yes_score
+from tests.llm.builders import byte_tokenizer, tiny_model
+from tests.llm.signals.builders import TEXTS, interaction, unread
+
+PROBABILITIES = st.floats(0, 1)
+SEEN_ONES = st.floats(SEEN, 1, exclude_min=True)
+
+
+def speaking_tokenizer() -> PreTrainedTokenizerFast:
+    """Single bytes, and some words that are one token."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["Yes", "No", "yes", " Yes", "no", "TRUE", "Maybe"])
+    return tokenizer
+
+
+def by_name(tokenizer: Any) -> dict[str, Signal]:
+    return {signal.name: signal for signal in yes_no_signals(tokenizer)}
+
+
+@given(SEEN_ONES, SEEN_ONES)
+def test_the_score_is_the_share_of_yes(yes: float, no: float) -> None:
+    assert yes_score(yes, no) == pytest.approx(yes / (yes + no))
+
+
+@given(PROBABILITIES, PROBABILITIES)
+def test_the_score_is_a_confidence_and_turns_round_with_its_arguments(yes: float, no: float) -> None:
+    assert 0 <= yes_score(yes, no) <= 1
+    assert yes_score(yes, no) + yes_score(no, yes) == pytest.approx(1)
+
+
+@given(st.floats(0, SEEN), st.floats(0, SEEN), SEEN_ONES)
+def test_what_is_not_seen_counts_as_not_there(one: float, other: float, seen: float) -> None:
+    assert yes_score(one, other) == 0.5
+    assert (yes_score(seen, one), yes_score(one, seen)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("yes", "no"), [(math.nan, math.nan), (math.nan, 0.5), (0.5, math.nan), (math.nan, 0.0)])
+def test_what_is_not_a_number_is_no_score(yes: float, no: float) -> None:
+    assert math.isnan(yes_score(yes, no))
+
+
+@given(
+    st.lists(
+        st.sampled_from(["Yes", "\n", " Yes", "1", "", "é", "a-b", "**", "<|im_end|>", "ok"]) | st.text(), min_size=1
+    )
+)
+def test_the_first_word_is_letters_alone(decoded: list[str]) -> None:
+    found = first_word(decoded)
+    words = [at for at, text in enumerate(decoded) if all(letter.isalpha() for letter in text)]
+    assert found == (words[0] if words else len(decoded) - 1)
+
+
+def test_the_variants_ask_what_the_tokenizer_can_say() -> None:
+    signals = by_name(speaking_tokenizer())
+    assert signals.keys() == {"yes_score", "yes_score_tokens", "yes_score_fused"}
+    (one,), (sets,), (fused,) = (signal.readings for signal in signals.values())
+    assert one == sets
+    assert (one.prompt, one.ask) == (
+        "yes_score", Generate(STEPS, choices=("Yes", "No", " Yes", "yes", "TRUE", "no"))
+    )  # fmt: skip
+    assert (fused.prompt, fused.ask) == ("asked_after", Choices(("Yes", "No")))
+
+
+def test_forms_that_are_one_token_count_once() -> None:
+    """A tokenizer that takes no notice of case has one token for yes, Yes and YES."""
+    from tokenizers import normalizers
+
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.add_tokens(["yes", "no"])
+    (reading,) = by_name(tokenizer)["yes_score_tokens"].readings
+    assert reading.ask == Generate(STEPS, choices=("Yes", "No"))
+
+
+def steps(tokenizer: Any, tokens: list[str], choices: list[list[float]]) -> torch.Tensor:
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in tokens]
+    return torch.tensor([[float(at), *row] for at, row in zip(ids, choices, strict=True)])
+
+
+def test_scores_are_taken_where_the_first_word_stands() -> None:
+    tokenizer = speaking_tokenizer()
+    signals = by_name(tokenizer)
+    (reading,) = signals["yes_score"].readings
+    here = [0.2, 0.3, 0.1, 0.05, 0.02, 0.15]  # Yes, No, " Yes", yes, TRUE, no
+    other = [0.9, 0.0, 0.0, 0.0, 0.0, 0.0]
+    found = {
+        "at once": steps(tokenizer, ["Maybe", "1"], [here, other]),
+        "after a number": steps(tokenizer, ["1", "!", "Maybe"], [other, other, here]),
+        "a space before it": steps(tokenizer, [" Yes", "Maybe"], [other, here]),
+        "no word": steps(tokenizer, ["1", "<|im_end|>"], [other, here]),
+    }
+    answers = Answers([interaction(name=name) for name in found], {reading: list(found.values())})
+    assert signals["yes_score"].score(answers) == pytest.approx([0.2 / 0.5] * 4)
+    assert signals["yes_score_tokens"].score(answers) == pytest.approx([0.37 / (0.37 + 0.45)] * 4)
+
+
+def test_replies_that_mean_neither_are_counted_by_their_first_word() -> None:
+    tokenizer = speaking_tokenizer()
+    (asked,) = by_name(tokenizer)["yes_score"].readings
+    row = [0.2, 0.3, 0.1, 0.05, 0.02, 0.15]
+    replies = [["Yes"], ["1", " Yes"], ["Maybe"], ["1", "!"], ["Maybe", "Yes"]]
+    found = [steps(tokenizer, reply, [row] * len(reply)) for reply in replies]
+    answers = Answers([interaction(name=f"i-{n}") for n in range(6)], {asked: [*found, None]})
+    assert neither(tokenizer, answers) == {"neither": 3, "replies": 5}, "and what could not be asked is no reply"
+    assert neither(tokenizer, unread(interaction())) is None
+
+
+def test_neither_yes_nor_no_is_half() -> None:
+    tokenizer = speaking_tokenizer()
+    signals = by_name(tokenizer)
+    (asked,), (fused,) = signals["yes_score"].readings, signals["yes_score_fused"].readings
+    silent = steps(tokenizer, ["Maybe"], [[0.0001] * 6])
+    pair = torch.tensor([[0.0005], [0.0009]])
+    answers = Answers([interaction()], {asked: [silent], fused: [pair]})
+    assert [signal.score(answers).tolist() for signal in signals.values()] == [[0.5]] * 3
+
+
+def test_the_fused_variant_reads_the_end_of_the_answers_own_pass() -> None:
+    fused = by_name(speaking_tokenizer())["yes_score_fused"]
+    results = [torch.tensor([[0.3], [0.1]]), None, torch.tensor([[math.nan], [0.1]])]
+    answers = Answers([interaction(name=f"i-{n}") for n in range(3)], {fused.readings[0]: results})
+    np.testing.assert_allclose(fused.score(answers), [0.75, np.nan, np.nan], rtol=1e-6)
+
+
+def post_yes_score(loaded: LoadedModel, row: Interaction) -> float:
+    """The post's own code (Baak 2024, appendix), for one answer."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    context = "\n\n".join(context.text for context in row.contexts)
+    prompt = f"""Context: {context}
+
+Question: {row.question}
+
+Response: {row.answer}
+
+Based on the given Context and Question, answer this question:
+
+Is the provided Response correct? Answer only Yes or No.
+
+Answer:
+"""
+    input_ids = tokenizer(prompt, return_tensors="pt").input_ids
+    outputs = model.generate(
+        input_ids,
+        output_logits=True,
+        return_dict_in_generate=True,
+        max_new_tokens=5,
+        do_sample=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    generated_tokens = outputs.sequences[:, input_ids.shape[1] :]
+    for idx, tok in enumerate(generated_tokens[0]):  # noqa: B007
+        next_token_str = tokenizer.decode(tok, skip_special_tokens=True)
+        n_letters = sum(c.isalpha() for c in next_token_str)
+        if n_letters != len(next_token_str):
+            continue
+        break
+    probs_all = torch.nn.functional.softmax(outputs.logits[idx][0], dim=-1)
+    indices = torch.argwhere(probs_all > 0.001)[:, -1]
+    tokens_max = [tokenizer.decode(index, skip_special_tokens=True) for index in indices]
+    next_token_dict = {str(t): float(p) for t, p in zip(tokens_max, probs_all[indices], strict=True)}
+    yes, no = next_token_dict.get("Yes", 0.0), next_token_dict.get("No", 0.0)
+    return yes / (yes + no) if yes != 0 or no != 0 else 0.5
+
+
+ROWS = [
+    interaction(),
+    interaction("The hotline, by day or by night.", TEXTS, "Who blocks a lost card?", "i-2"),
+    interaction("The fee is 50 pounds.", TEXTS[1:], "What is the annual fee of the gold card?", "i-3"),
+    interaction("Nobody knows", TEXTS[:1], "Who blocks a lost card", "i-4"),
+]
+
+
+def compare_with_the_post(loaded: LoadedModel, params: LLMParams, settings: Settings) -> list[float]:
+    signal = by_name(loaded.tokenizer)["yes_score"]
+    found = signal.score(read_answers(params, settings, ROWS, signal.readings))
+    expected = [post_yes_score(loaded, row) for row in ROWS]
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    return expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tiny_models_score_is_that_of_the_posts_own_code(tmp_path: Path, seed: int) -> None:
+    folder, settings = tmp_path / "tiny-bank", Settings(home=tmp_path, device="cpu", dtype="float32")
+    model, tokenizer = tiny_model(seed=seed).model, speaking_tokenizer()
+    model.resize_token_embeddings(len(tokenizer))  # a token without any text counts as a word in the post's loop
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    params = LLMParams(model=str(folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+    loaded = load(resolve(str(folder), settings), torch.device("cpu"), torch.float32)
+    compare_with_the_post(loaded, params, settings)
+
+
+@pytest.mark.slow
+def test_the_embedded_models_score_is_that_of_the_posts_own_code(
+    embedded: LoadedModel, embedded_params: LLMParams, float32_settings: Settings
+) -> None:
+    assert len(set(compare_with_the_post(embedded, embedded_params, float32_settings))) == len(ROWS)
+
+
+@pytest.mark.slow
+def test_all_variants_read_the_embedded_model_together(
+    embedded_params: LLMParams, float32_settings: Settings, embedded: LoadedModel
+) -> None:
+    """None of them is a copy of another, and each is a confidence."""
+    signals = by_name(embedded.tokenizer)
+    answers = read_answers(embedded_params, float32_settings, ROWS, readings_of(signals.values()))
+    found = np.array([signal.score(answers) for signal in signals.values()])
+    assert ((found >= 0) & (found <= 1)).all()
+    assert all(np.abs(one - two).max() > 1e-3 for at, one in enumerate(found) for two in found[:at])

@@ -1,0 +1,468 @@
+"""When the gate lets a challenger through. The table of docs/decisions.md: `python -m tests.release.test_gate 400`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abstain.config.params import GateParams
+from abstain.release.gate import Check, Decision, Measured, Rule, Window, decide
+
+PARAMS = GateParams(
+    bootstrap=100,
+    seed=3,
+    confidence=0.95,
+    erasure_margin=0.02,
+    max_newest_drop=0.02,
+    max_precision_drop=0.05,
+    max_slice_drop=0.15,
+    min_slice=20,
+    max_ece=0.15,
+    max_parity=1e-4,
+    max_latency_ms=20,
+)
+MEASURED = Measured(threshold=0.5, target_precision=0.8, parity=1e-7, latency_p99_ms=2.0)
+
+
+def calibrated(correct: np.ndarray, sharpness: float, seed: int) -> np.ndarray:
+    """Confidences that are right as often as they say: the posterior of a noisy observation of `correct`."""
+    observed = (2 * correct - 1) * sharpness + np.random.default_rng(seed).normal(size=len(correct))
+    odds = np.exp(2 * sharpness * observed) * correct.mean() / (1 - correct.mean())
+    return odds / (1 + odds)
+
+
+def window(rows: int = 400, probe: float = 1.6, champion: float = 0.8, length: float = 0.3, seed: int = 0) -> Window:
+    generator = np.random.default_rng(seed)
+    correct = (generator.random(rows) < 0.6).astype(int)
+    return Window(
+        correct=correct,
+        groups=np.array([f"doc-{n % 50}" for n in range(rows)]),
+        products=np.array(["gold", "blue"])[generator.integers(2, size=rows)],
+        confidences={
+            "probe": calibrated(correct, probe, seed + 1),
+            "v1.0.0": calibrated(correct, champion, seed + 2),
+            "length_only": calibrated(correct, length, seed + 3),
+            "base_rate": np.full(rows, 0.6),
+        },
+    )
+
+
+def judged(
+    holdout: Window | None = None,
+    newest: Window | None = None,
+    measured: Measured = MEASURED,
+    champion: str | None = "v1.0.0",
+    same_holdout: bool = True,
+    erased: int = 0,
+    rule: Rule = "better",
+    **params: Any,
+) -> Decision:
+    return decide(
+        holdout or window(),
+        newest or window(seed=10),
+        measured,
+        PARAMS.model_copy(update=params),
+        champion,
+        same_holdout,
+        erased,
+        rule,
+    )
+
+
+def failed(decision: Decision) -> set[str]:
+    return {check.name for check in decision.checks if check.passed is False}
+
+
+def check(decision: Decision, name: str) -> Check:
+    (found,) = [check for check in decision.checks if check.name == name]
+    return found
+
+
+def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
+    decision = judged()
+    assert decision.approved
+    assert decision.reasons == []
+    assert [c.name for c in decision.checks] == [
+        "calibration",
+        "precision",
+        "slice blue",
+        "slice gold",
+        "same hold-out",
+        "better than v1.0.0",
+        "newest window",
+        "ONNX parity",
+        "latency",
+    ]
+    assert all(c.passed for c in decision.checks)
+
+
+def twins() -> Window:
+    twin = window()
+    twin.confidences["v1.0.0"] = twin.confidences["probe"].copy()
+    return twin
+
+
+def test_an_equal_challenger_is_refused() -> None:
+    decision = judged(twins(), measured=replace(MEASURED, champion_threshold=MEASURED.threshold))
+    assert failed(decision) == {"new threshold"}
+    assert not decision.approved
+
+
+def test_a_new_threshold_for_the_same_weights_is_judged_by_the_precision_that_it_promises() -> None:
+    moved = replace(MEASURED, champion_threshold=0.4)
+    assert judged(twins(), measured=moved).approved
+    unkept = replace(moved, threshold=0.05, target_precision=0.95)
+    assert failed(judged(twins(), measured=unkept, max_slice_drop=0.9)) == {"precision"}
+
+
+def test_a_version_that_does_not_keep_its_promise_is_refused_however_small_its_slices() -> None:
+    many = replace(window(), products=np.array([f"p{n % 40}" for n in range(400)]))
+    decision = judged(many, measured=replace(MEASURED, threshold=0.05, target_precision=0.95), max_ece=1.0)
+    assert failed(decision) == {"precision"}
+    assert all(c.passed is None for c in decision.checks if c.name.startswith("slice"))
+
+
+def test_an_error_rate_that_was_promised_is_held_too() -> None:
+    holdout = window()
+    wrong = (holdout.confidences["probe"] >= MEASURED.threshold) & (holdout.correct == 0)
+    rate = wrong.mean()
+    assert 0.01 < rate < 0.2
+    kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_precision_drop=0.02)
+    assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
+    broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_precision_drop=0.01)
+    assert failed(broken) == {"error rate"}
+    assert "shown and wrong, of all answers" in check(broken, "error rate").says
+
+
+def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
+    holdout = window()
+    top = float(np.sort(holdout.confidences["probe"])[-5])
+    decision = judged(holdout, measured=replace(MEASURED, threshold=top, target_precision=0.5))
+    assert failed(decision) == {"precision"}
+    assert check(decision, "precision").value == 1.0
+
+
+def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> None:
+    decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
+    assert "better than v1.0.0" in failed(decision)
+    assert any(reason.startswith("better than v1.0.0: hold-out AUROC 0.") for reason in decision.reasons)
+
+
+def test_a_worse_challenger_is_refused() -> None:
+    assert "better than v1.0.0" in failed(judged(window(probe=0.8, champion=1.6)))
+
+
+def test_the_chance_asked_for_decides() -> None:
+    close = window(probe=1.0, champion=1.1)
+    chance = check(judged(close), "better than v1.0.0").value
+    assert 0 < chance < 1
+    assert check(judged(close, confidence=chance - 0.001), "better than v1.0.0").passed
+    assert not check(judged(close, confidence=min(chance + 0.001, 0.999)), "better than v1.0.0").passed
+
+
+@pytest.mark.parametrize("name", ["probe", "v1.0.0"])
+def test_one_class_on_the_holdout_fails_closed(name: str) -> None:
+    one_class = replace(window(), correct=np.ones(400, int))
+    decision = judged(one_class)
+    assert "better than v1.0.0" in failed(decision)
+    assert check(decision, "better than v1.0.0").value == 0  # a draw without both classes is no win
+
+
+@pytest.mark.parametrize(
+    ("measured", "name"),
+    [({"parity": float("nan")}, "ONNX parity"), ({"latency_p99_ms": float("nan")}, "latency")],
+)
+def test_a_figure_that_is_nan_fails(measured: dict[str, float], name: str) -> None:
+    decision = judged(measured=replace(MEASURED, **measured))
+    assert failed(decision) == {name}
+    written = json.loads(json.dumps(decision.to_dict(), allow_nan=False))
+    assert next(c for c in written["checks"] if c["name"] == name)["value"] is None
+    assert written["approved"] is False
+
+
+@pytest.mark.parametrize(
+    ("measured", "name"), [({"parity": 2e-4}, "ONNX parity"), ({"latency_p99_ms": 20.1}, "latency")]
+)
+def test_limits_on_parity_and_latency(measured: dict[str, float], name: str) -> None:
+    assert failed(judged(measured=replace(MEASURED, **measured))) == {name}
+    assert judged(measured=replace(MEASURED, parity=1e-4, latency_p99_ms=20.0)).approved
+
+
+def test_a_threshold_that_is_nan_shows_nothing_and_is_refused() -> None:
+    assert not judged(measured=replace(MEASURED, threshold=float("nan")), champion=None).approved
+
+
+def test_confidences_that_do_not_mean_what_they_say_fail() -> None:
+    boastful = window()
+    boastful.confidences["probe"] = 0.9 + 0.1 * boastful.confidences["probe"]  # the same order, another scale
+    decision = judged(boastful)
+    assert "calibration" in failed(decision)
+    assert check(decision, "better than v1.0.0").passed
+
+
+def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
+    worse = {"probe": 0.2, "champion": 2.0, "seed": 10}
+    assert "newest window" in failed(judged(newest=window(rows=60, **worse)))
+    few = judged(newest=window(rows=19, **worse))
+    shown = check(few, "newest window")
+    assert shown.passed is None
+    assert (shown.says, shown.value < -0.02) == ("19 reviewed answers, too few to judge", True)
+    assert few.approved
+
+
+def test_an_empty_newest_window_is_not_judged() -> None:
+    nothing = np.array([])
+    empty = Window(nothing.astype(int), nothing, nothing, {"probe": nothing, "v1.0.0": nothing})
+    assert judged(newest=empty).approved
+
+
+def test_the_newest_window_may_lose_a_little() -> None:
+    newest = window(rows=300, probe=1.2, champion=1.5, seed=20)
+    lost = -check(judged(newest=newest), "newest window").value
+    assert lost > 0
+    assert check(judged(newest=newest, max_newest_drop=lost + 1e-9), "newest window").passed
+    assert not check(judged(newest=newest, max_newest_drop=lost - 1e-9), "newest window").passed
+
+
+def test_a_large_newest_window_of_one_class_fails_closed() -> None:
+    assert failed(judged(newest=replace(window(seed=10), correct=np.ones(400, int)))) == {"newest window"}
+
+
+def test_a_product_below_its_floor_is_named() -> None:
+    holdout = window()
+    gold = holdout.products == "gold"
+    correct = holdout.correct.copy()
+    shown = np.flatnonzero(gold & (holdout.confidences["probe"] >= 0.5))
+    correct[shown[: int(0.4 * len(shown))]] = 0
+    decision = judged(replace(holdout, correct=correct), max_ece=1.0)
+    assert failed(decision) == {"slice gold"}
+    assert check(decision, "slice gold").limit == pytest.approx(0.65)
+    assert check(decision, "slice blue").passed
+
+
+def test_a_small_product_is_shown_and_not_judged() -> None:
+    holdout = window()
+    products = holdout.products.astype(object)
+    products[:30] = "rare"
+    correct = holdout.correct.copy()
+    correct[:30] = 0
+    decision = judged(replace(holdout, products=products, correct=correct), max_ece=1.0)
+    rare = check(decision, "slice rare")
+    assert (rare.passed, rare.value) == (None, 0.0)
+    assert decision.approved
+
+
+def test_a_changed_holdout_is_refused() -> None:
+    assert failed(judged(same_holdout=False)) == {"same hold-out"}
+
+
+def related(rows: int, probe: float, champion: float, seed: int, correlation: float = 0.9) -> Window:
+    """Two probes that mostly make the same mistakes, as those trained on nearly the same rows do.
+
+    An answer's odds are those of a noisy observation of whether it is right; of all answers the AUROC is `true_auroc`.
+    """
+    generator = np.random.default_rng(seed)
+    found = window(rows, seed=seed)
+    shared, own = generator.normal(size=(2, rows))
+    noises = {"v1.0.0": (champion, shared), "probe": (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own)}
+    for name, (sharpness, noise) in noises.items():
+        observed = (2 * found.correct - 1) * sharpness + noise
+        found.confidences[name] = 1 / (1 + np.exp(-2 * sharpness * observed) * 0.4 / 0.6)
+    return found
+
+
+def true_auroc(sharpness: float) -> float:
+    return NormalDist().cdf(2**0.5 * sharpness)
+
+
+def erased(holdout: Window, **more: Any) -> Decision:
+    return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="not_worse", max_ece=1.0, **more)
+
+
+def test_an_equal_challenger_replaces_a_tainted_champion() -> None:
+    names = ("not worse than v1.0.0", "as precise as v1.0.0", "newest window", "same hold-out", "precision", "latency")
+    decision = erased(twins())
+    assert decision.approved and {c.name for c in decision.checks} >= set(names)
+    assert check(decision, "not worse than v1.0.0").value == 1
+
+
+def test_an_equally_good_challenger_is_not_worse_with_enough_rows() -> None:
+    passed = {rows: sum(erased(related(rows, 1.2, 1.2, seed)).approved for seed in range(20)) for rows in (60, 1000)}
+    assert passed[1000] >= 19
+    assert passed[60] < passed[1000]
+
+
+def test_a_clearly_worse_challenger_stays_worse_whatever_the_rule() -> None:
+    decision = erased(window(probe=0.8, champion=1.6))
+    assert "not worse than v1.0.0" in failed(decision)
+    assert check(decision, "not worse than v1.0.0").value < 0.05
+
+
+def test_worse_by_just_the_margin_passes_as_rarely_as_it_says() -> None:
+    margin = true_auroc(1.0) - true_auroc(0.9)
+    passed = {
+        share: sum(
+            check(erased(related(500, 0.9, 1.0, seed), erasure_margin=share * margin), "not worse than v1.0.0").passed
+            is True
+            for seed in range(100)
+        )
+        for share in (0.5, 1, 2)
+    }
+    assert passed[0.5] <= passed[1] <= 12 and passed[2] >= 40, passed
+
+
+def test_a_wider_margin_never_refuses_more() -> None:
+    holdout = related(400, 1.1, 1.2, seed=3)
+    chances = [check(erased(holdout, erasure_margin=m), "not worse than v1.0.0").value for m in (1e-9, 0.01, 0.05, 0.5)]
+    assert chances == sorted(chances) and chances[0] < 0.95 <= chances[-1]
+
+
+def test_what_is_better_is_not_worse() -> None:
+    decision = erased(window())
+    assert decision.approved
+    assert check(decision, "not worse than v1.0.0").value >= check(judged(window()), "better than v1.0.0").value
+
+
+def test_a_heavy_answer_counts_as_heavy_beside_a_tainted_champion() -> None:
+    holdout = related(400, 1.1, 1.2, seed=3)
+    wrong = (holdout.confidences["probe"] < holdout.confidences["v1.0.0"]) & (holdout.correct == 1)
+    even = check(erased(holdout), "not worse than v1.0.0").value
+    uneven = check(erased(replace(holdout, weight=np.where(wrong, 1.0, 0.2))), "not worse than v1.0.0").value
+    assert uneven < even
+    same = check(erased(replace(holdout, weight=np.full(400, 7.0))), "not worse than v1.0.0").value
+    assert same == pytest.approx(even)
+
+
+def test_a_challenger_that_shows_wrong_answers_is_not_as_precise() -> None:
+    holdout = twins()
+    measured = replace(MEASURED, threshold=0.05, champion_threshold=0.8, target_precision=0.5)
+    decision = judged(holdout, measured=measured, rule="not_worse")
+    assert failed(decision) == {"as precise as v1.0.0"}
+    lost = check(decision, "as precise as v1.0.0")
+    assert lost.value < lost.limit
+    shows_nothing = judged(holdout, measured=replace(measured, champion_threshold=1.1), rule="not_worse")
+    assert check(shows_nothing, "as precise as v1.0.0").passed is None
+
+
+@pytest.mark.parametrize("one", [{"correct": np.ones(400, int)}, {"groups": np.full(400, "doc-0")}])
+def test_a_hold_out_that_tells_nothing_does_not_say_not_worse(one: dict[str, np.ndarray]) -> None:
+    assert "not worse than v1.0.0" in failed(erased(replace(twins(), **one)))
+
+
+def test_a_tainted_champion_lowers_no_other_limit() -> None:
+    broken = replace(MEASURED, champion_threshold=0.5, parity=1.0, latency_p99_ms=99.0)
+    unkept = replace(broken, threshold=0.05, target_precision=0.95)
+    decision = judged(twins(), measured=unkept, rule="not_worse", same_holdout=False, max_slice_drop=0.9)
+    assert {"ONNX parity", "latency", "same hold-out", "precision"} <= failed(decision)
+
+
+def test_worse_and_accepted_is_shown_and_not_judged() -> None:
+    worse = window(probe=0.8, champion=1.6)
+    newest = window(rows=60, probe=0.2, champion=2.0, seed=10)
+    measured = replace(MEASURED, champion_threshold=0.5, target_precision=0.6)
+    assert {"not worse than v1.0.0", "newest window"} <= failed(judged(worse, newest, measured, rule="not_worse"))
+    decision = judged(worse, newest, measured, rule="accepted")
+    assert decision.approved
+    compared = [check(decision, name) for name in ("not worse than v1.0.0", "newest window")]
+    assert all(one.passed is None and one.value < one.limit for one in compared)
+    assert not judged(worse, newest, replace(measured, parity=1.0), rule="accepted").approved
+    assert failed(judged(worse, newest, measured, rule="accepted", same_holdout=False)) == {"same hold-out"}
+
+
+def test_a_hold_out_without_erased_answers_says_how_many() -> None:
+    assert "without 3 of its answers" in check(judged(erased=3), "same hold-out").says
+
+
+def test_a_first_version_must_beat_both_baselines() -> None:
+    decision = judged(champion=None)
+    assert decision.approved
+    assert {"better than length_only", "better than base rate"} < {c.name for c in decision.checks}
+    assert "same hold-out" not in {c.name for c in decision.checks}
+
+
+def test_a_first_version_that_knows_no_more_than_length_is_refused() -> None:
+    holdout = window()
+    holdout.confidences["length_only"] = holdout.confidences["probe"].copy()
+    assert failed(judged(holdout, champion=None)) == {"better than length_only"}
+
+
+def test_a_first_version_whose_threshold_shows_everything_is_refused() -> None:
+    lenient = replace(MEASURED, threshold=0.0, target_precision=0.5)
+    assert failed(judged(measured=lenient, champion=None)) == {"better than base rate"}
+
+
+def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
+    decision = judged(measured=replace(MEASURED, threshold=1.1), champion=None)
+    assert failed(decision) == {"better than base rate", "precision"}
+    assert check(decision, "better than base rate").value == 0
+
+
+def test_a_decision_without_a_judged_check_is_no_approval() -> None:
+    assert not Decision().approved
+    assert not Decision((Check("shown only", None, 1.0, 0.0, ""),)).approved
+
+
+def test_the_same_figures_are_the_same_decision() -> None:
+    assert judged().to_dict() == judged().to_dict()
+
+
+@pytest.mark.parametrize("champion", ["v1.0.0", None])
+def test_equal_weights_are_the_same_decision(champion: str | None) -> None:
+    even = replace(window(), weight=np.ones(400))
+    assert judged(even, champion=champion).to_dict() == judged(champion=champion).to_dict()
+
+
+@pytest.mark.parametrize("champion", ["v1.0.0", None])
+def test_every_figure_is_that_of_the_answers_that_the_rows_stand_for(champion: str | None) -> None:
+    """A row of weight 3 is judged like three rows; only what is counted says otherwise."""
+    once = window(rows=300, probe=1.1, champion=1.0)
+    times = np.where(once.products == "gold", 3, 1)
+    thrice = Window(
+        *(np.repeat(column, times) for column in (once.correct, once.groups, once.products)),
+        {name: np.repeat(confidence, times) for name, confidence in once.confidences.items()},
+    )
+    weighted = judged(replace(once, weight=times / 3), champion=champion, newest=replace(once, weight=times / 3))
+    whole = judged(thrice, champion=champion, newest=thrice)
+    for mine, theirs in zip(weighted.checks, whole.checks, strict=True):
+        assert (mine.name, mine.value, mine.passed) == (theirs.name, pytest.approx(theirs.value), theirs.passed)
+    assert check(weighted, "precision").value != pytest.approx(check(judged(once), "precision").value)
+
+
+def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
+    holdout = window()
+    heavy = np.ones(400)
+    heavy[int(np.argmax(holdout.confidences["probe"]))] = 1e4
+    decision = judged(replace(holdout, weight=heavy))
+    precision = check(decision, "precision")
+    assert "precision" in failed(decision) and precision.value > 0.99
+    assert "(worth 1) shown answers" in precision.says
+
+
+@pytest.mark.parametrize("champion", ["v1.0.0", None])
+def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None) -> None:
+    one = replace(window(), groups=np.full(400, "doc-0"))
+    judged_once = judged(one, champion=champion)
+    better = [c for c in judged_once.checks if c.name.startswith("better than")]
+    assert better and all(c.passed is False and c.value == 0 for c in better)
+
+
+def passed_when_worse(samples: int) -> None:
+    """How often a challenger that is truly so much worse replaces a tainted champion: a row a correlation and loss."""
+    for correlation in (0.9, 0.99, 0.999):
+        for loss in (0.0, 0.01, 0.02, 0.04):
+            sharpness = NormalDist().inv_cdf(true_auroc(1.0) - loss) / 2**0.5
+            shares = []
+            for rows in (100, 200, 500, 1000):
+                decisions = (erased(related(rows, sharpness, 1.0, seed, correlation)) for seed in range(samples))
+                shares.append(np.mean([check(one, "not worse than v1.0.0").passed for one in decisions]))
+            print(f"| {correlation} | {loss} |", " | ".join(f"{share:.1%}" for share in shares), "|")
+
+
+if __name__ == "__main__":
+    passed_when_worse(int(sys.argv[1]))

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.release.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of, version_key
+
+
+def event(version: str, action: str = "promote", reason: str = "the gate approved") -> Event:
+    return Event(
+        action=action,
+        version=version,
+        sha256="0" * 64,
+        candidate=f"c-{version}",
+        at=datetime(2026, 11, 1, tzinfo=UTC),
+        holdout="h",
+        reason=reason,
+    )
+
+
+def registry(*versions: str) -> Registry:
+    made = Registry()
+    for version in versions:
+        made = made.promoted(event(version))
+    return made
+
+
+def rolled_back(made: Registry, wanted: str | None = None, reason: str = "complaints") -> Registry:
+    return made.rolled_back(event(made.rollback_target(wanted).version, "rollback", reason))
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ([], "v1.0.0"),
+        (["probe@v1.0.0"], "v1.1.0"),
+        (["probe@v1.9.0", "probe@v1.10.3", "probe@v1.2.0"], "v1.11.0"),
+        (["probe@v2.0.1", "probe@v1.99.0"], "v2.1.0"),
+        (["encoder@v7.0.0", "v8.0.0", "probe#prod#1", "probe-v9"], "v1.0.0"),
+    ],
+)
+def test_the_next_version(tags: list[str], expected: str) -> None:
+    assert next_version(tags) == expected
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 30)] * 3), min_size=1))
+def test_the_next_version_is_above_all_there_are(known: list[tuple[int, int, int]]) -> None:
+    new = next_version([tag_of(f"v{a}.{b}.{c}") for a, b, c in known])
+    assert version_key(new) > max(known)
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n"])
+def test_what_is_no_version_is_told_how_to_write_one(version: str) -> None:
+    with pytest.raises(AbstainError, match=r"is no version: write it as in v1.2.0$"):
+        version_key(version)
+
+
+def test_an_empty_registry_has_nothing_in_production(tmp_path: Path) -> None:
+    empty = load_registry(tmp_path / "registry.json")
+    assert (empty.prod, empty.version) == (None, None)
+    with pytest.raises(AbstainError, match="nothing is in production yet: run `abstain retrain` first"):
+        empty.rollback_target(None)
+
+
+def test_a_version_is_promoted_once() -> None:
+    made = registry("v1.0.0", "v1.1.0")
+    assert made.version == "v1.1.0"
+    for version in ("v1.0.0", "v1.1.0"):
+        with pytest.raises(AbstainError, match=f"{version} was promoted before: a version is promoted once"):
+            made.promoted(event(version))
+    left = rolled_back(made)
+    with pytest.raises(AbstainError, match="v1.1.0 was promoted before"):
+        left.promoted(event("v1.1.0"))
+
+
+def test_promoting_leaves_the_old_registry_alone() -> None:
+    before = registry("v1.0.0")
+    after = before.promoted(event("v1.1.0"))
+    assert (before.version, after.version) == ("v1.0.0", "v1.1.0")
+
+
+def test_a_rollback_goes_to_the_version_before_by_number_and_blocks_the_one_left() -> None:
+    made = registry("v1.2.0", "v1.9.0", "v1.10.0", "v1.11.0")
+    assert made.rollback_target(None).version == "v1.10.0"
+    left = rolled_back(made, reason="worse on gold")
+    assert left.version == "v1.10.0"
+    assert left.blocked == {"v1.11.0": "worse on gold"}
+    assert [e.action for e in left.history] == ["promote"] * 4 + ["rollback"]
+    assert rolled_back(left).version == "v1.9.0"
+
+
+def test_a_rollback_may_name_its_version() -> None:
+    made = registry("v1.0.0", "v1.1.0", "v1.2.0")
+    assert made.rollback_target("v1.0.0").version == "v1.0.0"
+
+
+@pytest.mark.parametrize("wanted", ["v1.2.0", "v9.0.0"])
+def test_a_rollback_to_what_is_in_production_or_never_was_lists_the_choices(wanted: str) -> None:
+    made = registry("v1.0.0", "v1.1.0", "v1.2.0")
+    with pytest.raises(AbstainError, match=f"no version {wanted} to roll back to: .* not blocked: v1.0.0, v1.1.0$"):
+        made.rollback_target(wanted)
+
+
+def test_a_blocked_version_is_no_target() -> None:
+    left = rolled_back(registry("v1.0.0", "v1.1.0"))
+    with pytest.raises(AbstainError, match="no version v1.1.0 to roll back to: .* not blocked: none$"):
+        left.rollback_target("v1.1.0")
+    with pytest.raises(AbstainError, match="no version before v1.0.0 to roll back to"):
+        left.rollback_target(None)
+
+
+def test_after_a_rollback_the_next_promotion_can_be_rolled_back_too() -> None:
+    made = rolled_back(registry("v1.0.0", "v1.1.0")).promoted(event("v1.2.0"))
+    assert made.rollback_target(None).version == "v1.0.0"
+
+
+def test_a_rollback_without_a_name_never_goes_to_a_newer_version() -> None:
+    made = rolled_back(registry("v1.0.0", "v1.1.0", "v1.2.0"), "v1.0.0")
+    with pytest.raises(AbstainError, match="no version before v1.0.0 to roll back to: .* not blocked: v1.1.0$"):
+        made.rollback_target(None)
+    assert made.rollback_target("v1.1.0").version == "v1.1.0"
+
+
+LATER, LAST = (datetime(2026, 11, day, tzinfo=UTC) for day in (20, 21))
+
+
+def test_a_version_trained_on_erased_rows_is_tainted_from_the_first_erasure() -> None:
+    made = registry("v1.0.0", "v1.1.0")
+    assert made.taint is None and made.warning is None
+    marked = made.erased({"v1.0.0": True, "v1.1.0": True}, LATER).erased({"v1.1.0": True}, LAST)
+    assert marked.taint is not None and marked.taint.since == LATER
+    assert "trained on erased rows since 2026-11-20" in str(marked.taint) and "v1.1.0" in str(marked.warning)
+    clean = marked.promoted(event("v1.2.0"))
+    assert clean.taint is None
+    back = rolled_back(clean)
+    assert back.taint == marked.taint and rolled_back(back).taint == marked.tainted["v1.0.0"]
+
+
+def test_a_version_that_cannot_be_read_is_tainted_with_a_doubt() -> None:
+    doubted = registry("v1.0.0").erased({"v1.0.0": False}, LATER)
+    assert doubted.taint is not None and "perhaps" in str(doubted.taint)
+    known = doubted.erased({"v1.0.0": True}, LAST).erased({"v1.0.0": False}, LAST)
+    assert known.taint is not None and known.taint.certain and known.taint.since == LATER
+
+
+def test_a_decision_to_keep_ends_with_the_next_erasure() -> None:
+    kept = registry("v1.0.0").erased({"v1.0.0": True}, LATER).kept("no other yet")
+    assert kept.taint is not None and kept.taint.kept == "no other yet" and kept.taint.since == LATER
+    assert "no other yet" in str(kept.taint) and parse_registry(kept.to_json()) == kept
+    again = kept.erased({"v1.0.0": True}, LAST)
+    assert again.taint is not None and again.taint.kept is None
+
+
+@pytest.mark.parametrize("made", [Registry(), registry("v1.0.0")])
+def test_without_an_erasure_there_is_nothing_to_keep(made: Registry) -> None:
+    with pytest.raises(AbstainError, match="there is nothing to decide$"):
+        made.kept("why not")
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    made = rolled_back(registry("v1.0.0", "v1.1.0"), reason="ä\n")
+    file = tmp_path / "registry.json"
+    file.write_text(made.to_json(), encoding="utf-8")
+    assert load_registry(file) == made
+    assert made.to_json().endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("", "Invalid JSON"),
+        ("<<<<<<< HEAD\n{}", "Invalid JSON"),
+        ('{"history": [{"action": "promote"}]}', "history.0.version: Field required"),
+        ('{"schema_version": 2}', "schema_version: Input should be 1"),
+        ('{"prod": "v1.0.0"}', "prod: Extra inputs are not permitted"),
+    ],
+)
+def test_a_damaged_file_names_the_place_and_the_remedy(text: str, where: str) -> None:
+    with pytest.raises(AbstainError) as caught:
+        parse_registry(text)
+    message = str(caught.value)
+    assert message.startswith("registry.json is damaged (")
+    assert where in message
+    assert message.endswith("restore it with `git checkout HEAD -- registry.json`")
+    assert "\n" not in message

@@ -1,0 +1,345 @@
+"""What the stage `evaluate` leaves of made-up answers, with texts that nobody wishes for: the input of a report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import load_params
+from abstain.learning.evaluation import audits, curves
+from abstain.learning.evaluation.examples import examples
+from abstain.learning.evaluation.leaderboard import leaderboard
+from abstain.learning.evaluation.selective_prediction import at_threshold, threshold_table
+from abstain.learning.evaluation.slices import Scored, slice_table, strata
+from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.weighted_metrics import brier, ece, effective_rows, mean
+from abstain.reports.evaluation import Evaluated
+from abstain.reports.plots import plot_tables
+from tests.conftest import ROOT
+from tests.learning.evaluation.builders import grouped
+
+ROWS, GROUPS = 240, 40
+PROMISED, NAIVE = 0.640625, 0.5
+SHARPNESS = {
+    "probe": 1.0,
+    "fusion": 1.1,
+    "lstm": 0.9,
+    "lstm_no_huber": 0.85,
+    "attention": 0.7,
+    "pca": 0.75,
+    "min_log_prob": 0.6,
+    "sequence_log_prob": 0.45,
+    "mean_log_prob": 0.4,
+    "entropy": 0.35,
+    "context_gain": -0.05,
+    "yes_score": 0.3,
+    "yes_score_tokens": 0.28,
+    "yes_score_fused": 0.2,
+    "length_only": 0.15,
+}
+
+REGRESSORS = {
+    "regressors": {
+        "random_forest_verdict": {
+            "dropped": {
+                "N.instruction.nll_mean": "2.9 in all training rows",
+                "B.context.nll_mean": "missing in all training rows",
+            },
+            "parity": 1e-6,
+            "bytes": 35_000_000,
+            "holdout": {"threshold": 0.55, "judged": 240, "positive": 0.6}
+            | {
+                f"{name}{end}": 0.5 + at / 50
+                for at, name in enumerate(("mse", "auroc", "accuracy", "f1"))
+                for end in ("", "_low", "_high")
+            },
+        },
+        "linear_cosine": {
+            "dropped": {},
+            "parity": 0.0,
+            "bytes": 900,
+            "holdout": None,
+            "note": "no candidate for t leaves both classes",
+        },
+    },
+    "skipped": {},
+    "perturbed": {
+        "rows": 800,
+        "perturbation_model": "tiny<b>",
+        "perturbed": {"empty": 1, "too_long": 0, "fewer": 23, "not_reproduced": 0, "other_chunks": 0},
+        "forward_tokens": 600.0,
+    },
+}
+
+TAG = '<img src="http://elsewhere.invalid/x.png" onerror="document.title=1"><script>document.title=2</script>'
+LINK = (
+    "](javascript:alert(1)) [a link](http://elsewhere.invalid) ![x](http://elsewhere.invalid/y.png) <http://a.invalid>"
+)
+TABLE = "a | b\n| --- | --- |\n| `c` | **d** _e_ ~~f~~ &amp; $x^2$ and $5"
+CONTROL = "nul \x00, escape \x1b[31m, backwards \u202etxt.exe\u202c, noncharacter \ufffe, end"
+LONG = "Donaudampfschifffahrtsgesellschaft" * 12
+NASTY = (TAG, LINK, TABLE, CONTROL, LONG)
+ARABIC = "هل يمكنني إلغاء البطاقة؟"
+
+
+def evaluated(
+    *,
+    metric: str = "precision",
+    target: float = 0.8,
+    promised: bool = True,
+    naive: bool = True,
+    changed: Mapping[str, Any] | None = None,
+) -> Evaluated:
+    """A report's input. With `changed`, figures are other ones: `{"metrics.holdout.base_rate": 0.5}`."""
+    served = PROMISED if promised else NAIVE
+    metrics, evaluation, tables = json.loads(_measured(served, PROMISED if promised else None))
+    evaluation["threshold"] = _threshold(metric, target, promised, naive)
+    if not naive:
+        metrics["holdout"]["at_naive"] = None
+    parts = {"metrics": metrics, "evaluation": evaluation, "dataset": dataset()}
+    for path, value in (changed or {}).items():
+        part: Any = parts
+        *folders, last = path.split(".")
+        for name in folders:
+            part = part[int(name)] if isinstance(part, list) else part[name]
+        part[last] = value
+    curves_read = {name: pd.DataFrame(rows) for name, rows in tables.items()}
+    drawn = plot_tables(curves_read, metrics, evaluation)
+    return Evaluated(load_params(ROOT / "params.yaml").probe, **parts, tables=drawn)
+
+
+def dataset() -> dict[str, Any]:
+    return {
+        "splits": [
+            {"split": "train", "answers": 1234, "groups": 56, "right": 0.6, "by experts": 78},
+            {"split": "newest", "answers": 0, "groups": 0, "right": None, "by experts": 0},
+        ],
+        "labels": {"sme": 9, "thumb": 8, "tied_thumbs": 0},
+        "thumbs": {
+            "weights": "estimated, agreement",
+            "why": "40 answers have both",
+            "agreement": [
+                {
+                    "thumb": "up",
+                    "right": 31,
+                    "wrong": 7,
+                    "experts_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
+                }
+            ],
+        },
+        "conflicts": {"rule": "latest", "answers": [{"interaction_id": "i"}], "more": 2, "thumbs_against_experts": 11},
+    }
+
+
+def _threshold(metric: str, target: float, promised: bool, naive: bool) -> dict[str, Any]:
+    """As `decide.promise` and `decide.threshold` say it."""
+    own = {"metric": metric, "target": target, "confidence": 0.9, "rows": 206, "even_rows": 180, "promised": promised}
+    tuned = {
+        "threshold": NAIVE,
+        "precision": 0.8511,
+        "display_rate": 0.5649,
+        "recall": 0.8,
+        "shown": 116,
+        "effective_shown": 104.5,
+        "rows": 206,
+    }
+    own["naive"] = tuned if naive else None
+    if promised:
+        return own | {
+            "threshold": PROMISED,
+            "precision": 0.9111,
+            "display_rate": 0.4321,
+            "shown": 89,
+            "p_value": 0.0678,
+        }
+    says = f"no threshold reaches precision {target:g} at confidence 0.9 with 206 reviewed answers"
+    return own | {"threshold": NAIVE, "precision": 0.8511, "display_rate": 0.5649, "says": says, "reviews_needed": 4812}
+
+
+@lru_cache(maxsize=2)
+def _measured(served: float, promised: float | None) -> str:
+    """metrics, evaluation and the plots' tables of generated answers, as JSON."""
+    correct, _, group = grouped(ROWS, GROUPS, seed=5)
+    generator = np.random.default_rng(6)
+    weight = np.where(generator.random(ROWS) < 0.3, 0.4, 1.0)
+    noise = generator.normal(size=ROWS)
+    scores = pd.DataFrame(
+        {
+            name: 1
+            / (1 + np.exp(-0.6 * sharpness * (2 * correct - 1) - 0.5 * noise - 0.7 * generator.normal(size=ROWS)))
+            for name, sharpness in SHARPNESS.items()
+        }
+    )
+    scores.loc[3:9, "yes_score"] = np.nan
+    scores["verbalised"] = np.nan
+    scores["base_rate"] = 0.61
+    scores[f"mine | {TAG}"] = scores["entropy"]
+    calibrated = scores.clip(0.02, 0.98) ** 1.2
+    own, probability = scores["probe"].to_numpy(), calibrated["probe"].to_numpy()
+    rouge = np.where(generator.random(ROWS) < 0.8, np.clip(0.3 + 0.4 * correct + 0.1 * noise, 0, 1), np.nan)
+    marked = {"promised": promised, "naive": NAIVE} if promised else {"naive": NAIVE}
+    board = leaderboard(correct, scores, calibrated, group, weight, 200, 1, champion="probe")
+    at = {name: at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
+    metrics = {
+        "holdout": {
+            "rows": ROWS,
+            "base_rate": mean(correct, weight),
+            "drawn_unevenly": int((weight < 1).sum()),
+            "effective_rows": effective_rows(weight),
+            "label_source": "sme",
+            "digest": "0" * 64,
+            "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
+            "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_worth": 90.0},
+            "at_naive": at["naive"],
+        },
+        "newest": {"rows": 17, "drawn_unevenly": 0, "effective_rows": 17.0, "auroc": 0.7654},
+    }
+    products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
+    sliced = strata(products, [None] * ROWS, generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS))
+    slices = slice_table(Scored(correct, own, probability, own >= served, group, weight), sliced, 100, 1, 20)
+    changed = scores * 0.7 + 0.1 * generator.random(scores.shape)
+    texts = pd.DataFrame(
+        {
+            "interaction_id": [f"i-{number}" for number in range(ROWS)],
+            "product": products,
+            "question": [[ARABIC, *NASTY][number % 6] for number in range(ROWS)],
+            "answer": [NASTY[number % 5] for number in range(ROWS)],
+            "ideal_answer": [None if number % 2 else NASTY[number % 5] for number in range(ROWS)],
+            "correct": correct,
+            "confidence": own,
+            "probability": probability,
+        }
+    )
+    few = ["probe", "fusion", "min_log_prob", "length_only"]
+    evaluation = {
+        "served": {
+            "architecture": "linear",
+            "asked_for": "best",
+            "out_of_fold": {"linear": 0.7912, "lstm": 0.7777, "pca": None},
+            "layer": 16,
+            "site": "residual",
+            "model": "smollm2-135m-instruct@f00d",
+            "layout": "rag-chatml-v1",
+        },
+        "kinds": {name: _kind(name) for name in scores},
+        "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},
+        "skipped": {"entailment": "no model is set: scorers.entailment_model | is null", "extractive_qa": "no model"},
+        "neither": {"neither": 321, "replies": 1200},
+        "improbable": {"yes_score": 12, "yes_score_fused": 0},
+        "min_rows": 20,
+        "at_own_threshold": {
+            "probe": {**at["naive"], "note": ""},
+            "fusion": {**at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
+            "verbalised": {"note": "no threshold reaches precision 0.8 on 206 reviewed answers | none"},
+        },
+        "regressors": REGRESSORS,
+        "calibration": {
+            "method": "isotonic",
+            "by_method": [
+                {"method": method, **_calibrated(correct, values, weight)}
+                for method, values in (
+                    ("none", own),
+                    ("isotonic", probability),
+                    ("none, lstm", scores["lstm"].to_numpy()),
+                )
+            ],
+        },
+        "slices": slices.rename(columns={"stratum": "by"}).to_dict("records"),
+        "audits": {
+            "context_removed": audits.context_removed(
+                correct, scores[few], changed[few], weight, group, Resamples(200, 1)
+            ),
+            "answers_shuffled": audits.answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
+            "left_out": [
+                {
+                    "product": "Gold Card",
+                    "rows": 61,
+                    "auroc": 0.7012,
+                    "auroc_low": 0.6123,
+                    "auroc_high": 0.7999,
+                    "auroc_trained_on_all": 0.8123,
+                    "lost": 0.1111,
+                    "lost_low": 0.0222,
+                    "lost_high": 0.2,
+                    "note": "",
+                },
+                {"product": TAG, "rows": 3, "note": "fewer than 20 answers: not judged"},
+            ],
+        },
+        "rank_correlation": {
+            "names": ["yes_score", "yes_score_tokens", "yes_score_fused"],
+            "matrix": [[1.0, 0.9876, 0.3456], [0.9876, 1.0, None], [0.3456, None, 1.0]],
+        },
+        "ablations": [
+            _listening(16, "residual", None, 0.79),
+            _listening(24, "mlp", None, 0.81),
+            _listening(16, "mlp", 2, None),
+        ],
+        "fusion": {
+            "strength": 0.01,
+            "coefficients": {"linear": 0.8123, "entropy": 0.0456, TAG: 0.0},
+            "missing": {"linear": 0.0, "entropy": 0.0, TAG: -0.4321},
+        },
+        "examples": examples(texts, served),
+    }
+    reliability = [
+        {
+            "kind": kind,
+            "confidence": low + 0.05,
+            "accuracy": shift + 0.7 * low,
+            "rows": 10 + round(40 * low),
+            "share": (10 + round(40 * low)) / 280,
+        }
+        for kind, shift in (("raw", 0.2), ("calibrated", 0.05))
+        for low in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    ]
+    tables = {
+        "threshold": threshold_table(correct, own, marked, weight, rouge),
+        "roc": curves.roc(correct, scores[few], weight),
+        "risk_coverage": curves.risk_coverage(correct, scores[few], weight),
+        "reliability": pd.DataFrame(reliability),
+        "reliability_by_product": curves.reliability_by(pd.Series(products), correct, probability, weight, 20),
+        "confidence": curves.histogram(correct, own, weight),
+    }
+    rows = {name: table.to_dict("records") for name, table in tables.items()}
+    return json.dumps(_null([metrics, evaluation, rows]))
+
+
+def _kind(name: str) -> str:
+    if name == "probe":
+        return "served probe"
+    if name in ("fusion", "length_only", "base_rate"):
+        return "fusion" if name == "fusion" else "baseline"
+    return "probe" if name in ("lstm", "lstm_no_huber", "attention", "pca") else "signal"
+
+
+def _calibrated(correct: np.ndarray, values: np.ndarray, weight: np.ndarray) -> dict[str, Any]:
+    figures = {"ece": ece(correct, values, weight), "brier": brier(correct, values, weight)}
+    bounded = {
+        f"{name}_{end}": value + by for name, value in figures.items() for end, by in (("low", -0.02), ("high", 0.03))
+    }
+    return figures | bounded
+
+
+def _listening(layer: int, site: str, chunks: int | None, out_of_fold: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"layer": layer, "site": site, "chunks": chunks, "served": (layer, site) == (16, "residual")}
+    row |= {"out_of_fold": out_of_fold, "auroc": 0.8 - layer / 1000, "auroc_low": 0.71, "auroc_high": 0.86}
+    if out_of_fold is None:
+        return {**row, "note": "no threshold reaches precision 0.85 on 197 reviewed answers"}
+    figures = {"threshold": 0.7, "precision": 0.84, "recall": 0.6, "display_rate": 0.4, "mask_rate": 0.6}
+    return {**row, **figures, "rouge_displayed": 0.61, "rouge_masked": None, "note": ""}
+
+
+def _null(value: Any) -> Any:
+    """nan as null, which JSON has."""
+    if isinstance(value, Mapping):
+        return {str(key): _null(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_null(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

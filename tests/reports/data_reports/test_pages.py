@@ -1,0 +1,194 @@
+"""What the two pages say, read as a browser would read them, but for how they look (`test_browser`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.data.store.profile import MEASURES
+from abstain.data.validation.results import SHOWN, CheckResult, ValidationResult
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.quarantine import QuarantinedRow
+from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, balance_of, drift_of
+from abstain.reports.data_reports.ingest import ingest_page
+from abstain.reports.data_reports.validation import validation_page
+
+DRIFT = {
+    "limit": 0.25,
+    "rows": {"newest": 100, "previous": 900},
+    "shift": dict.fromkeys(MEASURES, 0.01) | {"question language": 3.73},
+    "newest": {name: {"32": 40, "64": 60} for name in MEASURES} | {"question language": {"en": 50, "de": 50}},
+    "previous": {name: {"32": 500, "91": 400} for name in MEASURES} | {"question language": {"en": 900}},
+}
+SPLITS = [
+    {"split": "all", "answers": 40, "right": 30, "reviewed": 10},
+    {"split": "train", "answers": 40, "right": 30, "reviewed": 10},
+    {"split": "holdout", "answers": 0, "right": 0, "reviewed": 0},
+]
+
+
+class Reader(HTMLParser):
+    """The text of a page, its elements, and every address in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "action", "srcset", "data")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def check(suite: str, column: str, unexpected: int = 0, severity: str = "error", told: str = "") -> CheckResult:
+    keys = tuple(f"{suite}/row-{at}" for at in range(min(unexpected, 5)))
+    between = {"min_value": 1, "max_value": 20_000}
+    return CheckResult(
+        suite=suite,
+        expectation="ExpectColumnValuesToBeBetween",
+        column=column,
+        arguments=between,
+        severity=severity,
+        success=not unexpected,
+        unexpected=unexpected,
+        sample=keys,
+        told=(told,) if told else keys,
+        note=f"{column}: not liked",
+    )
+
+
+def page_of(*results: ValidationResult) -> Reader:
+    return Reader(
+        validation_page([json.loads(json.dumps(result.to_dict())) for result in results], "retrain shiny-fox")
+    )
+
+
+def rows_result(**changes: Any) -> ValidationResult:
+    fields: dict[str, Any] = {
+        "rows": {"interactions": 1_200, "feedback": 0},
+        "checks": (check("interactions", "question_chars"), check("interactions", "answer_chars")),
+    }
+    return ValidationResult(**{**fields, **changes})
+
+
+def test_a_sound_store_has_passed() -> None:
+    words = page_of(rows_result()).words
+    assert "Data validation retrain shiny-fox ✓ Passed 2 expectations hold on 1,200 rows" in words
+    assert "feedback: no rows, the suite was skipped" in words
+    assert "1,200 rows 2 of 2 expectations hold" in words
+
+
+def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
+    failing = rows_result(
+        checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 60)),
+        reasons={f"interactions/row-{at:03d}": (f"answer: reason {at}",) for at in range(60)},
+    )
+    words = page_of(failing).words
+    assert "✗ 1 expectation failed, by 60 rows interactions: answer_chars: not liked (60)" in words
+    places = [
+        words.index(what) for what in ("1 expectation failed", "Rows that fail", "answer: reason 0", "What was checked")
+    ]
+    assert places == sorted(places)
+    assert f"answer: reason {SHOWN - 1}" in words and f"answer: reason {SHOWN}" not in words
+    assert "and 10 more" in words
+    assert "answer_chars at least 1, at most 20,000 fails 60 row-0, row-1" in words
+
+
+def test_warnings_figures_and_charts_are_shown() -> None:
+    drift = ValidationResult(
+        {"drift": 5}, (check("drift", "shift", 1, "warning", "question language: 3.73 from"),), figures={"drift": DRIFT}
+    )
+    table = ValidationResult({"labels": 40, "splits": 3}, (check("labels", "straddles"),), figures={"splits": SPLITS})
+    page = page_of(ValidationResult.merge([rows_result(), drift]), table)
+    assert "! Passed, with 1 warning 3 expectations hold" in page.words
+    assert "Warnings question language: 3.73 from" in page.words
+    assert "train 40 75.0% 25.0%" in page.words
+    assert "holdout 0 no answers" in page.words
+    assert "newest, 100 interactions before, 900" in page.words
+    assert "question language shift 3.73: large" in page.words and "answer length shift 0.01 " in page.words
+    assert page.tags.count("svg") == len(MEASURES) + 2 * 2
+
+
+def test_bars_are_shares_scaled_to_the_highest() -> None:
+    drift = drift_of(DRIFT)
+    histograms = {histogram.measure: histogram for histogram in drift.histograms}
+    assert [histogram.measure for histogram in drift.histograms if histogram.is_large] == ["question language"]
+    lengths = {bar.label: (bar.newest_share, bar.previous_share) for bar in histograms["answer length"].bars}
+    assert lengths == {"32": (0.4, 500 / 900), "46": (0, 0), "64": (0.6, 0), "91": (0, 400 / 900)}
+    assert max(bar.newest for bar in histograms["answer length"].bars) == 70
+    many = DRIFT | {"newest": DRIFT["newest"] | {"answer language": {f"l{at}": 9 for at in range(20)}}}
+    shown = next(h for h in drift_of(many).histograms if h.measure == "answer language")
+    assert len(shown.bars) == LANGUAGES_SHOWN
+    assert [(row.split, row.right, row.experts) for row in balance_of(SPLITS)] == [
+        ("all", 0.75, 0.25),
+        ("train", 0.75, 0.25),
+        ("holdout", None, None),
+    ]
+
+
+@given(st.text(min_size=1), st.text())
+def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
+    sound = page_of(rows_result(reasons={"interactions/x": ("y",)}))
+    page = page_of(rows_result(reasons={f"interactions/{key}": (reason,)}, notes=(reason,), figures={}))
+    assert set(page.tags) <= {*sound.tags, "ul", "li"}
+    assert page.addresses == ["data:,"]
+
+
+def report(**changes: Any) -> IngestReport:
+    counts = {"read": 20, "accepted": 12, "duplicate": 1, "held": 2, "quarantined": 5}
+    contracts = {"interactions": 12, "feedback": 3, "reviews": 0, "documents": 0}
+    return IngestReport(**{**counts, "contracts": contracts, **changes})
+
+
+def refused(line: int, raw: str, reason: str) -> QuarantinedRow:
+    return QuarantinedRow(source="a.jsonl", line=line, digest=str(line), raw=raw, reasons=(reason,))
+
+
+REFUSED = [
+    refused(7, '{"question": "<script>alert(1)</script>"}', "answer: this field is missing"),
+    refused(9, "\\xff", "line: not valid UTF-8"),
+]
+
+
+def test_an_accepted_batch_says_what_it_brought() -> None:
+    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), figures={"drift": DRIFT})
+    words = Reader(
+        ingest_page(report(reasons={"answer: missing": 5}, validation=drift), "ingest calm-owl", REFUSED)
+    ).words
+    assert "! 12 rows accepted, 5 quarantined new: 12 interactions, 3 feedback" in words
+    assert "20 read 12 accepted 1 duplicate 2 held 5 quarantined" in words
+    assert "5 answer: missing" in words
+    assert "a.jsonl, line 7 answer: this field is missing" in words and "and 3 more" in words
+    assert "2 thumbs and reviews wait for their interaction" in words
+    assert "abstain quarantine release ID" in words
+    assert "alert(1)" not in words
+
+
+def test_a_refused_batch_says_so_first() -> None:
+    page = ingest_page(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl refused: 5 of 20 rows fail")
+    words = Reader(page).words
+    assert "✗ Batch refused, nothing accepted batch of a.jsonl refused: 5 of 20 rows fail" in words
+    assert "12 valid, not accepted" in words
+    assert "line: not valid UTF-8" in words
+    assert re.search(r"<title>Ingest: Batch refused, nothing accepted</title>", page)
+
+
+def test_a_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
+    known = report(read=1, accepted=0, duplicate=1, held=0, quarantined=0, contracts={"interactions": 0})
+    words = Reader(ingest_page(known, "ingest calm-owl")).words
+    assert "✓ 0 rows accepted new: nothing" in words
+    assert "What to do" not in words

@@ -1,0 +1,783 @@
+"""What the report says, read from both of its renderings; how it looks is `test_report_browser`'s."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from abstain.reports.evaluation import (
+    Evaluated,
+    Report,
+    Strong,
+    add_warning,
+    compose,
+    leaderboard_table,
+    markdown_table,
+    render_html,
+    render_markdown,
+    warning_line,
+)
+from abstain.reports.evaluation.document import Cell, Paragraph, Row, Section, Table, Verdict
+from abstain.reports.evaluation.markdown import escape
+from abstain.reports.evaluation.words import beside, figure, percent, plain
+from abstain.reports.plots import PLOTS, draw
+from tests.reports.builders import LINK, NAIVE, NASTY, PROMISED, ROWS, TAG, evaluated
+
+BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.display_rate": 0.5026}
+FEW = {
+    "metrics.holdout.at_threshold.precision": 1.0,
+    "metrics.holdout.at_threshold.shown": 1,
+    "metrics.holdout.at_threshold.shown_worth": 1.0,
+}
+NOTHING = {"metrics.holdout.at_threshold.precision": None, "metrics.holdout.at_threshold.display_rate": 0.0}
+IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
+READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+VOID = {"meta", "link", "img", "br"}  # however they are written
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and the text in each kind of element."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(page)
+        assert self.open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.append((self.open[-1], data.replace("\xa0", " ")))
+        if "td" in self.open or ("th" in self.open and "table" in self.open):
+            self.tables[-1][-1][-1] += data.replace("\xa0", " ")
+
+    def of(self, *tags: str) -> list[str]:
+        return [text.strip() for tag, text in self.texts if tag in tags and text.strip()]
+
+    def attributes(self, name: str) -> list[str]:
+        return [str(attrs[name]) for _, attrs in self.elements if name in attrs]
+
+
+def pages(**options: Any) -> tuple[str, str]:
+    report = compose(evaluated(**options))
+    return render_markdown(report), render_html(report, IMAGES)
+
+
+def tokens(markdown: str) -> list[Token]:
+    """Every token of the text, those inside of lines too."""
+    return [inner for token in READER.parse(markdown) for inner in (token, *(token.children or ()))]
+
+
+def shown(markdown: str) -> str:
+    """What a reader of the text sees, alternative texts of images as well."""
+    return " ".join(token.content for token in tokens(markdown) if token.type in ("text", "text_special", "image"))
+
+
+def first_lines(markdown: str) -> str:
+    """From the verdict to the first section."""
+    return markdown.partition("\n## ")[2].partition("\n## ")[0]
+
+
+def section(markdown: str, title: str) -> str:
+    return markdown.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+MARKDOWN, PAGE = pages()
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "headline"),
+    [
+        (
+            {"target": 0.85, "changed": {"metrics.holdout.at_threshold.precision": 0.8723}},
+            "passed",
+            "Promise kept on the hold-out: 87.2 % of the shown answers are right, at least 85 % was promised",
+        ),
+        (
+            {"target": 0.85, "changed": BROKEN},
+            "failed",
+            "Promise not kept on the hold-out: 78.5 % of the shown answers are right, at least 85 % was promised",
+        ),
+        (
+            {"target": 0.85, "changed": {"metrics.holdout.at_threshold.precision": 0.84996}},
+            "failed",
+            "Promise not kept on the hold-out: 84.996 % of the shown answers are right, at least 85 % was promised",
+        ),
+        (
+            {"target": 0.85, "promised": False, "changed": BROKEN},
+            "warned",
+            "No promise can be made: on the hold-out 78.5 % of the shown answers are right, at least 85 % was asked for",
+        ),
+        (
+            {"target": 0.85, "promised": False, "changed": NOTHING},
+            "warned",
+            "No promise can be made: nothing is shown on the hold-out",
+        ),
+        (
+            {"target": 0.85, "changed": NOTHING},
+            "warned",
+            "The promise of at least 85 % right cannot be checked: nothing is shown on the hold-out",
+        ),
+        (
+            {"target": 0.85, "changed": FEW},
+            "warned",
+            "The promise of at least 85 % right cannot be checked: the hold-out has 1 shown answer where 20 are needed",
+        ),
+        (
+            {"target": 0.85, "promised": False, "changed": FEW | {"metrics.holdout.at_threshold.shown": 31}},
+            "warned",
+            "No promise can be made: the hold-out has 31 shown answers, worth 1 drawn evenly, where 20 are needed",
+        ),
+        (
+            {
+                "metric": "error_rate",
+                "target": 0.1,
+                "changed": {"metrics.holdout.rows": 9, "metrics.holdout.effective_rows": 9.0},
+            },
+            "warned",
+            "The promise of at most 10 % shown and wrong cannot be checked: the hold-out has 9 answers where 20 are needed",
+        ),
+        (
+            {"metric": "error_rate", "target": 0.11, "changed": BROKEN},
+            "passed",
+            "Promise kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 11 % was promised",
+        ),
+        (
+            {"metric": "error_rate", "target": 0.1, "changed": BROKEN},
+            "failed",
+            "Promise not kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 10 % was promised",
+        ),
+        (
+            {"metric": "error_rate", "target": 0.1, "changed": NOTHING},
+            "passed",
+            "Promise kept on the hold-out: 0.0 % of all answers are shown and wrong, at most 10 % was promised",
+        ),
+    ],
+)
+def test_the_verdict_is_said_plainly_and_first(options: dict[str, Any], state: str, headline: str) -> None:
+    report = compose(evaluated(**options))
+    assert (report.verdict.state, report.verdict.headline) == (state, headline)
+    page = Page(render_html(report, IMAGES))
+    headings = page.of("h1", "h2")
+    assert headings[1].endswith(headline)
+    assert ("section", {"class": f"card verdict {state}", "id": "verdict"}) in page.elements
+    assert f"## {escape(headline)}\n" in render_markdown(report)
+
+
+def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
+    changed = BROKEN | {"metrics.holdout.effective_rows": 187.0}
+    text = first_lines(pages(target=0.85, changed=changed)[0])
+    assert "The target is missed by about 6 of the 94 answers shown." in text
+    low, high = "metrics.holdout.at_threshold.precision_low", "metrics.holdout.at_threshold.precision_high"
+    by_chance = first_lines(pages(target=0.85, changed=changed | {low: 0.7, high: 0.86})[0])
+    assert "the interval holds it: it may be chance." in by_chance
+    assert "measured on the hold-out, 95 % interval 70.0 % to 86.0 %" in by_chance
+    not_by_chance = first_lines(pages(target=0.85, changed=changed | {low: 0.7, high: 0.84})[0])
+    assert "the interval does not hold it: chance alone would hardly do that." in not_by_chance
+    rate = pages(metric="error_rate", target=0.1, changed=changed)[0]
+    assert "The target is missed by about 1 of the 187 answers." in first_lines(rate)
+    assert "missed" not in first_lines(pages(target=0.75, changed=changed)[0])
+
+
+def test_what_is_promised_and_the_naive_threshold_stand_side_by_side() -> None:
+    text = first_lines(MARKDOWN)
+    for words in (
+        "at least 80 % of the shown answers are right, with a confidence of 90 %",
+        "206 reviewed answers of the validation split, worth 180 drawn evenly, where 43.2 % of the answers are shown, "
+        "91.1 % of them right (p = 0.068)",
+        "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them right), which promises "
+        "nothing: on the hold-out ",
+        "linear at layer 16 (residual) of smollm2-135m-instruct",
+        "the best of 3 probes on training answers they had not seen (AUROC 0.791)",
+        "on 17 reviewed answers asked after the hold-out was frozen, the AUROC is 0.765",
+    ):
+        assert words in text
+    compared = Page(PAGE).tables[0]
+    assert [row[0] for row in compared[1:]] == [
+        "everything shown",
+        "naive: just good enough on validation",
+        "served: promised",
+    ]
+    assert [row[1] for row in compared[1:]] == ["none", f"{NAIVE:.3f}", f"{PROMISED:.3f}"]
+    assert compared[1][4:] == ["100.0 %", "64.0 %", "36.0 %", "100.0 %"]
+
+
+def test_without_a_promise_it_says_why_and_how_many_reviews_would_do() -> None:
+    markdown, page = pages(promised=False, target=0.9)
+    text = first_lines(markdown)
+    assert "It cannot be promised: no threshold reaches precision 0.9 at confidence 0.9 with 206 reviewed" in text
+    assert "| 4,812 | reviews needed for the promise (206 are there) |" in text
+    assert "| ≥ 90 % | of the shown answers right (aimed at, not promised) |" in text
+    assert "**Threshold served instead:** the naive one, 0.500, just good enough on validation" in text
+    assert "**Promised:**" not in text
+    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: naive, without a promise"]
+    assert "none (right, of the shown, at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
+    hopeless = first_lines(pages(promised=False, changed={"evaluation.threshold.reviews_needed": None})[0])
+    assert "reviews needed" not in hopeless
+
+
+def test_a_promise_without_a_naive_threshold_is_reported() -> None:
+    markdown, page = pages(naive=False)
+    assert "**Naive threshold:** there is none" in first_lines(markdown)
+    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: promised"]
+
+
+@pytest.mark.parametrize(
+    ("served", "says"),
+    [
+        ({"asked_for": "linear"}, "because probe.serve asks for it; out of fold its AUROC is 0.791."),
+        (
+            {"asked_for": "pca", "architecture": "pca", "out_of_fold": {"pca": 0.7, "lstm": 0.75}},
+            "because probe.serve asks for it; out of fold its AUROC is 0.700, lstm's 0.750.",
+        ),
+        ({"out_of_fold": {"linear": None}}, "the only probe that was trained (AUROC out of fold not defined)."),
+    ],
+)
+def test_why_a_probe_is_served_is_said(served: dict[str, Any], says: str) -> None:
+    markdown, _ = pages(changed={f"evaluation.served.{key}": value for key, value in served.items()})
+    assert says in first_lines(markdown)
+
+
+def test_an_empty_newest_window_is_said() -> None:
+    text = first_lines(pages(changed={"metrics.newest": {"rows": 0, "auroc": None}})[0])
+    assert "no reviewed answer yet" in text
+
+
+def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_the_reason() -> None:
+    scorers = evaluated().scorers
+    table = next(table for table in Page(PAGE).tables if table[0][:2] == ["scorer", "kind"])
+    names = [row[0] for row in table[1:]]
+    assert names[-3:] == ["verbalised", "entailment", "extractive_qa"]
+    known = [name for name in names if name in scorers and scorers[name]["auroc"] is not None]
+    assert [scorers[name]["auroc"] for name in known] == sorted((scorers[n]["auroc"] for n in known), reverse=True)
+    assert set(names) == {*scorers, "entailment", "extractive_qa"}
+    assert table[-2][1:] == ["skipped: no model is set: scorers.entailment_model | is null"]
+    assert ("td", {"class": "word", "colspan": "8"}) in Page(PAGE).elements
+    rows = {row[0]: row[1:] for row in table[1:]}
+    probe, fusion = scorers["probe"], scorers["fusion"]
+    assert rows["probe"][0] == "served: linear"
+    assert rows["probe"][1] == f"{probe['auroc']:.3f}{probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}"
+    assert rows["probe"][2:4] == ["", ""]
+    assert rows["fusion"][2].startswith(figure(fusion["auroc_difference"], "+.3f"))
+    assert rows["fusion"][3] == f"{fusion['chance_better']:.0%}".replace("%", " %")
+    times = [f"{fusion[f'caught_over_random{end}']:.2f}" for end in ("", "_low", "_high")]
+    assert rows["fusion"][4:6] == [percent(fusion["caught"]), f"{times[0]}{times[1]} to {times[2]}"]
+    assert rows["yes_score"][6:] == ["312", "7"]
+    assert rows["verbalised"][1:6] == ["not defined"] * 5
+    assert rows["verbalised"][7] == str(ROWS)
+    every = next(
+        table
+        for table in Page(PAGE).tables
+        if table[0] == ["scorer", "AUPRC", "Brier", "ECE", "accuracy", "F1", "AURC"]
+    )
+    brier = f"{probe['brier']:.3f}{probe['brier_low']:.3f} to {probe['brier_high']:.3f}"
+    assert next(row for row in every if row[0] == "probe")[2] == brier
+    told = section(MARKDOWN, "Which signal tells right from wrong best")
+    assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
+    assert "whose first word is neither yes nor no: 321 of 1,200;" in told
+    assert "for which neither Yes nor No was probable, which count as 0.5: yes_score 12." in told
+    assert "whose first word" not in pages(changed={"evaluation.neither": None})[0], "it was not asked"
+    assert "2 scorers skipped." in told
+
+
+def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
+    table = next(table for table in Page(PAGE).tables if table[0][:3] == ["scorer", "threshold", "right of the shown"])
+    rows = {row[0]: row[1:] for row in table[1:]}
+    assert set(rows) == {"probe", "fusion", "verbalised"} and rows["probe"][0] == f"{NAIVE:.3f}"
+    fusion = evaluated().evaluation["at_own_threshold"]["fusion"]
+    assert rows["fusion"][:4] == ["0.600", *(percent(fusion[name]) for name in ("precision", "recall", "mask_rate"))]
+    assert rows["verbalised"] == ["no threshold reaches precision 0.8 on 206 reviewed answers | none"]
+
+
+def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturbed() -> None:
+    title = "Correctness, estimated from what perturbing the context does"
+    table = next(table for table in Page(PAGE).tables if table[0][:2] == ["regressor", "t"])
+    assert table[1] == ["linear_cosine", "no t could be tuned"]
+    assert table[2][:4] == ["random_forest_verdict", "0.55", "240", "60.0 %"]
+    assert table[2][4:6] == ["0.5000.500 to 0.500", "0.5200.520 to 0.520"]
+    told = section(MARKDOWN, title)
+    assert "1 answer of 800 without any context: nothing could be perturbed" in told
+    assert "23 answers of 800 with fewer tokens than were to be replaced: all were" in told
+    assert "cannot be read" not in told, "there was none that was too long"
+    assert (
+        "2 features cannot tell answers apart and were dropped: 1 say the same of every training answer, 1 say" in told
+    )
+    assert "linear_cosine: no candidate for t leaves both classes" in told
+    none = {"evaluation.regressors.regressors": {}}
+    assert title not in render_markdown(compose(evaluated(changed=none)))
+
+
+def test_the_leaderboard_is_told_in_words() -> None:
+    better = {"auroc": 0.99, "auroc_difference_low": 0.01, "auroc_difference_high": 0.09}
+    changed = {f"metrics.holdout.scorers.fusion.{key}": value for key, value in better.items()}
+    told = section(pages(changed=changed)[0], "Which signal tells right from wrong best").strip()
+    assert told.startswith("Best on the hold-out: **fusion, AUROC 0.990**; the served probe has 0.881. Clearly better")
+    assert "(the whole interval of the difference): fusion. Clearly worse: 14 of 16; 1 cannot be told" in told
+    none = {"metrics.holdout.scorers": {name: {**row, "auroc": None} for name, row in evaluated().scorers.items()}}
+    assert "AUROC is not defined on this hold-out" in pages(changed=none)[0]
+
+
+def test_the_leaderboard_for_elsewhere_is_the_same_tables() -> None:
+    given = evaluated()
+    text = leaderboard_table(given.metrics, given.evaluation)
+    assert text.strip() in MARKDOWN
+    assert len(re.findall(r"^\|(?: --- \|)+$", text, re.MULTILINE)) == 2
+    assert "| entailment | skipped: no model is set: scorers.entailment_model \\| is null |" in text
+
+
+def test_marked_thresholds_stand_out_and_no_others() -> None:
+    lines = section(MARKDOWN, "What a threshold shows, and what it withholds").splitlines()
+    table = [line for line in lines if re.match(r"\| (\*\*)?0\.\d{3}", line)]
+    assert [line.split("|")[1].strip() for line in table if "**" in line] == [f"**{NAIVE:.3f}**", f"**{PROMISED:.3f}**"]
+    assert [line.split("|")[2].strip() for line in table if "**" in line] == ["**naive**", "**promised**"]
+    assert len(table) == 11  # 0.0 to 0.9, one of them the naive one, and the promised one
+    page = Page(PAGE)
+    threshold = next(table for table in page.tables if table[0][:2] == ["threshold", "mark"])
+    assert [row[0] for row in threshold[1:] if row[1]] == [f"{NAIVE:.3f}", f"{PROMISED:.3f}"]
+    assert threshold[0][-2:] == ["ROUGE-L shown", "ROUGE-L withheld"]
+    assert threshold[1][-1] == "not defined0 answers"
+
+
+def test_without_ideal_answers_there_is_no_rouge() -> None:
+    given = evaluated()
+    bare = given.tables["threshold"].assign(rouge_displayed=float("nan"), rouge_masked=float("nan"))
+    tables = {**given.tables, "threshold": bare}
+    report = compose(Evaluated(given.params, given.metrics, given.evaluation, given.dataset, tables))
+    assert "ROUGE" not in section(render_markdown(report), "What a threshold shows, and what it withholds")
+
+
+def test_listening_elsewhere_is_compared_and_out_of_reach_says_why() -> None:
+    text = section(MARKDOWN, "What listening elsewhere would give")
+    assert (
+        "Best out of fold: layer 24, mlp with 0.810; the served probe listens at layer 16, residual with 0.790." in text
+    )
+    assert "On the hold-out that place has 0.776, within the interval of the served one (0.710 to 0.860)." in text
+    assert "| **16 (served)** | **residual** | **all** | **0.790** |" in text
+    assert "no threshold reaches precision 0.85 on 197 reviewed answers" in text
+    assert "What listening elsewhere would give" not in pages(changed={"evaluation.ablations": []})[0]
+    best = pages(changed={"evaluation.ablations.0.out_of_fold": 0.9})[0]
+    assert "Best out of fold: layer 16, residual with 0.900, where the served probe listens." in best
+
+
+def test_calibration_and_its_intervals_are_told() -> None:
+    text = section(MARKDOWN, "Whether a probability means what it says")
+    raw, own, _ = evaluated().evaluation["calibration"]["by_method"]
+    assert f"The served probe's is {raw['ece']:.3f} as it is and {own['ece']:.3f} after isotonic calibration" in text
+    assert f"| **isotonic** | **{own['ece']:.3f} ({own['ece_low']:.3f} to {own['ece_high']:.3f})** |" in text
+    none = section(
+        pages(changed={"evaluation.calibration.method": "none"})[0], "Whether a probability means what it says"
+    )
+    assert "The confidence is served as it is" in none
+
+
+def test_slices_below_the_target_are_named_lowest_first() -> None:
+    text = section(pages(target=0.95)[0], "Where it is weaker")
+    judged = [row for row in evaluated().evaluation["slices"] if row["precision"] is not None]
+    below = sorted((row for row in judged if row["precision"] < 0.95), key=lambda row: row["precision"])
+    assert 0 < len(below) < len(judged)
+    assert f"right in {len(below)} of them, lowest first: " in text
+    places = [text.index(f"({percent(row['precision'])})") for row in below]
+    assert places == sorted(places)
+    assert "In all of them at least 50 % of the shown answers are right." in pages(target=0.5)[0]
+    assert "fewer than 20 shown answers: precision not judged |" in text
+
+
+def test_a_slice_that_is_not_judged_says_why_in_place_of_its_figures() -> None:
+    row = {"by": "product", "slice": "Gold Card", "rows": 61, "worth": 60.5, "base_rate": 0.7, "shown": 30, "note": ""}
+    figures = {"auroc": 0.8, "auroc_low": 0.7, "auroc_high": 0.9, "ece": 0.05, "brier": 0.2, "precision": 0.9}
+    few = dict.fromkeys(figures) | {
+        "slice": "Tin Card",
+        "rows": 3,
+        "worth": 2.6,
+        "note": "fewer than 20 answers: not judged",
+    }
+    one_class = {"auroc": None, "note": "one class only"}
+    slices = [row | figures, row | few, row | figures | one_class, row | figures | {"precision": None}]
+    text = section(pages(changed={"evaluation.slices": slices})[0], "Where it is weaker")
+    assert [line for line in text.splitlines() if line.startswith("| product")] == [
+        "| product | Gold Card | 61 | 60 | 70.0 % | 0.800 (0.700 to 0.900) | 0.050 | 0.200 | 30 | 90.0 % |",
+        "| product | Tin Card | 3 | 3 | 70.0 % | fewer than 20 answers: not judged |  |  |  |  |",
+        "| product | Gold Card | 61 | 60 | 70.0 % | not defined | 0.050 | 0.200 | 30 | 90.0 % (one class only) |",
+        "| product | Gold Card | 61 | 60 | 70.0 % | 0.800 (0.700 to 0.900) | 0.050 | 0.200 | 30 | not defined |",
+    ]
+    assert "2 of 4 slices have enough shown answers to be judged." in text
+
+
+def test_the_audits_are_told_in_words() -> None:
+    def audit(**changed: Any) -> str:
+        start = "evaluation.audits.context_removed.0."
+        return section(pages(changed={start + key: value for key, value in changed.items()})[0], "What it listens to")
+
+    unsure = audit(auroc=0.881, auroc_changed=0.87, auroc_lost_low=-0.01, auroc_lost_high=0.03)
+    assert "what it loses is −0.010 to +0.030: on these answers it is not shown to look at the context" in unsure
+    assert "it is not shown to look" in audit(auroc=0.881, auroc_changed=0.7, auroc_lost_low=None, auroc_lost_high=None)
+    sure = {"auroc": 0.8, "auroc_lost_low": 0.1}
+    assert "from 0.800 to 0.620: 40 % of its lead over guessing is left" in audit(auroc_changed=0.62, **sure)
+    assert "0 % of its lead over guessing is left" in audit(auroc_changed=0.45, **sure)
+    assert "no better than guessing in the first place" in audit(auroc=0.5, auroc_changed=0.4)
+    assert "Of the served probe this is not defined" in audit(auroc_changed=None)
+    text = audit()
+    assert "it loses 0.111 AUROC on average; clearly (the whole interval of the loss) on Gold Card." in text
+    assert "So the probe knows more than how long an answer is." in text
+    length = {"metrics.holdout.scorers.length_only.auroc_difference_high": 0.01}
+    assert "not shown to know more than how long an answer is: be careful" in pages(changed=length)[0]
+    shuffled = {"evaluation.audits.answers_shuffled.0.shown_changed": 0.99}
+    assert "it does not see that they answer another question" in pages(changed=shuffled)[0]
+
+
+def test_examples_show_what_was_caught_missed_and_withheld() -> None:
+    text = section(MARKDOWN, "Answers to look at")
+    assert [line for line in text.splitlines() if line.startswith("### ")] == [
+        "### Errors caught",
+        "### Errors missed",
+        "### Right answers withheld",
+    ]
+    found = evaluated().evaluation["examples"]
+    assert len(re.findall(r"^\d\. Confidence 0\.\d{3} · ", text, re.MULTILINE)) == sum(map(len, found.values()))
+    assert text.count("Expert's answer: ") == sum(
+        row["ideal_answer"] is not None for of in found.values() for row in of
+    )
+    nothing = {f"evaluation.examples.{kind}": [] for kind in found}
+    assert section(pages(changed=nothing)[0], "Answers to look at").count("None on the hold-out.") == 3
+
+
+def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
+    model, data = section(MARKDOWN, "Model card"), section(MARKDOWN, "Data card")
+    for words in (
+        "| listens to | layer 16, residual, answer and EOS tokens |",
+        "| prompt layout | rag-chatml-v1 |",
+        "| probe | linear: logistic regression on the mean and the last state |",
+        "| trained on | 1,234 answers of 56 groups |",
+        f"| threshold | {PROMISED:.6f} |",
+        "| calibration | isotonic, on the validation split |",
+    ):
+        assert words in model
+    for words in (
+        "| train | 1,234 | 56 | 60.0 % | 78 |",
+        "| newest | 0 | 0 | not defined | 0 |",
+        "Labels: 9 sme, 8 thumb and 0 tied thumbs.",
+        "Weights of thumbs: estimated, agreement (40 answers have both).",
+        "| up | 31 | 7 | 81.5 % (70.0 % to 90.0 %) |",
+        "Reviews disagree on 3 answers (rule: latest); thumbs say the opposite of the experts on 11.",
+        "had a higher chance of being reviewed than others",
+        "1 / inclusion probability",
+    ):
+        assert words in data
+    even = section(pages(changed={"metrics.holdout.drawn_unevenly": 0})[0], "Data card")
+    assert "inclusion probability" not in even
+    assert "All of them were equally likely to be reviewed." in even
+    fixed = pages(changed={"dataset.thumbs": {"weights": "fixed", "why": "2 answers have both"}})[0]
+    assert "experts agree" not in fixed
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_no_huber", "attention", "pca"])
+def test_every_probe_of_the_zoo_is_described(name: str) -> None:
+    given = evaluated(changed={"evaluation.served.architecture": name})
+    row = next(line for line in render_markdown(compose(given)).splitlines() if line.startswith("| probe | "))
+    card = next(line for line in render_markdown(compose(given)).splitlines() if line.startswith(f"| probe | {name}:"))
+    assert row
+    assert f"seed {given.params.seed}" in card
+    assert (f"{given.params.huber_lambda:g} x Huber" in card) == (name != "lstm_no_huber")
+
+
+VARIANTS: list[dict[str, Any]] = [{}, {"promised": False}, {"naive": False}, {"metric": "error_rate", "target": 0.1}]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+def test_both_renderings_say_the_same(options: dict[str, Any]) -> None:
+    """Word by word, but for the contents' links, and the head of the table that Markdown makes of the tiles."""
+    markdown, page = pages(**options)
+    parsed = Page(page)
+    links = Counter(words(" ".join(parsed.of("a"))))
+    html = " ".join(text for tag, text in parsed.texts if tag not in ("style", "title"))
+    html += " " + " ".join(parsed.attributes("alt"))
+    assert Counter(words(html)) - links == Counter(words(shown(markdown))) - Counter(["figure", "what"])
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+def test_what_is_not_defined_is_never_a_number(options: dict[str, Any]) -> None:
+    undefined = {
+        "metrics.newest.auroc": None,
+        "metrics.holdout.at_threshold.precision": None,
+        "metrics.holdout.at_threshold.recall": None,
+        "metrics.holdout.scorers.probe": dict.fromkeys(evaluated().probe, None) | {"unscored": 0},
+        "evaluation.calibration.by_method.0.ece": None,
+        "evaluation.audits.answers_shuffled.0.auroc_against_shuffled": None,
+        "evaluation.served.out_of_fold": {"linear": None, "lstm": None},
+    }
+    markdown, page = pages(**options, changed=undefined)
+    for text in (shown(markdown), " ".join(text for tag, text in Page(page).texts if tag != "style")):
+        assert not {"nan", "None", "inf"} & set(words(text))
+    assert "| not defined | AUROC of the served probe (95 % interval no interval) |" in markdown
+    assert "the AUROC is not defined" in markdown
+
+
+def test_what_people_wrote_is_text_in_the_page() -> None:
+    page = Page(PAGE)
+    assert {tag for tag, _ in page.elements} <= {
+        "html",
+        "head",
+        "meta",
+        "link",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "section",
+        "nav",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "span",
+        "b",
+        "strong",
+        "ul",
+        "ol",
+        "li",
+        "a",
+        "div",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "figure",
+        "figcaption",
+        "img",
+        "dl",
+        "dt",
+        "dd",
+        "bdi",
+    }
+    assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
+    addresses = page.attributes("href") + page.attributes("src")
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert len(page.attributes("src")) == len(PLOTS)
+    assert not re.search(r"url\(|@import", PAGE)
+    told = page.of("bdi")
+    for text in NASTY[:4]:
+        assert plain(text) in told
+
+
+def test_what_people_wrote_is_text_in_markdown() -> None:
+    found = tokens(MARKDOWN)
+    assert {token.type for token in found} <= {
+        "heading_open",
+        "heading_close",
+        "paragraph_open",
+        "paragraph_close",
+        "inline",
+        "text",
+        "text_special",
+        "softbreak",
+        "strong_open",
+        "strong_close",
+        "em_open",
+        "em_close",
+        "image",
+        "bullet_list_open",
+        "bullet_list_close",
+        "ordered_list_open",
+        "ordered_list_close",
+        "list_item_open",
+        "list_item_close",
+        "table_open",
+        "table_close",
+        "thead_open",
+        "thead_close",
+        "tbody_open",
+        "tbody_close",
+        "tr_open",
+        "tr_close",
+        "th_open",
+        "th_close",
+        "td_open",
+        "td_close",
+    }
+    images = [str(token.attrs["src"]) for token in found if token.type == "image"]
+    assert sorted(images) == sorted(f"{name}.svg" for name in PLOTS)
+    assert {token.content for token in found if token.type == "em_open"} == {""}
+    for text in NASTY[:4]:
+        assert plain(text) in "".join(token.content for token in found if token.type.startswith("text"))
+
+
+def test_a_warning_stands_above_the_verdict_as_text() -> None:
+    warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
+    page = add_warning(render_html(compose(evaluated()), IMAGES), warning)
+    said = Page(page).texts
+    verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Promise kept" in text)
+    assert said.index(("strong", plain(warning))) < verdict
+    ((_, inline, _),) = [READER.parse(warning_line(warning))]
+    assert inline.children is not None
+    assert [child.type for child in inline.children if child.type != "text"] == ["strong_open", "strong_close"]
+    assert "".join(child.content for child in inline.children) == plain(warning)
+
+
+def test_tables_are_whole_in_markdown() -> None:
+    """No cell is lost or won by what is written in it."""
+    lines = MARKDOWN.splitlines()
+    tables = Page(READER.render(MARKDOWN)).tables
+    drawn = [line for line in lines if re.fullmatch(r"\|( --- \|)+", line)]
+    assert len(tables) == len(drawn) == len(Page(PAGE).tables) + 1  # the tiles
+    for rows, line in zip(tables, drawn, strict=True):
+        assert {len(row) for row in rows} == {line.count("---")}
+        assert rows[1:]
+    names = [row[0] for table in tables for row in table]
+    assert f"mine | {TAG}" in names
+
+
+@given(st.text() | st.lists(st.sampled_from([*"\\`*_[]<>|~&$#!():@/.-+=1a ", "://", "www.", "\n"])).map("".join))
+@example("1. a")
+@example("a_b _c_ __d__")
+@example("**")
+@example("\r-")
+@example("\ud800\x00")
+def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
+    report = one_of(Paragraph([text]), Table("", ("a", "b"), [Row(("r", text)), Row(("s", Cell(text, "below")))]))
+    found = tokens(render_markdown(report))
+    kinds = {token.type for token in found}
+    assert kinds <= {
+        "inline", "text", "text_special", "paragraph_open", "paragraph_close", "heading_open", "heading_close",
+        *(f"{part}_{end}" for part in ("table", "thead", "tbody", "tr", "th", "td") for end in ("open", "close")),
+    }  # fmt: skip
+    assert sum(token.type == "heading_open" for token in found) == 3
+    inner = plain(text).strip()
+    cells = [row for table in Page(READER.render(render_markdown(report))).tables[1:] for row in table[1:]]
+    assert [len(row) for row in cells] == [2, 2]
+    assert cells[0][1].strip() == inner
+    assert cells[1][1].split() == [*inner.split(), "(below)"]
+    assert inner in "".join(token.content for token in found if token.type.startswith("text"))
+
+
+@given(st.text())
+def test_any_text_reads_in_the_page_as_it_was_written(text: str) -> None:
+    page = render_html(one_of(Paragraph([text, Strong(text)]), Table(text, ("a",), [Row((text,))])), IMAGES)
+    parsed = Page(page)
+    assert parsed.tables[0][1][0].strip() == plain(text).strip().replace("\xa0", " ")
+    assert page.encode()
+
+
+def one_of(*blocks: Any) -> Report:
+    return Report("title", "about", Verdict("passed", "kept", []), [], [Section("only", "Only", blocks)])
+
+
+def test_the_page_is_in_order_for_those_who_hear_it() -> None:
+    page = Page(PAGE)
+    assert ("html", {"lang": "en"}) in page.elements
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert {attrs.get("scope") for tag, attrs in page.elements if tag == "th"} == {"col", "row"}
+    captions = [text for tag, text in page.texts if tag == "span"]
+    boxes = [attrs for _, attrs in page.elements if attrs.get("class") == "scroll"]
+    assert len(boxes) == len(page.tables)
+    for box in boxes:
+        assert box["tabindex"] == "0"
+        assert box["role"] == "region"
+        assert str(box["aria-label"]).replace("\xa0", " ") in captions
+    alts = page.attributes("alt")
+    assert len(alts) == len(PLOTS)
+    assert all(re.search(r"\d", alt) and len(alt) > 40 for alt in alts)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    assert {address[1:] for address in page.attributes("href") if address != "data:,"} <= set(ids)
+
+
+def test_what_a_plot_shows_is_what_the_figures_say() -> None:
+    alts = dict(zip(PLOTS, range(len(PLOTS)), strict=True))
+    assert len(alts) == 7
+    shows = {token.attrs["src"]: token.content for token in tokens(MARKDOWN) if token.type == "image"}
+    given = evaluated()
+    assert f"{given.probe['auroc']:.3f}" in str(shows["leaderboard.svg"])
+    assert "verbalised not defined" in str(shows["leaderboard.svg"])
+    at = given.at
+    promised = f"at the promised threshold {PROMISED:.3f}, {percent(at['display_rate'])} of the answers are shown"
+    assert promised in str(shows["threshold.svg"])
+    wrong = at["display_rate"] * (1 - at["precision"]) / (1 - given.holdout["base_rate"])
+    assert f"{percent(at['recall'])} of the right answers and {percent(wrong)} of the wrong" in str(
+        shows["confidence.svg"]
+    )
+    assert "raw, where 5 % are said to be right, 20 % are (10 answers)" not in str(shows["reliability.svg"])
+    assert "calibrated, where 95 % are said to be right, 68 % are (46 answers)" in str(shows["reliability.svg"])
+
+
+def test_where_no_file_lies_beside_it_plots_can_be_told_in_words() -> None:
+    told = re.sub(r"^!\[(.*)\]\(\w+\.svg\)$", r"\1", MARKDOWN, flags=re.MULTILINE)
+    assert "image" not in {token.type for token in tokens(told)}
+    assert words(shown(told)) == words(shown(MARKDOWN))
+
+
+def test_equal_input_is_equal_bytes_and_a_figure_more_is_seen() -> None:
+    assert pages() == (MARKDOWN, PAGE)
+    given = evaluated()
+    images = {name: draw(name, given.tables[name]) for name in PLOTS}
+    assert len(render_html(compose(given), images)) < 400_000
+    other, _ = pages(changed={"metrics.newest.auroc": 0.7111})
+    assert [pair for pair in zip(MARKDOWN.splitlines(), other.splitlines(), strict=True) if pair[0] != pair[1]]
+
+
+def test_a_markdown_table_has_one_line_a_row() -> None:
+    table = markdown_table(
+        [
+            {"a": 1, "b": "x | y\nz", "c": 0.25, "d": LINK},
+            {"a": 2, "b": Strong("failed"), "c": None, "d": TAG},
+            {"a": 3, "b": Strong("a*b"), "c": float("nan"), "d": ""},
+        ]
+    )
+    assert table.splitlines()[:2] == ["| a | b | c | d |", "| --- | --- | --- | --- |"]
+    assert len(table.splitlines()) == 5
+    assert "| 1 | x \\| y z | 0.25 |" in table
+    assert "| 2 | **failed** | not defined |" in table
+    assert "| 3 | **a\\*b** | not defined |  |" in table
+    assert not {"link_open", "html_inline"} & {token.type for token in tokens(table)}
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "text"),
+    [(0.8501, 0.85, "85.01 %"), (0.84999, 0.85, "84.999 %"), (0.85, 0.85, "85.0 %"), (0.7, 0.85, "70.0 %")],
+)
+def test_a_figure_beside_its_target_has_the_digits_it_takes(value: float, target: float, text: str) -> None:
+    assert beside(value, target) == text
+    assert beside(None, target) == "not defined"
+
+
+def test_a_fusion_that_hears_nobody_is_told() -> None:
+    fusion = {"strength": 1e-4, "coefficients": {"a": 0.0}, "missing": {"a": 0.0}}
+    deaf = pages(changed={"evaluation.fusion": fusion})[0]
+    assert "Fusion hears nobody: no score tells right training answers from wrong ones." in deaf
+    assert "hears nobody" not in MARKDOWN

@@ -1,0 +1,159 @@
+"""The plots: what they show, that they are the same each time, and that they can be read on light and dark ground."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import lru_cache
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.reports.plots import CURVES, PLOTS, draw
+from abstain.reports.theme import DARK, LIGHT
+from tests.reports.builders import NAIVE, NASTY, PROMISED, evaluated
+
+TABLES = evaluated().tables
+
+
+@lru_cache
+def drawn(name: str) -> bytes:
+    return draw(name, TABLES[name])
+
+
+def words(svg: bytes) -> list[str]:
+    """The texts of a drawing, which is parsed as XML as strictly as a browser does."""
+    return [" ".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
+    svg = drawn(name)
+    assert words(svg)
+    assert 5_000 < len(svg) < 40_000
+    assert svg == draw(name, TABLES[name])
+    assert re.findall(rb"<(?:script|image|a)\b|href=\"(?!#)|<metadata", svg) == []
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_every_colour_has_one_for_dark_pages(name: str) -> None:
+    drawing = re.sub(rb"<style>.*?</style>", b"", drawn(name), flags=re.DOTALL)
+    used = {colour.decode() for colour in re.findall(rb"#[0-9a-f]{6}", drawing)}
+    assert used <= set(LIGHT.values())
+    assert len(used) >= 4
+    assert LIGHT.keys() == DARK.keys()
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_stand_out_from_their_ground(theme: dict[str, str]) -> None:
+    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what is drawn; a grid may be faint."""
+    for name in ("text", "soft"):
+        assert contrast(theme[name], theme["paper"]) >= 4.5, name
+    for name in ("blue", "orange", "green", "grey"):
+        assert contrast(theme[name], theme["paper"]) >= 3, name
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_plot_shows_its_table(name: str) -> None:
+    table = TABLES[name]
+    columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "right"}
+    column = columns.get(name, "accuracy")
+    assert draw(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
+
+
+def test_both_thresholds_and_the_target_are_named() -> None:
+    told = words(drawn("threshold"))
+    assert {f"promised: {PROMISED:.3f}", f"naive: {NAIVE:.3f}", "aimed at: 80 %"} <= set(told)
+    assert {"right, of the shown", "shown, of all"} <= set(told)
+    without = words(draw("threshold", evaluated(promised=False).tables["threshold"]))
+    assert f"naive: {NAIVE:.3f}" in without
+    assert not any(text.startswith("promised") for text in without)
+    rate = words(draw("threshold", evaluated(metric="error_rate", target=0.05).tables["threshold"]))
+    assert {"shown and wrong, of all", "aimed at: 5 %"} <= set(rate)
+    assert "right, of the shown" not in rate
+
+
+def test_lines_are_named_and_differ_by_more_than_their_colour() -> None:
+    for name in ("roc", "risk_coverage"):
+        svg = drawn(name)
+        assert {"probe", "fusion", "min_log_prob", "length_only"} <= set(words(svg))
+        dashes = set()
+        for colour in ("blue", "orange", "green", "grey"):
+            styles = re.findall(rf'style="fill: none; ([^"]*stroke: {LIGHT[colour]}[^"]*)"', svg.decode())
+            assert len(styles) == 2, "one line, and one in the legend"
+            found = re.search(r"stroke-dasharray: ([^;]+)", styles[0])
+            dashes.add(found[1] if found else "solid")
+        assert len(dashes) == 4
+
+
+def test_the_leaderboard_names_every_scorer_the_best_on_top() -> None:
+    table, svg = TABLES["leaderboard"], drawn("leaderboard")
+    told = words(svg)
+    names = [name for name in table["scorer"] if len(name) < 24]
+    assert [text for text in told if text in names] == names
+    for value in table["auroc"].dropna():
+        assert f"{value:.3f}" in told
+    assert "not defined" in told  # of the scorer without a score
+    assert table["auroc"].dropna().is_monotonic_decreasing
+    first, last = (float(re.search(rf'y="([\d.]+)"[^>]*>{name}<', svg.decode())[1]) for name in (names[0], names[-1]))
+    assert first < last
+
+
+@pytest.mark.parametrize("text", [*NASTY, "$\\frac{", "$x^2$", "]]>", "名前"])
+def test_a_name_is_drawn_as_it_is_written(text: str) -> None:
+    """No formula, no tag, and nothing that a browser refuses to parse."""
+    table = pd.DataFrame(
+        {"scorer": ["probe", text], "kind": "signal", "auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = words(draw("leaderboard", table))
+    assert any(" ".join(text.split())[:3] in word for word in told)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_of_nothing_it_says_so(name: str) -> None:
+    assert words(draw(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
+
+
+def test_what_is_not_defined_is_not_drawn_as_0() -> None:
+    table = TABLES["threshold"].copy()
+    table.loc[table["threshold"] > 0.7, "precision"] = np.nan
+    known = table[table["precision"].notna()]
+    line = re.search(
+        r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2', draw("threshold", table).decode()
+    )
+    assert line is not None
+    assert len(re.findall(r"[ML] ", line[1])) == len(known)
+
+
+def test_a_hold_out_of_one_class_is_drawn() -> None:
+    nothing = TABLES["roc"].assign(true_positive_rate=np.nan)
+    assert "probe" in words(draw("roc", nothing))
+    board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
+    assert words(draw("leaderboard", board)).count("not defined") == len(board)
+    empty = TABLES["confidence"].assign(right=0.0, wrong=0.0)
+    assert "right (up)" in words(draw("confidence", empty))
+
+
+def test_the_curves_of_a_large_hold_out_stay_small() -> None:
+    generator = np.random.default_rng(1)
+    correct, parts = generator.integers(2, size=20_000), []
+    for name in ("probe", "fusion", "yes_score", "length_only"):
+        coverage, risk = metrics.risk_coverage(correct, generator.random(20_000))
+        parts.append(pd.DataFrame({"scorer": name, "coverage": coverage, "risk": risk}))
+    assert len(draw("risk_coverage", pd.concat(parts))) < 250_000

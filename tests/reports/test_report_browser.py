@@ -1,0 +1,185 @@
+"""The report in a real browser: whole without a network, readable on a phone, in the dark, and without a mouse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from abstain.reports.evaluation import compose, render_html
+from abstain.reports.evaluation.words import plain
+from abstain.reports.plots import PLOTS, draw
+from abstain.reports.theme import DARK, LIGHT
+from tests.browser import headless
+from tests.reports.builders import NASTY, evaluated
+
+pytestmark = pytest.mark.slow
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "missed": {"target": 0.97},
+    "unpromised": {"promised": False, "target": 0.9},
+    "error rate": {"metric": "error_rate", "target": 0.1},
+}
+SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@dataclass
+class Opened:
+    """A page, what it asked for, and what the browser had to complain about."""
+
+    page: Page
+    address: str
+    asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with headless() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, options in VARIANTS.items():
+        given = evaluated(**options)
+        images = {plot: draw(plot, given.tables[plot]) for plot in PLOTS}
+        (folder / f"{name}.html").write_text(render_html(compose(given), images), encoding="utf-8")
+        for plot, svg in images.items():
+            (folder / f"{plot}.svg").write_bytes(svg)
+    return folder
+
+
+def opened(browser: Browser, file: Path, width: int = 1280, scheme: str = "light") -> Opened:
+    """The page of `file`, with nothing but files to be had."""
+
+    def files_alone(route: Route) -> None:
+        if route.request.url.startswith(("file:", "data:")):
+            route.continue_()
+        else:
+            route.abort()
+
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+    context.route("**/*", files_alone)
+    found = Opened(context.new_page(), file.as_uri())
+    found.page.on("request", lambda request: found.asked.append(request.url))
+    found.page.on("console", lambda message: found.complaints.append(message.text))
+    found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+    found.page.goto(found.address)
+    found.page.wait_for_load_state("networkidle")
+    return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_asks_for_nothing_but_itself_and_runs_nothing(browser: Browser, folder: Path, name: str) -> None:
+    found = opened(browser, folder / f"{name}.html")
+    assert [url for url in found.asked if not url.startswith("data:")] == [found.address]
+    assert found.complaints == []
+    assert "hold-out" in found.page.title()  # no text that people wrote has run and changed it
+    sizes = found.page.evaluate("[...document.images].map(one => [one.complete, one.naturalWidth, one.naturalHeight])")
+    assert len(sizes) == len(PLOTS)
+    assert all(complete and width > 100 and height > 100 for complete, width, height in sizes)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_it_fits_its_window(browser: Browser, folder: Path, width: int, scheme: str) -> None:
+    """Wide tables scroll inside their own box; no text is cut off and none is wider than the page."""
+    page = opened(browser, folder / "kept.html", width, scheme).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.body.scrollWidth") <= width
+    outside = """width => [...document.querySelectorAll("main *")].filter(one =>
+        !one.closest(".scroll") && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
+    assert page.evaluate(outside, width) == []
+    scrolling = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth).length"
+    )
+    assert (scrolling > 0) == (width == 390)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}[scheme]
+
+
+def test_the_verdict_and_its_figures_are_seen_without_scrolling(browser: Browser, folder: Path) -> None:
+    for name, says in {
+        "kept": "Promise kept on the hold-out",
+        "missed": "Promise not kept on the hold-out",
+        "unpromised": "No promise can be made",
+        "error rate": "of all answers are shown and wrong",
+    }.items():
+        page = opened(browser, folder / f"{name}.html").page
+        verdict = page.get_by_role("heading", level=2, name=says)
+        expect(verdict).to_be_in_viewport(ratio=1)
+        expect(page.get_by_label("Key figures").get_by_text("AUROC of the served probe")).to_be_in_viewport(ratio=1)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Confidence probe: evaluation")
+    for title in ("What a threshold shows, and what it withholds", "Model card", "Data card", "Where it is weaker"):
+        expect(page.get_by_role("heading", level=2, name=title, exact=True)).to_be_visible()
+
+
+def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> None:
+    page = opened(browser, folder / "kept.html").page
+    for text in NASTY[:4]:
+        expect(page.locator("bdi").get_by_text(plain(text), exact=True).first).to_be_visible()
+    assert (
+        page.evaluate("document.querySelectorAll('script, main img:not([src^=\"data:\"]), iframe, form').length") == 0
+    )
+
+
+def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder: Path) -> None:
+    page = opened(browser, folder / "kept.html", 390).page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "#thresholds"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=2, name="What a threshold shows")).to_be_in_viewport()
+    board = page.get_by_role("region", name="All scorers on the hold-out")
+    board.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("box => box.scrollLeft > 0", arg=board.element_handle())
+    name = board.get_by_role("rowheader", name="min_log_prob")
+    assert name.bounding_box()["x"] >= board.bounding_box()["x"], "the names stay where they are"
+
+
+@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_plot_has_the_colours_of_the_page(browser: Browser, folder: Path, name: str, scheme: str) -> None:
+    found = opened(browser, folder / f"{name}.svg", scheme=scheme)
+    assert found.asked == [found.address]
+    used = found.page.evaluate(
+        """[...document.querySelectorAll("svg *")].filter(one => !one.closest("defs, style")).flatMap(one => {
+            const {fill, stroke} = getComputedStyle(one); return [fill, stroke]})"""
+    )
+    theme, other = (DARK, LIGHT) if scheme == "dark" else (LIGHT, DARK)
+    # A text without a colour of its own would be black in the dark.
+    texts = found.page.evaluate("[...document.querySelectorAll('text')].map(one => getComputedStyle(one).fill)")
+    assert set(texts) <= {rgb(theme["text"]), rgb(theme["soft"])}
+    assert rgb(theme["paper"]) in used
+    assert not {rgb(colour) for colour in other.values()} & set(used)
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+def test_labels_lie_inside_the_plot_and_apart(browser: Browser, folder: Path) -> None:
+    """In the fonts of who looks at it, which are not those that it was laid out with."""
+    page = opened(browser, folder / "leaderboard.svg").page
+    boxes = page.evaluate(
+        """[...document.querySelectorAll("text")].map(one => {
+            const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]})"""
+    )
+    frame = page.evaluate(
+        "(box => [box.left, box.top, box.right, box.bottom])(document.rootElement.getBoundingClientRect())"
+    )
+    for left, top, right, bottom in boxes:
+        assert left >= frame[0] - 1
+        assert top >= frame[1] - 1
+        assert right <= frame[2] + 1
+        assert bottom <= frame[3] + 1
+    for at, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            overlap = min(right, other[2]) - max(left, other[0]), min(bottom, other[3]) - max(top, other[1])
+            assert min(overlap) <= 3, (boxes[at], other)

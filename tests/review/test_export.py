@@ -1,0 +1,165 @@
+"""The whole way without a browser: drawn, written, filled in, taken in, drawn again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from abstain.config.params import load_params
+from abstain.core.contracts import Review
+from abstain.data.labels.answer_labels import last_verdicts, resolve
+from abstain.data.store.dataset import Store, as_lines
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import by_hand
+from abstain.review.export import make_sheet
+from abstain.review.sampling import Design, draw
+from abstain.review.sheet import OWN, Sheet, read_sheet
+from abstain.review.time_window import IMPORTED, read_window
+from abstain.review.verdicts import read_verdicts
+from tests.conftest import ROOT
+from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
+from tests.review.test_time_window import take
+
+FIRST = datetime(2026, 11, 10, 9, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = [
+        row(
+            f"q-{n}",
+            asked_at=later(n / 20).isoformat(),
+            question=f"=Question {n}?",
+            product=("cards", "loans")[n % 2],
+            thumb=thumb(("up", "down")[n % 7 == 0], days=n / 20 + 1) if n % 3 else None,
+        )
+        for n in range(200)
+    ]
+    take(tmp_path / "data", *rows)
+    return tmp_path / "data"
+
+
+def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design, Path]:
+    window = read_window(Store(data), since)
+    design = draw(window.frame, size, 1.0, seed=0)
+    path = data.parent / f"reviews-{size}.csv"
+    path.write_bytes(make_sheet(design, window, Store(data)).to_bytes())
+    return design, path
+
+
+def fill_in(path: Path, reviewer: str = "Ann") -> None:
+    """Every open row, as people do: some with dates, most without."""
+    sheet = read_sheet(path)
+    rows = {number: dict(cells) for number, cells in sheet.rows.items()}
+    for number, cells in rows.items():
+        if not cells["complete"]:
+            moment = "2026-11-09 17:30" if number % 5 == 0 else ""
+            words = {"complete": "yes", "correct": "no" if number % 4 == 0 else "x", "truthful": "1"}
+            cells.update(words, reviewer=reviewer, reviewed_at=moment)
+    path.write_bytes(Sheet(sheet.columns, rows, ";").to_bytes())
+
+
+def bring(data: Path, path: Path, now: datetime) -> IngestReport:
+    known: dict[str, list[Review]] = {}
+    for review in Store(data).rows(Review):
+        known.setdefault(review.interaction_id, []).append(review)
+    found = read_verdicts(read_sheet(path), now, known)
+    assert found.problems == ()
+    lines = data.parent / f"{IMPORTED}-{path.stem}.jsonl"
+    lines.write_bytes(as_lines(found.reviews))
+    return ingest(by_hand([str(lines)]), data, PARAMS, now, validate=accept_all)
+
+
+def weights(data: Path) -> pd.Series:
+    """The inclusion probability that the label of each reviewed answer carries, by interaction."""
+    reviews = pd.DataFrame([review.model_dump() for review in Store(data).rows(Review)])
+    codes, names = pd.factorize(reviews["interaction_id"])
+    params = load_params(ROOT / "params.yaml").labels
+    labels = resolve(last_verdicts(reviews.assign(row=codes), params), params)
+    return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
+
+
+def test_what_was_drawn_comes_back_with_its_probability(data: Path) -> None:
+    design, path = export(data, 40)
+    assert len(read_sheet(path).rows) == 40
+    assert list(read_sheet(path).rows[2])[-len(OWN) - 1 :][0] == "complete"
+    fill_in(path)
+    report = bring(data, path, FIRST)
+    assert (report.accepted, report.quarantined) == (40, 0)
+    reviewed = {review.interaction_id: review for review in Store(data).rows(Review)}
+    assert set(reviewed) == set(design.rows.index)
+    for key, review in reviewed.items():
+        assert review.inclusion_probability == design.rows.loc[key, "probability"]
+        assert review.reviewed_at in (FIRST, datetime(2026, 11, 9, 17, 30, tzinfo=UTC))
+    assert (1 / weights(data)).sum() == pytest.approx(200)
+
+
+def test_the_same_file_again_or_a_copy_of_it_is_duplicates(data: Path) -> None:
+    _, path = export(data, 40)
+    fill_in(path)
+    bring(data, path, FIRST)
+    copy = path.with_name("mail from Ann.csv")
+    copy.write_bytes(path.read_bytes())
+    for again in (path, copy):
+        report = bring(data, again, FIRST + 3 * DAY)
+        assert (report.accepted, report.duplicate) == (0, 40)
+
+
+def test_the_order_of_the_file_is_that_of_the_design_and_texts_do_not_run(data: Path) -> None:
+    design, path = export(data, 40)
+    rows = list(read_sheet(path).rows.values())
+    assert [cells["interaction_id"] for cells in rows] == list(design.rows.index)
+    assert all(cells["question"].startswith("'=Question") for cells in rows)
+
+
+def test_a_larger_sample_asks_for_the_rest_and_moves_the_weights_of_what_was_reviewed(data: Path) -> None:
+    first, path = export(data, 40)
+    fill_in(path)
+    bring(data, path, FIRST)
+    second, larger = export(data, 100)
+    assert set(first.rows.index) < set(second.rows.index)
+    rows = list(read_sheet(larger).rows.values())
+    assert [bool(cells["complete"]) for cells in rows] == [False] * 60 + [True] * (len(rows) - 60)
+    assert 0 < len(rows) - 60 <= 40
+    fill_in(larger, "Bob")
+    assert bring(data, larger, FIRST + DAY).accepted == len(rows)
+    found = weights(data)
+    assert found.to_dict() == second.rows["probability"].to_dict()
+    assert (1 / found).sum() == pytest.approx(200)
+    ann = [review for review in Store(data).rows(Review) if review.reviewer == "Ann"]
+    last = {review.interaction_id: review for review in sorted(ann, key=lambda one: one.reviewed_at)}
+    verdicts = {key: (one.complete, one.correct, one.truthful) for key, one in last.items()}
+    assert verdicts == {one.interaction_id: (one.complete, one.correct, one.truthful) for one in ann[:40]}
+    assert bring(data, larger, FIRST + 2 * DAY).duplicate == len(rows)
+    done, nothing = export(data, 100, later(0))
+    assert done.rows["reviewed"].all() and not read_sheet(nothing).rows
+
+
+def test_a_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
+    _, path = export(data, 40)
+    fill_in(path)
+    bring(data, path, FIRST)
+    later_half, overlap = export(data, 40, later(5))
+    assert 5 < later_half.rows["reviewed"].sum() < 40
+    fill_in(overlap, "Bob")
+    bring(data, overlap, FIRST + DAY)
+    found = weights(data)
+    inside = read_window(Store(data), later(5)).frame.index
+    assert (1 / found[found.index.isin(inside)]).sum() == pytest.approx(len(inside))
+    assert (1 / found).sum() == pytest.approx(200, rel=0.1)
+
+
+def test_reviews_by_other_means_are_left_alone(data: Path) -> None:
+    take(
+        data,
+        *({"interaction_id": f"q-{n}", **verdict(days=60, inclusion_probability=0.5)} for n in range(20)),
+        name="x.jsonl",
+    )
+    design, path = export(data, 100)
+    assert not {f"q-{n}" for n in range(20)} & set(design.rows.index)
+    assert all(not cells["complete"] for cells in read_sheet(path).rows.values())

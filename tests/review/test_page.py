@@ -1,0 +1,125 @@
+"""What the page's addresses take and refuse; how it works in a browser is in tests/flows/test_review.py."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from abstain.core.errors import AbstainError
+from abstain.review.page import listen, make_app
+from abstain.review.review_file import Desk
+from abstain.review.sheet import COLUMNS, Sheet, new_row, read_sheet
+from tests.data.builders import interaction
+
+PORT = 8765
+OWN = {"Origin": f"http://127.0.0.1:{PORT}"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.csv"
+    path.write_bytes(Sheet(COLUMNS, {2: new_row(interaction(), "random", 1, 4)}).to_bytes())
+    return path
+
+
+@pytest.fixture
+def page(file: Path) -> TestClient:
+    return TestClient(make_app(Desk(file), PORT), base_url=f"http://127.0.0.1:{PORT}")
+
+
+def verdict(page: TestClient, **changes: object) -> dict[str, object]:
+    (row,) = page.get("/rows").json()["rows"]
+    given = {"complete": True, "correct": False, "truthful": True, "ideal_answer": "", "reviewer": "Ann"}
+    return {"row": row["row"], "version": row["version"], **given, **changes}
+
+
+def test_a_verdict_is_written(page: TestClient, file: Path) -> None:
+    reply = page.post("/verdict", json=verdict(page), headers=OWN)
+    assert reply.status_code == 200 and reply.json()["row"]["done"]
+    assert read_sheet(file).rows[2]["correct"] == "no"
+
+
+def test_a_stale_one_is_not_and_comes_with_what_there_is(page: TestClient, file: Path) -> None:
+    seen = verdict(page)
+    page.post("/verdict", json=seen, headers=OWN)
+    reply = page.post("/verdict", json=seen | {"correct": True}, headers=OWN)
+    assert (reply.status_code, reply.json()["row"]["correct"]) == (409, False)
+    assert read_sheet(file).rows[2]["correct"] == "no"
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "", f"http://127.0.0.1:{PORT + 1}", f"https://127.0.0.1:{PORT}"]
+)
+def test_another_site_cannot_write(page: TestClient, file: Path, origin: str) -> None:
+    sent = verdict(page)
+    headers = {"Origin": origin} if origin else {}
+    before = file.read_bytes()
+    assert page.post("/verdict", json=sent, headers=headers).status_code == 403
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", f"127.0.0.1:{PORT + 1}", "127.0.0.1"])
+def test_a_foreign_name_that_resolves_to_this_machine_gets_nothing(page: TestClient, host: str) -> None:
+    for path in ("/", "/rows"):
+        assert page.get(path, headers={"Host": host}).status_code == 403
+    origin = {"Host": host, "Origin": f"http://{host}"}
+    assert page.post("/verdict", json=verdict(page), headers=origin).status_code == 403
+
+
+def test_localhost_is_this_machine_too(page: TestClient) -> None:
+    host = f"localhost:{PORT}"
+    assert page.get("/", headers={"Host": host}).status_code == 200
+    reply = page.post("/verdict", json=verdict(page), headers={"Host": host, "Origin": f"http://{host}"})
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"complete": "yes"},
+        {"reviewer": ""},
+        {"row": "2"},
+        {"why": "random"},
+        {"ideal_answer": "x" * 20_001},
+        {"version": 1},
+    ],
+)
+def test_a_verdict_that_is_none_is_refused(page: TestClient, file: Path, changes: dict[str, object]) -> None:
+    before = file.read_bytes()
+    assert page.post("/verdict", json=verdict(page, **changes), headers=OWN).status_code == 422
+    assert file.read_bytes() == before
+
+
+def test_a_file_that_is_gone_is_told_in_one_line(page: TestClient, file: Path) -> None:
+    sent = verdict(page)
+    file.unlink()
+    for reply in (page.get("/rows"), page.post("/verdict", json=sent, headers=OWN)):
+        assert reply.status_code == 503 and "cannot be read" in reply.json()["says"]
+
+
+def test_the_page_is_one_file_that_asks_nobody_for_anything(page: TestClient) -> None:
+    reply = page.get("/")
+    text = reply.text
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<img|<iframe|src=", text)
+    assert re.findall(r"(?:fetch)\(\"([^\"]*)", text) == ["/verdict", "/rows"]
+    assert "innerHTML" not in text, "texts are shown as texts"
+    policy = reply.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    for tag in ("script", "style"):
+        (own,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}'" in policy
+    assert page.get("/docs").status_code == page.get("/openapi.json").status_code == 404
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with (
+        listen(0) as taken,
+        pytest.raises(AbstainError, match=r"port \d+ cannot be used .* name another one with --port"),
+    ):
+        listen(taken.getsockname()[1])
+    assert taken.fileno() == -1

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.errors import AbstainError
+from abstain.review.sampling import STRATA, Design, allocate, draw
+
+SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=12)
+
+
+def population(rows: int, seed: int = 0, lines: int = 2) -> pd.DataFrame:
+    """Answers that are the more often right, the surer the probe, and the more often wrong, the more they drift: `right`."""
+    generator = np.random.default_rng(seed)
+    product = generator.choice(["cards", "loans", None], rows, p=[0.6, 0.3, 0.1])
+    thumb = generator.choice(["up", "down", "none"], rows, p=[0.2, 0.1, 0.7])
+    confidence, drift = generator.beta(4, 2, rows), generator.random(rows)
+    chance = np.clip(1.5 * confidence - 0.3 * drift - 0.3 * (thumb == "down") + 0.1 * (product == "cards"), 0.02, 0.98)
+    columns = {
+        "asked_at": pd.Timestamp("2026-11-01", tz="UTC") + pd.to_timedelta(np.arange(rows), unit="min"),
+        "product": pd.Categorical(product),
+        "line_of_business": pd.Categorical(generator.choice([f"line-{n}" for n in range(lines)], rows)),
+        "thumb": thumb,
+        "reviewed": False,
+        "queued": False,
+        "recorded_probability": np.nan,
+        "confidence": confidence,
+        "drift": drift,
+        "right": (generator.random(rows) < chance).astype(float),
+    }
+    return pd.DataFrame(columns, index=pd.Index([f"q-{n}" for n in range(rows)], name="interaction_id", dtype="string"))
+
+
+def reviewed_by(frame: pd.DataFrame, design: Design) -> pd.DataFrame:
+    """`frame` after all of `design` was reviewed through the queue."""
+    probability = frame["recorded_probability"].copy()
+    probability[design.rows.index] = design.rows["probability"]
+    known = frame.index.isin(design.rows.index)
+    return frame.assign(
+        reviewed=frame["reviewed"] | known, queued=frame["queued"] | known, recorded_probability=probability
+    )
+
+
+def horvitz_thompson(frame: pd.DataFrame) -> float:
+    """The share of right answers of the whole, from what is reviewed and the weights it carries."""
+    known = frame[frame["reviewed"]]
+    weight = 1 / known["recorded_probability"].fillna(1)
+    return float((weight * known["right"]).sum() / len(frame))
+
+
+# How many rows a stratum gives
+
+
+@given(SIZES, st.integers(0, 400))
+def test_every_stratum_gives_one_at_least_none_more_than_it_has_and_together_what_was_asked(
+    sizes: list[int], more: int
+) -> None:
+    given_ = allocate(len(sizes) + more, sizes)
+    assert sum(given_) == min(len(sizes) + more, sum(sizes))
+    assert all(1 <= given <= size for given, size in zip(given_, sizes, strict=True))
+
+
+@given(SIZES, st.integers(0, 100))
+def test_a_larger_total_takes_nothing_from_any_stratum(sizes: list[int], more: int) -> None:
+    """Largest remainders would (the Alabama paradox), and a larger sample would not extend a smaller one."""
+    smaller, larger = allocate(len(sizes) + more, sizes), allocate(len(sizes) + more + 1, sizes)
+    assert all(a <= b for a, b in zip(smaller, larger, strict=True))
+
+
+@given(SIZES, st.integers(0, 60))
+def test_no_move_of_a_row_between_strata_would_lessen_the_variance(sizes: list[int], more: int) -> None:
+    """With equal spread in all strata the variance of a mean is that of sum N^2 / n, which equal proportions minimise."""
+    given_ = allocate(len(sizes) + more, sizes)
+    for giver in (at for at, n in enumerate(given_) if n > 1):
+        lost = sizes[giver] ** 2 * (1 / (given_[giver] - 1) - 1 / given_[giver])
+        for taker in (at for at, n in enumerate(given_) if at != giver and n < sizes[at]):
+            won = sizes[taker] ** 2 * (1 / given_[taker] - 1 / (given_[taker] + 1))
+            assert won <= lost * (1 + 1e-9)
+
+
+def test_fewer_rows_than_strata_cannot_be() -> None:
+    with pytest.raises(ValueError, match="2 rows cannot come from 3 strata"):
+        allocate(2, [5, 5, 5])
+
+
+# What is drawn
+
+
+def test_halves_and_quarters() -> None:
+    frame = population(3000)
+    design = draw(frame, 200, 0.5, seed=1, threshold=0.7)
+    assert design.rows["why"].value_counts().to_dict() == {"random": 100, "uncertain": 50, "drift": 50}
+    assert (len(design.rows), design.beyond, design.strata) == (200, 0, STRATA)
+    unsure = (frame["confidence"] - 0.7).abs().nsmallest(50).index
+    assert set(unsure) == set(design.rows.index[design.rows["why"] == "uncertain"])
+    drifted = frame["drift"].drop(unsure).nlargest(50).index
+    assert set(drifted) == set(design.rows.index[design.rows["why"] == "drift"])
+    certain = design.rows[design.rows["why"] != "random"]
+    assert (certain["probability"] == 1).all()
+
+
+def test_probabilities_are_those_of_what_remains_of_the_stratum() -> None:
+    frame = population(3000)
+    design = draw(frame, 200, 0.5, seed=1, threshold=0.7)
+    drawn = design.rows[design.rows["why"] == "random"]
+    rest = frame.drop(design.rows.index[design.rows["why"] != "random"])
+    for key, group in rest.groupby(list(STRATA), dropna=False, observed=True):
+        own = drawn[drawn.index.isin(group.index)]
+        assert len(own) >= 1, key
+        assert (own["of"] == len(group)).all() and (own["drawn"] == len(own)).all()
+        assert own["probability"].tolist() == [len(own) / len(group)] * len(own)
+    assert (1 / design.rows["probability"]).sum() == pytest.approx(len(frame))
+
+
+def test_without_a_probe_everything_is_random() -> None:
+    design = draw(population(1000).drop(columns=["confidence", "drift"]), 100, 0.5, 1)
+    assert set(design.rows["why"]) == {"random"} and len(design.rows) == 100
+
+
+def test_where_few_rows_have_a_score_the_others_take_their_places() -> None:
+    frame = population(1000)
+    frame.loc[frame.index[10:], "drift"] = np.nan
+    counts = draw(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
+    assert (counts["uncertain"] + counts["drift"], counts["random"]) == (50, 50) and counts["drift"] <= 10
+    frame.loc[frame.index[5:], "confidence"] = np.nan
+    counts = draw(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
+    assert counts["random"] >= 85 and counts.sum() == 100
+
+
+def test_a_window_no_larger_than_the_sample_is_taken_whole() -> None:
+    design = draw(population(50), 200, 0.5, 1, 0.7)
+    assert len(design.rows) == 50 and (design.rows["probability"] == 1).all()
+
+
+def test_few_rows_are_stratified_by_less() -> None:
+    frame = population(2000, lines=40)
+    assert draw(frame, 400, 1.0, 1).strata == STRATA
+    assert draw(frame, 100, 1.0, 1).strata == ("product", "thumb")
+    assert draw(frame, 5, 1.0, 1).strata == ("thumb",)
+    assert draw(frame, 1, 1.0, 1).strata == ()
+    for size in (1, 5, 100):
+        assert (1 / draw(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
+
+
+@pytest.mark.parametrize(("size", "share"), [(0, 0.5), (10, 0.0), (10, 1.1)])
+def test_a_sample_that_cannot_be(size: int, share: float) -> None:
+    with pytest.raises(AbstainError, match="-n of at least 1 and a --random-share above 0"):
+        draw(population(10), size, share, 1, 0.5)
+
+
+def test_any_beginning_of_the_file_is_a_fair_part_of_it() -> None:
+    """Whoever stops halfway has reviewed about half of every stratum, and half of what was taken with certainty."""
+    frame = population(5000)
+    rows = draw(frame, 300, 0.5, 1, 0.7).rows.join(frame[list(STRATA)])
+    half = rows.iloc[:150]
+    assert (half["why"] == "random").mean() == pytest.approx(0.5, abs=0.05)
+    random = rows[rows["why"] == "random"]
+    for _, group in random.groupby(list(STRATA), dropna=False, observed=True):
+        assert abs(half.index.isin(group.index).sum() - len(group) / 2) <= 1
+
+
+# Permanent random numbers
+
+
+def test_the_same_rows_in_any_order_give_the_same_sample() -> None:
+    frame = population(2000)
+    shuffled = frame.sample(frac=1, random_state=3)
+    pd.testing.assert_frame_equal(draw(frame, 100, 0.5, 1, 0.7).rows, draw(shuffled, 100, 0.5, 1, 0.7).rows)
+    assert set(draw(frame, 100, 1.0, 1).rows.index) != set(draw(frame, 100, 1.0, 2).rows.index)
+
+
+def test_a_larger_sample_extends_a_smaller_one_whether_reviewed_or_not() -> None:
+    frame = population(2000)
+    small = draw(frame, 60, 1.0, 1)
+    large = draw(frame, 150, 1.0, 1)
+    assert set(small.rows.index) < set(large.rows.index)
+    after = draw(reviewed_by(frame, small), 150, 1.0, 1)
+    assert set(after.rows.index) == set(large.rows.index)
+    assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict()
+    assert after.rows["reviewed"].sum() == 60 and after.beyond == 0
+
+
+def test_what_was_taken_with_certainty_counts_and_is_not_asked_for_again() -> None:
+    frame = population(2000)
+    first = draw(frame, 100, 0.5, 1, 0.7)
+    after = draw(reviewed_by(frame, first), 160, 0.5, 1, 0.7)
+    new = after.rows[~after.rows["reviewed"]]
+    assert not set(new.index) & set(first.rows.index)
+    assert new["why"].isin(["uncertain", "drift"]).sum() == 30
+    assert 25 <= (new["why"] == "random").sum() <= 35
+
+
+def test_a_row_that_was_drawn_and_is_now_one_of_the_least_sure_is_taken_with_certainty_whatever_its_number() -> None:
+    """If reviewed rows were passed over, the most unsure of the others would be missing from what is drawn at random."""
+    frame = population(2000)
+    first = draw(frame, 200, 1.0, 1)
+    again = draw(reviewed_by(frame, first), 400, 0.5, 1, 0.7)
+    unsure = (frame["confidence"] - 0.7).abs().nsmallest(100).index
+    assert (again.rows.loc[unsure, "why"] == "uncertain").all() and again.rows.loc[unsure, "reviewed"].any()
+
+
+def test_what_was_reviewed_by_other_means_is_no_part_of_the_sample() -> None:
+    frame = population(2000)
+    frame.loc[frame.index[:100], "reviewed"] = True
+    frame.loc[frame.index[100:200], ["reviewed", "recorded_probability"]] = [True, 0.25]
+    design = draw(frame, 100, 0.5, 1, 0.7)
+    assert not set(design.rows.index) & set(frame.index[:200])
+    assert (1 / design.rows["probability"]).sum() == pytest.approx(1800)
+
+
+# Figures of the whole
+
+
+@pytest.fixture(scope="module")
+def answers() -> pd.DataFrame:
+    return population(900, seed=5)
+
+
+def estimates(frame: pd.DataFrame, seeds: range) -> tuple[np.ndarray, np.ndarray]:
+    """The right-rate by Horvitz-Thompson, and that of the reviewed rows as they are, a draw each."""
+    weighted, naive = [], []
+    for seed in seeds:
+        known = reviewed_by(frame, draw(frame, 120, 0.5, seed, 0.5))
+        weighted.append(horvitz_thompson(known))
+        naive.append(known.loc[known["reviewed"], "right"].mean())
+    return np.array(weighted), np.array(naive)
+
+
+def within(estimated: np.ndarray, truth: float) -> float:
+    """How many standard errors of their mean the estimates are away from the truth."""
+    return abs(estimated.mean() - truth) / (estimated.std(ddof=1) / np.sqrt(len(estimated)))
+
+
+@pytest.mark.slow
+def test_the_weighted_right_rate_is_unbiased_and_the_naive_one_is_not(answers: pd.DataFrame) -> None:
+    weighted, naive = estimates(answers, range(100))
+    truth = answers["right"].mean()
+    assert within(weighted, truth) < 3
+    assert abs(naive.mean() - truth) > 0.05 and within(naive, truth) > 20
+
+
+@pytest.mark.slow
+def test_every_row_is_drawn_as_often_as_its_probability_says() -> None:
+    frame = population(300, seed=6)
+    times = pd.Series(0.0, frame.index)
+    expected = pd.Series(0.0, frame.index)
+    for seed in range(200):
+        design = draw(frame, 60, 0.5, seed, 0.7)
+        times[design.rows.index] += 1
+        expected[design.rows.index] = design.rows["probability"]
+    drawn = expected < 1
+    error = (times / 200 - expected)[drawn] / np.sqrt((expected * (1 - expected) / 200)[drawn])
+    assert error.abs().max() < 5 and error.std() == pytest.approx(1, abs=0.25)
+    assert (times[~drawn & (expected > 0)] == 200).all()
+
+
+@pytest.mark.slow
+def test_a_sample_extended_with_another_probe_stays_unbiased(answers: pd.DataFrame) -> None:
+    """First 80 rows; after their review a larger sample, by a new probe's doubt: all weights are those of the second."""
+    doubt = np.random.default_rng(1).permutation(answers["confidence"])
+    found = []
+    for seed in range(80):
+        known = reviewed_by(answers, draw(answers, 80, 0.5, seed, 0.5)).assign(confidence=doubt)
+        found.append(horvitz_thompson(reviewed_by(known, draw(known, 160, 0.5, seed, 0.5))))
+    assert within(np.array(found), answers["right"].mean()) < 3
+
+
+@pytest.mark.slow
+def test_overlapping_windows_add_up(answers: pd.DataFrame) -> None:
+    """Two windows that share a half: with the weights of the later one in it, the sample is one of both together."""
+    found = []
+    for seed in range(80):
+        known = answers.copy()
+        for window in (answers.index[:600], answers.index[300:]):
+            part = known.loc[window]
+            known.loc[window] = reviewed_by(part, draw(part, 120, 0.5, seed, 0.5))
+        found.append(horvitz_thompson(known))
+    assert within(np.array(found), answers["right"].mean()) < 3

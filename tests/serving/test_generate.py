@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context, Question
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.requests import Generate
+from abstain.serving import generate as answers
+from abstain.serving.generate import EMPTY, answer, room_for
+from abstain.serving.predictor import Released
+from abstain.serving.requests import from_flags, question_from_flags, read_questions
+from tests.serving.test_predictor import model, release, settings  # noqa: F401  (fixtures)
+
+ASK = Generate(max_new_tokens=8)
+
+
+def questions() -> list[Question]:
+    return [
+        Question(interaction_id=f"q-{n}", question=f"What is {n}?", contexts=(Context(chunk_id="d#1", text="c" * n),))
+        for n in range(1, 5)
+    ]
+
+
+@pytest.fixture
+def scorer(model: Path, settings: Settings, tmp_path: Path) -> Released:  # noqa: F811
+    return Released.open(release(tmp_path, model, settings), settings)
+
+
+def scored_afterwards(scorer: Released, question: Question, text: str) -> float | None:
+    """The confidence of an answer that is read once it is there."""
+    (verdict,) = scorer.score([from_flags(question.question, text, [c.text for c in question.contexts])])
+    return verdict.confidence
+
+
+def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Released) -> None:
+    engine = scorer.source.engine()
+    found = answer(scorer, questions(), ASK)
+    before = engine.work.pass_tokens
+    assert [one.verdict.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
+    for question, one in zip(questions(), found, strict=True):
+        assert one.verdict.confidence == pytest.approx(scored_afterwards(scorer, question, one.answer), abs=1e-6)
+        shown = (one.verdict.confidence or 0) >= one.verdict.threshold
+        assert one.verdict.decision == ("show" if shown else "abstain")
+    assert engine.work.pass_tokens > before  # scoring afterwards is what reads them a second time
+
+
+@pytest.mark.parametrize("written_as_read", [True, False])
+def test_an_answer_that_reads_in_other_tokens_is_read_again(
+    scorer: Released, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
+) -> None:
+    (honest,) = answer(scorer, questions()[:1], ASK)
+    decoded = Engine.run
+
+    def spoil(self: Engine, requests: Any) -> Any:  # what was seen while decoding is told wrong
+        for key, result in decoded(self, requests):
+            yield key, [replace(result[0], states=result[0].states + 5)] if isinstance(result, list) else result
+
+    monkeypatch.setattr(Engine, "run", spoil)
+    monkeypatch.setattr(answers, "_is_written_as_read", lambda *_: written_as_read)
+    (spoilt,) = answer(scorer, questions()[:1], ASK)
+    same = spoilt.verdict.confidence == pytest.approx(honest.verdict.confidence, abs=1e-6)
+    assert same == (not written_as_read)
+
+
+def test_no_answer_is_not_shown(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Engine.run
+
+    def says_nothing(self: Engine, requests: Any) -> Any:
+        for key, result in honest(self, requests):
+            yield key, [replace(result[0], text="")] if isinstance(result, list) and key == "1" else result
+
+    monkeypatch.setattr(Engine, "run", says_nothing)
+    found = answer(scorer, questions()[:3], ASK)
+    assert [one.verdict.reason for one in found] == [None, EMPTY, None]
+    assert (found[1].answer, found[1].verdict.decision, found[1].verdict.confidence) == ("", "abstain", None)
+
+
+def test_a_question_that_does_not_fit_is_not_answered(scorer: Released) -> None:
+    long = Question(interaction_id="long", question="x" * 600, contexts=(Context(chunk_id="d#1", text="c"),))
+    found = answer(scorer, [long, questions()[0]], ASK)
+    assert found[0].answer == "" and found[0].verdict.decision == "abstain"
+    assert "tokens are more than the 512 that tiny-bank reads" in (found[0].verdict.reason or "")
+    assert found[1].verdict.confidence is not None
+
+
+def test_a_question_without_context_is_not_answered_unless_meant(scorer: Released) -> None:
+    bare = Question(interaction_id="bare", question="Why?", contexts=())
+    asked = [questions()[0], bare, questions()[1]]
+    found = answer(scorer, asked, ASK)
+    assert [one.verdict.decision == "unavailable" for one in found] == [False, True, False]
+    assert (found[1].answer, found[1].verdict.confidence) == ("", None)
+    assert "no context was given" in (found[1].verdict.reason or "")
+    meant = answer(scorer, asked, ASK, no_context=True)
+    assert meant[1].answer and meant[1].verdict.decision in ("show", "abstain")
+    for at in (0, 2):  # in another batch, so to the last bits only nearly
+        (one, other), (first, second) = (meant[at].verdict, found[at].verdict), (meant[at].answer, found[at].answer)
+        assert first == second and one.decision == other.decision
+        assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
+
+
+def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Released) -> None:
+    assert room_for(scorer, ASK) == ""
+    assert "tokens are more than the 512 that tiny-bank reads" in room_for(scorer, Generate(max_new_tokens=512))
+
+
+def test_states_that_are_not_finite_name_the_question(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Engine.run
+
+    def overflows(self: Engine, requests: Any) -> Any:
+        for key, result in honest(self, requests):
+            yield key, [replace(result[0], states=result[0].states * float("inf"))]
+
+    monkeypatch.setattr(Engine, "run", overflows)
+    with pytest.raises(AbstainError, match="interaction q-1: the base model's states are not finite"):
+        answer(scorer, questions()[:1], ASK)
+
+
+def test_nothing_asked_nothing_answered(scorer: Released) -> None:
+    assert answer(scorer, [], ASK) == []
+
+
+def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(one.model_dump_json() + "\n" for one in questions()), encoding="utf-8")
+    assert read_questions(file) == questions()
+    assert question_from_flags("Why?", ["one"]).contexts[0].text == "one"
+    with pytest.raises(AbstainError, match="question: "):
+        question_from_flags("", [])
+    file.write_text('{"interaction_id": "a", "question": "b", "question": "c", "contexts": []}\n', encoding="utf-8")
+    with pytest.raises(AbstainError, match=r"questions.jsonl, line 1: question: this key comes twice in one object"):
+        read_questions(file)
+    file.write_text('{"interaction_id": "a", "question": "b"}\n', encoding="utf-8")
+    with pytest.raises(AbstainError, match=r"questions.jsonl, line 1: contexts: Field required"):
+        read_questions(file)
