@@ -3,7 +3,7 @@ PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
-NUMERIC := $(addprefix tests/,decide evaluate features llm models scorers) # what computes figures; elsewhere they are carried
+NUMERIC := $(addprefix tests/,learning llm release) # what computes figures; elsewhere they are carried
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 # Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.

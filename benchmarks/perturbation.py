@@ -25,12 +25,12 @@ from torch import Tensor
 
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import load_settings
-from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, choose_device, choose_dtype, load, resolve
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.shard_job import row_key
+from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
 from abstain.llm.perturbation.text import Pieces, to_steps
 from abstain.llm.signals.context_conditions import Conditions
@@ -103,7 +103,7 @@ def counts(loaded: LoadedModel, rows: Sequence[Row], what: str, tokens: int, bat
     """A line for each where x when."""
     contexts = [row.contexts[0] for row in rows]
     for where, when in HOW:
-        ask, engine = Perturb(where, when, tokens), Engine(loaded, batch_tokens)
+        ask, engine = Perturb(where, when, tokens), CausalEngine(loaded, batch_tokens)
         found: dict[str, Any] = {}
         took = seconds(lambda e=engine, a=ask, f=found: f.update(e.run(requests_of(contexts, a))))  # type: ignore[misc]
         ran, places = engine.work.forward_tokens, places_of(loaded, contexts, ask, found)
@@ -117,7 +117,7 @@ def counts(loaded: LoadedModel, rows: Sequence[Row], what: str, tokens: int, bat
 
 def times(loaded: LoadedModel, rows: Sequence[Row], tokens: int, batch_tokens: int) -> Iterator[str]:
     """A line for each where x when: seconds of both, once their replacements were found to be equal."""
-    contexts, engine = [row.contexts[0] for row in rows], Engine(loaded, batch_tokens)
+    contexts, engine = [row.contexts[0] for row in rows], CausalEngine(loaded, batch_tokens)
     for where, when in HOW:
         ask = Perturb(where, when, tokens)
         requests = requests_of(contexts, ask)
@@ -152,7 +152,7 @@ def whole(
     ((perturbing, reading),) = done
     ask, (copy,) = asked.perturber.asks[0], asked.perturber.perturb(answered)
     contexts = [row.contexts[0] for row in rows]
-    found = dict(Engine(loaded, batch_tokens).run(requests_of(contexts, ask)))
+    found = dict(CausalEngine(loaded, batch_tokens).run(requests_of(contexts, ask)))
     places = places_of(loaded, contexts, ask, found)
     theirs = 0
     for row, changed, of_text in zip(answered, copy, places, strict=True):

@@ -1,0 +1,1 @@
+"""What everything rests on: errors, contracts, paths, whole files, JSON Lines."""

@@ -1,0 +1,1 @@
+"""Getting rows in: sources, importers, privacy, deduplication, quarantine, erasure."""

@@ -1,0 +1,1 @@
+"""From labels and features to a probe, a threshold and an evaluation."""

@@ -1,0 +1,1 @@
+"""Whether a candidate replaces the champion, and which version is in production."""

@@ -1,0 +1,1 @@
+"""Show or abstain: scoring with a released version."""

@@ -20,11 +20,10 @@ from transformers import (
     T5Tokenizer,
 )
 
-from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import Perturb, Request
-from abstain.llm.perturbation.engines import PerturbationEngine
+from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
 from abstain.llm.perturbation.text import Pieces, Step, perturbed, to_steps
 from tests.llm.builders import tiny_model
@@ -116,10 +115,12 @@ def model_of(kind: str) -> LoadedModel:
     return {"causal": causal_model, "masked": masked_model, "seq2seq": t5_model}[kind]()
 
 
-def engine_of(loaded: LoadedModel, batch_tokens: int = 512, packed: bool | None = None) -> Engine | PerturbationEngine:
+def engine_of(
+    loaded: LoadedModel, batch_tokens: int = 512, packed: bool | None = None
+) -> CausalEngine | PerturbationEngine:
     if type(loaded.model).__name__.endswith(("ForMaskedLM", "ForConditionalGeneration")):
         return PerturbationEngine(loaded, batch_tokens)
-    return Engine(loaded, batch_tokens, packed)
+    return CausalEngine(loaded, batch_tokens, packed)
 
 
 def chunk(text: str) -> Pass:
@@ -139,7 +140,7 @@ def places_of(text: Text, steps: list[Step]) -> list[int]:
 
 
 def steps_of(
-    engine: Engine | PerturbationEngine, texts: Mapping[str, str | Pass], ask: Perturb
+    engine: CausalEngine | PerturbationEngine, texts: Mapping[str, str | Pass], ask: Perturb
 ) -> dict[str, list[Step]]:
     requests = {
         key: Request(chunk(text) if isinstance(text, str) else text, ask, f"text {key}") for key, text in texts.items()

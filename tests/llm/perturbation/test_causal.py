@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
 from abstain.llm.perturbation import causal, engines
 from abstain.llm.perturbation.causal import CausalReader, best_others
+from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import Text, encode
 from abstain.llm.perturbation.text import Pieces, Step
 from tests.llm.builders import WINDOW, byte_tokenizer
@@ -84,7 +84,7 @@ def assert_equal_steps(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]])
 def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model(family)
     ask = Perturb(where, when, 6, seed=3)
-    engine = Engine(loaded, 200, packed)
+    engine = CausalEngine(loaded, 200, packed)
     steps = steps_of(engine, {"a": LONG}, ask)["a"]
     text = text_of(loaded, LONG)
     places = places_of(text, steps)
@@ -107,10 +107,10 @@ def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: An
 def test_a_text_is_perturbed_alike_alone_and_beside_others(where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model()
     ask = Perturb(where, when, 5)
-    together = steps_of(Engine(loaded, 64, packed), MANY, ask)
-    backwards = steps_of(Engine(loaded, 512, packed), dict(reversed(MANY.items())), ask)
+    together = steps_of(CausalEngine(loaded, 64, packed), MANY, ask)
+    backwards = steps_of(CausalEngine(loaded, 512, packed), dict(reversed(MANY.items())), ask)
     for key, text in MANY.items():
-        alone = steps_of(Engine(loaded, 512, packed), {key: text}, ask)[key]
+        alone = steps_of(CausalEngine(loaded, 512, packed), {key: text}, ask)[key]
         encoded = text_of(loaded, text)
         assert_equal_steps(run_of(together[key], encoded), run_of(alone, encoded))
         assert_equal_steps(run_of(backwards[key], encoded), run_of(alone, encoded))
@@ -118,7 +118,7 @@ def test_a_text_is_perturbed_alike_alone_and_beside_others(where: Any, when: Any
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_forward_pass_stays_within_its_tokens(packed: bool) -> None:
-    engine = Engine(causal_model(), 64, packed)
+    engine = CausalEngine(causal_model(), 64, packed)
     seen: list[tuple[int, int]] = []
     handle = engine.loaded.model.base_model.register_forward_pre_hook(
         lambda _module, _args, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True
@@ -131,11 +131,11 @@ def test_a_forward_pass_stays_within_its_tokens(packed: bool) -> None:
 
 def test_the_work_of_several_texts_is_the_sum_of_theirs() -> None:
     loaded, ask = causal_model(), Perturb("entropy", "iterative", 4)
-    engine = Engine(loaded, 100)
+    engine = CausalEngine(loaded, 100)
     steps_of(engine, MANY, ask)
     single = 0
     for key, text in MANY.items():
-        alone = Engine(loaded, 100)
+        alone = CausalEngine(loaded, 100)
         steps_of(alone, {key: text}, ask)
         single += alone.work.forward_tokens
     assert engine.work.forward_tokens == single
@@ -159,15 +159,15 @@ def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: 
         kept.append((own, sum(row.known for row in self._rows)))
 
     monkeypatch.setattr(CausalReader, "replace", watch)
-    steps_of(Engine(causal_model(), 512), {"a": LONG, "b": TEXTS[1]}, Perturb("entropy", "iterative", 5))
+    steps_of(CausalEngine(causal_model(), 512), {"a": LONG, "b": TEXTS[1]}, Perturb("entropy", "iterative", 5))
     assert len(kept) == 10 and all(tokens == known for tokens, known in kept)
 
 
 def test_places_that_are_filled_in_parts_are_filled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Perturb("entropy", "single_shot", 5)
-    whole = steps_of(Engine(causal_model(), 512), MANY, ask)
+    whole = steps_of(CausalEngine(causal_model(), 512), MANY, ask)
     monkeypatch.setattr(causal, "LOGIT_BYTES", 3 * 4 * 300)
-    engine = Engine(causal_model(), 512)
+    engine = CausalEngine(causal_model(), 512)
     heads: list[int] = []
     handle = engine.loaded.model.lm_head.register_forward_hook(lambda _m, _i, out: heads.append(len(out)))
     parts = steps_of(engine, MANY, ask)
@@ -190,31 +190,31 @@ def test_what_takes_a_place_is_likely_allowed_and_another() -> None:
 def test_the_first_token_follows_bos_or_else_eos() -> None:
     loaded = causal_model()
     first = encode(Pieces.of(loaded.tokenizer), chunk("card"), allowed(loaded)).ids[0]
-    (step, *_) = steps_of(Engine(loaded, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
+    (step, *_) = steps_of(CausalEngine(loaded, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
     assert step.before == pytest.approx(float(forward(loaded, [])[0, first]), abs=1e-4)
     bytes_ = LoadedModel(loaded.ref, loaded.model, byte_tokenizer())
-    (step, *_) = steps_of(Engine(bytes_, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
+    (step, *_) = steps_of(CausalEngine(bytes_, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
     with torch.inference_mode():
         row = loaded.model(torch.tensor([[bytes_.tokenizer.eos_token_id]])).logits[0, -1].log_softmax(-1)
     assert step.before == pytest.approx(float(row[bytes_.tokenizer.encode("c")[0]]), abs=1e-4)
     neither = LoadedModel(loaded.ref, loaded.model, byte_tokenizer(eos=False))
     with pytest.raises(AbstainError, match=r"^tiny-llama has neither BOS nor EOS: nothing comes before a first token$"):
-        steps_of(Engine(neither, 64), {"a": "card"}, Perturb("random", "single_shot", 1))
+        steps_of(CausalEngine(neither, 64), {"a": "card"}, Perturb("random", "single_shot", 1))
 
 
 def test_a_text_may_fill_the_window_but_not_exceed_it() -> None:
     loaded = LoadedModel(causal_model().ref, causal_model().model, byte_tokenizer())
     room = WINDOW - engines.AROUND
     ask = Perturb("random", "single_shot", 1)
-    assert len(steps_of(Engine(loaded, 64), {"a": "x" * room}, ask)["a"]) == 1
+    assert len(steps_of(CausalEngine(loaded, 64), {"a": "x" * room}, ask)["a"]) == 1
     with pytest.raises(AbstainError, match=rf"^text b: a context of {room + 1} tokens is more than the {WINDOW} that"):
-        steps_of(Engine(loaded, 64), {"a": "x" * room, "b": "x" * (room + 1)}, ask)
+        steps_of(CausalEngine(loaded, 64), {"a": "x" * room, "b": "x" * (room + 1)}, ask)
 
 
 def test_a_weight_that_is_nan_names_the_row() -> None:
     loaded = causal_model(seed=9)
     loaded.model.base_model.layers[1].mlp.down_proj.weight[:] = float("nan")
-    engine = Engine(loaded, 64, packed=True)
+    engine = CausalEngine(loaded, 64, packed=True)
     engine.decoder._projects = True  # the check at the start compares nan with nan
     with pytest.raises(AbstainError, match=r"^text a: the perturbation model's probabilities are not finite; try ABST"):
         steps_of(engine, {"a": "card"}, Perturb("entropy", "iterative", 2))
@@ -228,7 +228,7 @@ def test_it_goes_with_other_asks_of_one_call() -> None:
         "n": Request((Segment("answer", LONG),), NLL(("answer",)), "n"),
         "q": Request(chunk(TEXTS[0]), Perturb("random", "iterative", 3), "q"),
     }
-    found = dict(Engine(loaded, 512).run(requests))
+    found = dict(CausalEngine(loaded, 512).run(requests))
     assert {key: tuple(value.shape) for key, value in found.items() if isinstance(value, Tensor)} == {
         "p": (2, 7),
         "q": (3, 7),

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
 from abstain.llm.perturbation import engines
-from abstain.llm.perturbation.engines import PerturbationEngine
+from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 from abstain.llm.perturbation.loop import allowed_tokens, encode
 from abstain.llm.perturbation.text import Pieces, diff
 from tests.llm.perturbation.builders import HOSTILE, KINDS, LONG, TEXTS, changed, chunk, engine_of, model_of, steps_of
@@ -148,9 +147,9 @@ def test_a_slow_tokenizer_is_a_line_with_the_remedy(kind: str) -> None:
 
 
 def test_texts_are_perturbed_a_few_at_a_time() -> None:
-    engine = Engine(model_of("causal"), 32)
+    engine = CausalEngine(model_of("causal"), 32)
     texts = {str(at): text for at, text in enumerate([*TEXTS] * 4)}
-    again = steps_of(Engine(model_of("causal"), 4096), texts, Perturb("entropy", "iterative", 3))
+    again = steps_of(CausalEngine(model_of("causal"), 4096), texts, Perturb("entropy", "iterative", 3))
     found = steps_of(engine, texts, Perturb("entropy", "iterative", 3))
     assert list(found) == list(texts)
     assert {key: [step[:5] for step in steps] for key, steps in found.items()} == {

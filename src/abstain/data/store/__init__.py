@@ -1,0 +1,1 @@
+"""Reading the data folder: rows, identities, data frames, splits, states."""

@@ -1,0 +1,1 @@
+"""One batch from parsed rows to published parts."""

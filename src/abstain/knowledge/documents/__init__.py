@@ -1,0 +1,1 @@
+"""Handbook pages: parsing, sections, chunks, versions."""

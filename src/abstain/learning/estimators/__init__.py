@@ -1,0 +1,1 @@
+"""Probes, correctness regressors, fusion: what is fitted, saved and exported."""

@@ -1,0 +1,1 @@
+"""Scorers compared on reviewed answers: leaderboard, slices, selective prediction, ablations, audits."""

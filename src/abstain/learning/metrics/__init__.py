@@ -1,0 +1,1 @@
+"""Weighted metrics, bootstrap intervals, calibration, ROUGE."""

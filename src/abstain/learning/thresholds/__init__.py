@@ -1,0 +1,1 @@
+"""Threshold selection and risk control (Learn-then-Test)."""

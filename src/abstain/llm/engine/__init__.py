@@ -1,0 +1,1 @@
+"""One way through the base model: requests, planner, prefix tree, decoder, generation."""

@@ -23,12 +23,9 @@ from abstain.llm.engine.generation import Generated, Prompt, decode
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.planner import Plan, Want, by_depth
 from abstain.llm.engine.prefix_tree import Node
-from abstain.llm.engine.requests import NLL, Choices, Generate, Perturb, Request, States, relevant
+from abstain.llm.engine.requests import NLL, Choices, Generate, Request, States, relevant
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.engine.vocabulary import log_probabilities
-from abstain.llm.perturbation.causal import CausalReader
-from abstain.llm.perturbation.engines import run_perturbations
-from abstain.llm.perturbation.loop import Reader
 
 NUMERICS = "forest-1"
 """To be changed with whatever changes the last bits of a result: it is part of every cache key."""
@@ -61,10 +58,7 @@ class Engine:
         Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
         than the model's window, a choice of several tokens, and for states that are not finite, naming the row.
         """
-        perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
-        if perturbed:
-            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._reader)
-        wants = [self._encode(key, request) for key, request in requests.items() if key not in perturbed]
+        wants = [self._encode(key, request) for key, request in requests.items()]
         self.work.passes += len(wants)
         self.work.pass_tokens += sum(len(want.ids) for want in wants)
         for depth, group in by_depth(wants, self.decoder.n_layers, self.decoder.packs):
@@ -92,13 +86,6 @@ class Engine:
         if isinstance(ask, Generate) and ask.states:
             self.decoder.site(Tap(ask.states.layer, ask.states.site))
         return want
-
-    def _reader(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
-        tokenizer = self.loaded.tokenizer
-        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        if start is None:
-            raise AbstainError(f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token")
-        return CausalReader(self.decoder, texts, start, allowed, self.batch_tokens)
 
     def _run_group(self, depth: int, wants: Sequence[Want]) -> Iterator[tuple[str, Result]]:
         plan = Plan(wants, self.decoder, self.batch_tokens)

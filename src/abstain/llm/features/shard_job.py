@@ -24,14 +24,14 @@ from torch import Tensor
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.engine import NUMERICS, Engine
+from abstain.llm.engine.engine import NUMERICS
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.loading import choose_device, kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Ask, Choices, Generate, Perturb, Request, States, relevant
 from abstain.llm.features.cache import Space, pass_key, write_rows
 from abstain.llm.features.store import open_store
-from abstain.llm.perturbation.engines import PerturbationEngine
+from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 
 SHARD_ROWS = 64
 ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate, Perturb)}
@@ -148,7 +148,7 @@ def row_key(request: Request) -> str:
     return pass_key(relevant(request.pass_, request.ask))
 
 
-def engine_for(work: ShardWork, settings: Settings) -> Engine | PerturbationEngine:
+def engine_for(work: ShardWork, settings: Settings) -> CausalEngine | PerturbationEngine:
     """The engine for the model of `work`, loaded once a process; of one that is no causal LM, that can only perturb.
 
     Raises `AbstainError` where this machine has another revision.
@@ -162,7 +162,7 @@ def engine_for(work: ShardWork, settings: Settings) -> Engine | PerturbationEngi
 @lru_cache(maxsize=1)
 def _engine(
     model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings
-) -> Engine | PerturbationEngine:
+) -> CausalEngine | PerturbationEngine:
     loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
-    kind = Engine if kind_of(loaded.model.config) == "causal" else PerturbationEngine
+    kind = CausalEngine if kind_of(loaded.model.config) == "causal" else PerturbationEngine
     return kind(loaded, batch_tokens)

@@ -1,4 +1,4 @@
-"""Perturbation requests, run by whatever kind of model there is; and the engine of those that can do nothing else."""
+"""Perturbation requests, and the engines that run them: of causal models, and of models that can only perturb."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import Work
+from abstain.llm.engine.engine import Engine, Result
 from abstain.llm.engine.loading import LoadedModel, window_of
 from abstain.llm.engine.requests import Perturb, Request
+from abstain.llm.perturbation.causal import CausalReader
 from abstain.llm.perturbation.loop import Reader, Text, allowed_tokens, encode, perturb
 from abstain.llm.perturbation.masked import MaskedReader
 from abstain.llm.perturbation.seq2seq import Seq2SeqReader
@@ -64,6 +66,24 @@ def run_perturbations(
                         "try ABSTAIN_DTYPE=float32, or take it out"
                     )
                 yield key, to_rows(of_row)
+
+
+class CausalEngine(Engine):
+    """An `Engine` that also runs `Perturb` requests, through the same decoder."""
+
+    def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:
+        """As `Engine.run`; perturbation requests are done first."""
+        perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
+        if perturbed:
+            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._reader)
+        yield from super().run({key: request for key, request in requests.items() if key not in perturbed})
+
+    def _reader(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
+        tokenizer = self.loaded.tokenizer
+        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if start is None:
+            raise AbstainError(f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token")
+        return CausalReader(self.decoder, texts, start, allowed, self.batch_tokens)
 
 
 class PerturbationEngine:

@@ -1,0 +1,1 @@
+"""Confidence signals of the base model and of auxiliary models, behind one scorer protocol."""

@@ -11,7 +11,6 @@ from abstain.data.labels.training_table import training_table
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import Store
 from abstain.data.validation.quality import text_digests, validate_training
-from abstain.reports.data_reports.validation import validation_page
 from abstain.stages.shared import artifacts
 
 
@@ -25,12 +24,9 @@ def stage(params: Params) -> None:
 
 
 def require_quality(frame: pd.DataFrame, store: Store, params: QualityParams) -> None:
-    """Write what the table's suites found, and the page about it. Raises `AbstainError` where one of them fails."""
+    """Write what the table's suites found. Raises `AbstainError` where one of them fails."""
     result = validate_training(frame, text_digests(store.rows(Interaction)), params)
-    found = {**result.to_dict(), "markdown": result.to_markdown("Training table")}
-    artifacts.write_json(paths.QUALITY, found)
-    rows = artifacts.read_json(paths.VALIDATION)
-    artifacts.write_text(paths.VALIDATION_PAGE, validation_page([rows, found], f"data as of {rows['as_of']}"))
+    artifacts.write_json(paths.QUALITY, {**result.to_dict(), "markdown": result.to_markdown("Training table")})
     if not result.success:
         raise AbstainError(f"the training table fails validation, {result.first_failure()}")
 

@@ -1,9 +1,10 @@
-"""DVC stage `report`: what was measured, as a page for people, its twin in Markdown, and the plots."""
+"""DVC stage `report`: the evaluation as a page and as Markdown, its plots, and the page about the data."""
 
 import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.reports.data_reports.validation import validation_page
 from abstain.reports.evaluation import Evaluated, compose, render_html, render_markdown
 from abstain.reports.plots import CURVES, PLOTS, draw, plot_tables
 from abstain.stages.shared import artifacts
@@ -15,6 +16,8 @@ def stage(params: Params) -> None:
     tables = plot_tables(curves, metrics, evaluation)
     report = compose(Evaluated(params.probe, metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables))
     images = {name: draw(name, tables[name]) for name in PLOTS}
+    rows, table = artifacts.read_json(paths.VALIDATION), artifacts.read_json(paths.QUALITY)
+    artifacts.write_text(paths.VALIDATION_PAGE, validation_page([rows, table], f"data as of {rows['as_of']}"))
     with artifacts.whole_folder(paths.REPORT) as folder:
         for name, svg in images.items():
             (folder / f"{name}.svg").write_bytes(svg)

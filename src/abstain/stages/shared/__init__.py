@@ -1,0 +1,1 @@
+"""What stages share: start and progress, the artifacts that they read and write."""

@@ -1,0 +1,1 @@
+"""Probes over hidden states: linear, LSTM, attention, PCA."""

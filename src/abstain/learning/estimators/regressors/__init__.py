@@ -1,0 +1,1 @@
+"""Correctness regressors on log-likelihood features (Zhang et al.)."""
