@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from abstain.config.settings import load_settings
 from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
@@ -20,7 +17,6 @@ from abstain.serving.predictor import Released, Verdict
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.promotion import production
-from tasks.server import UI, running_server
 
 EXAMPLES = 40
 
@@ -54,37 +50,6 @@ def run_demo() -> Demo:
     promise = verdicts[0].promise if verdicts else ""
     examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
     return Demo(report, retrained, bundle, metrics, promise, examples)
-
-
-def show(demo: Demo, console: Console) -> None:
-    """The result as a small table."""
-    ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
-    holdout = demo.metrics["holdout"]
-    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
-    outcome = demo.retrained.outcome
-    assert outcome is not None
-    table = Table(show_header=False, title="Abstain, on the sample")
-    read = demo.report
-    table.add_row(
-        "ingested",
-        f"{read.read} read = {read.accepted} accepted + {read.duplicate} duplicate + {read.held} held "
-        f"+ {read.quarantined} quarantined",
-    )
-    table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")
-    table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
-    for reason in outcome.reasons:
-        table.add_row("", reason)
-    table.add_row("AUROC", f"{probe['auroc']:.3f}, 95 % interval {probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}")
-    table.add_row(
-        f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['display_rate']:.1%}"
-    )
-    table.add_row("promised there", demo.promise)
-    table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are right")
-    for row, verdict in demo.examples:
-        table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")
-    table.add_row("report", str(demo.bundle / "report.html"))
-    table.add_row("Prefect UI", running_server() or f"run `make up`, then {UI}")
-    console.print(table)
 
 
 def _readable_rows(file: Path) -> list[ImportedInteraction]:

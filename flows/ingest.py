@@ -46,7 +46,7 @@ def ingest(files: list[str] | None = None) -> IngestReport:
 
 
 @flow(validate_parameters=False)
-def release(name: str) -> IngestReport:
+def retry(name: str) -> IngestReport:
     """Judge the rows of a quarantine file again, by the rules and beside the data of now; what passes is accepted."""
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)

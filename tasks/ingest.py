@@ -69,12 +69,12 @@ def ingest_sources(
     return report
 
 
-def drop_quarantined(workspace: Workspace, name: str) -> int:
-    """Do without the rows of a quarantine file; what they held back may go on."""
+def discard_quarantined(workspace: Workspace, name: str) -> int:
+    """Delete the rows of a quarantine file and return how many; what they blocked may continue."""
     quarantine = Quarantine(workspace.path / paths.DATA)
     path = quarantine.find(name)
     count = quarantine.drop(path)
-    _record(workspace, f"Drop {count} quarantined rows ({path.stem})")
+    _record(workspace, f"Discard {count} quarantined rows ({path.stem})")
     return count
 
 
@@ -87,7 +87,7 @@ class Erasure:
     registry: Registry
 
 
-def forget_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
+def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
     """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
 
     Rows and marks go in one commit. Asked for again, with nothing left to remove, it marks versions that have no mark
@@ -104,7 +104,7 @@ def forget_user(workspace: Workspace, user: str, *, with_interactions: bool) -> 
     if new:
         registry = registry.erased(new, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
-    _record(workspace, "Forget a user", paths.REGISTRY)
+    _record(workspace, "Erase a user", paths.REGISTRY)
     return Erasure(removed, versions, registry)
 
 

@@ -19,7 +19,7 @@ console = Console(markup=False, highlight=False)
 
 @app.command()
 def stats() -> None:
-    """Say what is in the feature cache, space by space; reads no features."""
+    """Show what is in the feature cache, namespace by namespace; reads no features."""
     from abstain.config.settings import load_settings
     from abstain.llm.features.maintenance import stats as read_stats
 
@@ -61,18 +61,19 @@ def verify() -> None:
 @app.command()
 def prune(
     older_than_days: Annotated[
-        float, typer.Option(min=0, max=36_500, help="keep what was written since, whoever it may be for")
+        float, typer.Option(min=0, max=36_500, help="keep what was written since, needed or not")
     ] = 30,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be deleted")] = False,
 ) -> None:
     """Delete features that neither the current data and parameters nor the promoted probe can use."""
     from datetime import timedelta
 
     from abstain.config.settings import load_settings
     from abstain.llm.features.maintenance import prune as remove
+    from tasks.cache import needed_keys
 
     root = load_settings().features
-    gone = remove(root, _needed(), timedelta(days=older_than_days), dry_run)
+    gone = remove(root, needed_keys(), timedelta(days=older_than_days), dry_run)
     if gone.names:
         table = Table("would go" if dry_run else "gone", "files")
         folders = [name.partition("/")[0] for name in gone.names]
@@ -81,39 +82,6 @@ def prune(
         console.print(table)
     verb = "would be removed from" if dry_run else "removed from"
     console.print(f"{len(gone.names)} files, {_size(gone.bytes)}, {verb} {root}")
-
-
-def _needed() -> dict[str, set[str]]:
-    """Space -> keys: the current data, as params.yaml's retrain and the probe in production ask models."""
-    from abstain.config.settings import load_settings
-    from abstain.core import paths
-    from abstain.core.contracts import Interaction
-    from abstain.data.store.dataset import Store
-    from abstain.llm.features.extraction import FeatureSource
-    from abstain.llm.signals.feature_plan import conditions, everything, served
-    from abstain.llm.signals.registry import compared
-    from abstain.release.registry import parse_registry
-    from abstain.serving.predictor import Released
-    from tasks.demand import read_labelled
-    from tasks.promotion import fetch_release
-    from tasks.workspace import open_workspace
-
-    settings = load_settings()
-    with open_workspace() as workspace:
-        interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
-        params, labelled = read_labelled(workspace)
-        read, rows = conditions(params, settings, labelled)
-        asked = everything(params, compared(params, settings).scorers, labelled) + read.known(rows)
-        asked.append((interactions, (served(params).reading,)))  # those without a label yet, too
-        sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
-        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
-        if promoted is not None:
-            bundle = fetch_release(workspace.path, promoted)
-            sources.append((Released.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
-    needed = read.perturber.keys(rows)
-    for source, of in sources:
-        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
-    return needed
 
 
 def _size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""A progress bar, where there is a terminal to draw it on."""
+"""Progress on the terminal: one bar, or a line for each step of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 
 @contextmanager
@@ -15,3 +15,36 @@ def bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(name, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def step_progress(console: Console) -> Iterator[None]:
+    """A line a step, with a bar for those that say how far they are; on no terminal, the steps' own lines."""
+    from tasks.pipeline import PROGRESS
+    from tasks.progress import observed_by
+
+    if not console.is_terminal:
+        with observed_by(lambda step, says: print(f"{step}: {says}", flush=True)):
+            yield
+        return
+    columns = (
+        TextColumn("{task.description:18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}"),
+    )
+    with Progress(*columns, console=console) as bars:
+        steps: dict[str, TaskID] = {}
+
+        def observer(step: str, says: str) -> None:
+            if step not in steps:
+                steps[step] = bars.add_task(step, total=1, status="")
+            if match := PROGRESS.fullmatch(says):
+                bars.update(steps[step], completed=int(match["done"]), total=int(match["total"]))
+            elif says in ("ran", "cached"):
+                bars.update(steps[step], completed=1, total=1, status="" if says == "ran" else "cached")
+                bars.stop_task(steps[step])
+
+        with observed_by(observer):
+            yield

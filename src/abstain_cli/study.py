@@ -1,4 +1,4 @@
-"""`abstain study`: the tables of a paper, re-made as a study file declares them.
+"""`abstain experiment`: compute the tables of a paper again, as a study file declares them.
 
 Prefect and torch are imported by the command, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -30,17 +30,17 @@ def run_study(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the report; default: in ABSTAIN_HOME/studies")] = None,
 ) -> None:
-    """Re-make the tables of a paper, cell by cell; run again, it goes on where it was."""
+    """Compute the tables of a paper again, cell by cell; an interrupted run continues where it was."""
     from abstain.study.declared import load_study
     from abstain.study.results import check_rows, file_digests
     from tasks.server import server_for_run
 
     sizes = dict(map(_size, size or ()))
-    declared = load_study(file).resized(sizes)
-    cells = len(declared.cells(table or ()))
-    # What is wrong so far is said before a server is started, and not by every cell.
-    file_digests(declared, data)
-    check_rows(declared, data, table or ())
+    config = load_study(file).resized(sizes)
+    cells = len(config.cells(table or ()))
+    # Errors of the files are reported once, before a server starts.
+    file_digests(config, data)
+    check_rows(config, data, table or ())
     if out:
         _make(out)
     with server_for_run():
@@ -62,30 +62,30 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
     name, _, counts = text.partition("=")
     parts: Sequence[str] = counts.split(",")
     if not name or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--size {text}: say NAME=TRAIN,EVALUATION, as in --size grid=300,150")
+        raise UsageError(f"--size {text}: give NAME=TRAIN,EVALUATION, as in --size grid=300,150")
     return name, (int(parts[0]), int(parts[1]))
 
 
 @contextmanager
 def _progress(cells: int) -> Iterator[None]:
-    """A line a finished cell, and bars of the cells and of the answers at hand; on no terminal, lines of these too."""
+    """A line a finished cell, and bars of the cells and of the current cell's answers; without a terminal, a line for each step."""
     from tasks.pipeline import PROGRESS
     from tasks.progress import observed_by
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        all_cells, at_hand = bars.add_task("cells", total=cells), bars.add_task("answers", total=None)
+        all_cells, answers = bars.add_task("cells", total=cells), bars.add_task("answers", total=None)
         done = 0
 
-        def observer(cell: str, says: str) -> None:
+        def observer(cell: str, message: str) -> None:
             nonlocal done
-            if match := PROGRESS.fullmatch(says):
-                bars.update(at_hand, completed=int(match["done"]), total=int(match["total"]))
+            if match := PROGRESS.fullmatch(message):
+                bars.update(answers, completed=int(match["done"]), total=int(match["total"]))
                 if not console.is_terminal:
-                    console.print(f"{cell}: {says}", soft_wrap=True)
+                    console.print(f"{cell}: {message}", soft_wrap=True)
                 return
             done += 1
             bars.update(all_cells, completed=done)
-            console.print(f"{done} of {cells}: {cell}: {says}", soft_wrap=True)
+            console.print(f"{done} of {cells}: {cell}: {message}", soft_wrap=True)
 
         with observed_by(observer):
             yield

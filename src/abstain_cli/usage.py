@@ -1,19 +1,43 @@
-"""What is wrong with a command as it was typed: one line, exit status 2, whether the parser or the command finds it."""
+"""Errors of a command as it was typed: one line and exit status 2, whether the parser or the command finds them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import typer
 
 from abstain.core.errors import AbstainError
 
 
+RENAMED = {
+    ("forget",): "erase-user",
+    ("study",): "experiment",
+    ("quarantine", "drop"): "discard",
+    ("quarantine", "release"): "retry",
+    ("retrain", "--new-holdout"): "--accept-new-holdout",
+    ("promote", "--new-holdout"): "--accept-new-holdout",
+}
+"""The words of a command up to a renamed one, which is a command or an option (`--`): its new name."""
+
+
 class UsageError(AbstainError):
-    """Options that are no good, or do not go together; the message names them and the remedy."""
+    """Options that are not valid, or that contradict each other; the message names them and the remedy."""
+
+
+def reject_renamed(arguments: Sequence[str]) -> None:
+    """Raise `UsageError` with the new name where `arguments`, those of `abstain`, use a name of `RENAMED`."""
+    for (*command, old), new in RENAMED.items():
+        words = list(arguments[: len(command) + 1])
+        options = {argument.partition("=")[0] for argument in arguments}
+        is_used = words[:-1] == command and old in options if old.startswith("-") else words == [*command, old]
+        if is_used:
+            path = " ".join(["abstain", *command])
+            raise UsageError(f"`{path} {old}` is now `{path} {new}`")
 
 
 def in_one_line(error: typer.TyperException) -> str:
-    """What the parser refuses, and where to read how it is meant; empty where it has printed the help."""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    """The parser's error and where the command's help is; empty where the parser has printed the help."""
+    message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     where = f" (see `{context.command_path} --help`)" if context is not None else ""
-    return f"{said}{where}" if said else ""
+    return f"{message}{where}" if message else ""

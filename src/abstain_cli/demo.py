@@ -1,0 +1,43 @@
+"""What `abstain demo` prints at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from tasks.server import UI, running_server
+
+if TYPE_CHECKING:
+    from flows.demo import Demo
+
+
+def summary(demo: Demo) -> Table:
+    """The demo's result as a small table."""
+    ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
+    holdout = demo.metrics["holdout"]
+    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
+    outcome = demo.retrained.outcome
+    assert outcome is not None
+    table = Table(show_header=False, title="Abstain, on the sample")
+    read = demo.report
+    table.add_row(
+        "ingested",
+        f"{read.read} read = {read.accepted} accepted + {read.duplicate} duplicate + {read.held} held "
+        f"+ {read.quarantined} quarantined",
+    )
+    table.add_row("stages run", ", ".join(ran) or f"none: all {len(demo.retrained.stages)} are cached, nothing changed")
+    table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
+    for reason in outcome.reasons:
+        table.add_row("", reason)
+    table.add_row("AUROC", f"{probe['auroc']:.3f}, 95 % interval {probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}")
+    table.add_row(
+        f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['display_rate']:.1%}"
+    )
+    table.add_row("promised there", demo.promise)
+    table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are right")
+    for row, verdict in demo.examples:
+        table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")
+    table.add_row("report", str(demo.bundle / "report.html"))
+    table.add_row("Prefect UI", running_server() or f"run `make up`, then {UI}")
+    return table

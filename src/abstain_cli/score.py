@@ -1,0 +1,109 @@
+"""`abstain score` and `abstain generate`: the promoted probe decides about one answer, or about a file of them.
+
+torch and ONNX Runtime are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from abstain_cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from abstain.core.contracts import Interaction, Question
+    from abstain.serving.predictor import Released
+
+AT_ONCE = 64
+"""Rows of a file that are scored or answered before any is printed."""
+
+Context = Annotated[list[str] | None, typer.Option("--context", "-c", help="a retrieved chunk; repeatable")]
+NoContext = Annotated[bool, typer.Option("--no-context", help="rows without any context are meant, so decide on them")]
+
+
+def score(
+    file: Annotated[Path | None, typer.Argument(help="JSON Lines of interactions; `-` reads standard input")] = None,
+    question: Annotated[str | None, typer.Option("--question", "-q")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", "-a")] = None,
+    context: Context = None,
+    no_context: NoContext = False,
+) -> None:
+    """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
+    _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
+    from dataclasses import asdict
+
+    from abstain.config.settings import load_settings
+    from abstain.serving.predictor import Released
+    from abstain.serving.requests import from_flags, read_interactions
+    from tasks.promotion import production
+
+    requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
+    bundle, _ = production()
+    scorer = Released.open(bundle / "probe.onnx", load_settings())
+    _warn_of_no_context(scorer, requests, no_context)
+    for at in range(0, len(requests), AT_ONCE):
+        for verdict in scorer.judge(requests[at : at + AT_ONCE], no_context=no_context):
+            print(json.dumps(asdict(verdict)), flush=True)
+
+
+def generate(
+    file: Annotated[Path | None, typer.Argument(help="JSON Lines of questions; `-` reads standard input")] = None,
+    question: Annotated[str | None, typer.Option("--question", "-q")] = None,
+    context: Context = None,
+    no_context: NoContext = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 48,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0: the likeliest answer; above: a sample")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="sample from this much of the probability")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="of the sample")] = 0,
+) -> None:
+    """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
+    _require_one_input(file, (question,), context, no_context, "--question")
+    from abstain.llm.engine.requests import Generate
+
+    try:
+        ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    from dataclasses import asdict
+
+    from abstain.config.settings import load_settings
+    from abstain.serving.generate import answer, room_for
+    from abstain.serving.predictor import Released
+    from abstain.serving.requests import question_from_flags, read_questions
+    from tasks.promotion import production
+
+    questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
+    bundle, _ = production()
+    scorer = Released.open(bundle / "probe.onnx", load_settings())
+    if excess := room_for(scorer, ask):
+        raise UsageError(f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
+    _warn_of_no_context(scorer, questions, no_context)
+    for at in range(0, len(questions), AT_ONCE):
+        for one in answer(scorer, questions[at : at + AT_ONCE], ask, no_context=no_context):
+            print(json.dumps({"answer": one.answer, **asdict(one.verdict)}), flush=True)
+
+
+def _require_one_input(
+    file: Path | None, texts: Sequence[str | None], context: Sequence[str] | None, no_context: bool, flags: str
+) -> None:
+    """Raise `UsageError` unless there is either a file or every text, with contexts or the word that there is none."""
+    if (file is None) == (None in texts) or (file and (context or any(text is not None for text in texts))):
+        raise UsageError(f"give either a FILE, or {flags} (and --context, once a chunk)")
+    if context and no_context:
+        raise UsageError("--context and --no-context contradict each other: leave one of them out")
+
+
+def _warn_of_no_context(scorer: Released, asked: Sequence[Interaction | Question], no_context: bool) -> None:
+    lacking = 0 if no_context else sum(map(scorer.lacks_context, asked))
+    if lacking:
+        which = f"{lacking:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
+        print(
+            f"warning: {which} no context, so the decision is unavailable: give what was retrieved, or --no-context if "
+            "that is meant",
+            file=sys.stderr,
+        )

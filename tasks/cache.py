@@ -1,0 +1,39 @@
+"""Which entries of the feature cache the current data, parameters and production can still use."""
+
+from __future__ import annotations
+
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.contracts import Interaction
+from abstain.data.store.dataset import Store
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals.feature_plan import conditions, everything, served
+from abstain.llm.signals.registry import compared
+from abstain.release.registry import parse_registry
+from abstain.serving.predictor import Released
+from tasks.demand import read_labelled
+from tasks.promotion import fetch_release
+from tasks.workspace import open_workspace
+
+
+def needed_keys() -> dict[str, set[str]]:
+    """Keys by namespace digest: what a retrain under params.yaml, and the probe in production, ask of models.
+
+    Raises `AbstainError` where the workspace or a model cannot be read.
+    """
+    settings = load_settings()
+    with open_workspace() as workspace:
+        interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
+        params, labelled = read_labelled(workspace)
+        read, rows = conditions(params, settings, labelled)
+        asked = everything(params, compared(params, settings).scorers, labelled) + read.known(rows)
+        asked.append((interactions, (served(params).reading,)))  # those without a label yet, too
+        sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
+        promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
+        if promoted is not None:
+            bundle = fetch_release(workspace.path, promoted)
+            sources.append((Released.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
+    needed = read.perturber.keys(rows)
+    for source, of in sources:
+        needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))
+    return needed
