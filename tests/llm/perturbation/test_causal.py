@@ -13,7 +13,7 @@ from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
 from abstain.llm.perturbation import causal, engines
-from abstain.llm.perturbation.causal import CausalReader, best_others
+from abstain.llm.perturbation.causal import CausalProposer, best_others
 from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import Text, encode
 from abstain.llm.perturbation.text import Pieces, Step
@@ -143,13 +143,15 @@ def test_the_work_of_several_texts_is_the_sum_of_theirs() -> None:
 
 
 def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers: list[CausalReader] = []
-    honest = CausalReader.__init__
-    monkeypatch.setattr(CausalReader, "__init__", lambda self, *given: (honest(self, *given), readers.append(self))[0])
+    readers: list[CausalProposer] = []
+    honest = CausalProposer.__init__
+    monkeypatch.setattr(
+        CausalProposer, "__init__", lambda self, *given: (honest(self, *given), readers.append(self))[0]
+    )
     kept: list[tuple[int, int]] = []
-    replace = CausalReader.replace
+    replace = CausalProposer.replace
 
-    def watch(self: CausalReader, *given: Any) -> None:
+    def watch(self: CausalProposer, *given: Any) -> None:
         replace(self, *given)
         own = sum(
             k.untyped_storage().nbytes() // (k.shape[0] * k.shape[2] * 4)
@@ -158,7 +160,7 @@ def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: 
         )
         kept.append((own, sum(row.known for row in self._rows)))
 
-    monkeypatch.setattr(CausalReader, "replace", watch)
+    monkeypatch.setattr(CausalProposer, "replace", watch)
     steps_of(CausalEngine(causal_model(), 512), {"a": LONG, "b": TEXTS[1]}, Perturb("entropy", "iterative", 5))
     assert len(kept) == 10 and all(tokens == known for tokens, known in kept)
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.signals import auxiliary_model as other_model
+from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.entailment import Entailment, entailment_scorer, probability, supported_label
 from tests.llm.signals.builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread, word_tokenizer
@@ -107,7 +107,7 @@ def test_a_second_run_computes_nothing_and_loads_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(other_model, "_load", refuse)
+    monkeypatch.setattr(auxiliary_model, "_load", refuse)
     again = entailment_scorer(str(folder), settings)
     assert_near(again.score(unread(*rows[::-1])), first[::-1])
     with pytest.raises(AssertionError, match="was loaded"):
@@ -116,9 +116,9 @@ def test_a_second_run_computes_nothing_and_loads_nothing(
 
 def test_a_pair_is_computed_once_whatever_row_it_is_in(scorer: Entailment, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    run = other_model.OtherModel.run
+    run = auxiliary_model.AuxiliaryModel.run
     monkeypatch.setattr(
-        other_model.OtherModel, "run", lambda self, windows: ran.append(len(windows)) or run(self, windows)
+        auxiliary_model.AuxiliaryModel, "run", lambda self, windows: ran.append(len(windows)) or run(self, windows)
     )
     twice = [interaction(name="one"), interaction(name="two"), interaction(contexts=TEXTS[::-1])]
     found = scorer.score(unread(*twice))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from abstain.config.settings import Settings
-from abstain.llm.signals import auxiliary_model as other_model
+from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.extractive_qa import (
     LONGEST,
@@ -218,7 +218,7 @@ def test_another_answer_to_the_same_question_costs_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(other_model, "_load", refuse)
+    monkeypatch.setattr(auxiliary_model, "_load", refuse)
     again = extractive_scorer(str(folder), settings)
     assert_near(again.score(unread(*ROWS, interaction(contexts=[]))), first)
     other, own = again.score(unread(ROWS[1].model_copy(update={"answer": "nothing else"}), ROWS[1]))

@@ -10,8 +10,8 @@ Four decisions:
 * `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was never
   taught to say EOS: that text is what ends its answers, and its states are read there.
 
-Questions about an answer that was given are laid out in the same way, in `engine/questions`: `after-NAME` goes on from the
-pass of layout NAME, the others are whole prompts.
+Questions about a given answer are laid out in the same way, in `engine/questions`: `after-NAME` continues the prompt
+of layout NAME, the others are whole prompts.
 """
 
 from __future__ import annotations
