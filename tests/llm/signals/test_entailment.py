@@ -18,7 +18,16 @@ from abstain.core.errors import AbstainError
 from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.entailment import Entailment, entailment_scorer, probability, supported_label
-from tests.llm.signals.builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread, word_tokenizer
+from tests.llm.signals.builders import (
+    TEXTS,
+    WINDOW,
+    cut_windows,
+    interaction,
+    labels,
+    save_encoder,
+    unread,
+    word_tokenizer,
+)
 from tests.tolerance import assert_near
 
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
@@ -51,12 +60,8 @@ def supported(folder: Path, premise: str, hypothesis: str) -> float:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     one, two = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (premise, hypothesis))
-    room = WINDOW - 3 - len(two)
-    step = room - room // 4
-    starts = [at for at in range(0, len(one), step) if at == 0 or at + room // 4 < len(one)]
     found = []
-    for at in starts:
-        piece = one[at : at + room]
+    for piece in (one[window] for window in cut_windows(two, one)):
         ids = [tokenizer.cls_token_id, *piece, tokenizer.sep_token_id, *two, tokenizer.sep_token_id]
         types = [0] * (len(piece) + 2) + [1] * (len(two) + 1)
         with torch.inference_mode():

@@ -26,7 +26,7 @@ from abstain.llm.signals.extractive_qa import (
     extractive_scorer,
     token_f1,
 )
-from tests.llm.signals.builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread
+from tests.llm.signals.builders import TEXTS, cut_windows, interaction, labels, save_encoder, unread
 from tests.tolerance import assert_near
 
 LONG = " ".join(f"Line {n} says that {word} is not what it was." for n, word in enumerate("abcdefghijklmn"))
@@ -171,23 +171,19 @@ def score_by_hand(folder: Path, question: str, contexts: Sequence[str], answer: 
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = tokenizer(question, add_special_tokens=False)["input_ids"]
-    room = WINDOW - 3 - len(asked)
-    step = room - room // 4
     windows = []
     for chunk, text in enumerate(contexts):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         whole, places = encoded["input_ids"], np.array(encoded["offset_mapping"])
-        for at in (at for at in range(0, len(whole), step) if at == 0 or at + room // 4 < len(whole)):
-            piece = whole[at : at + room]
+        for window in cut_windows(asked, whole):
+            piece = whole[window]
             ids = [tokenizer.cls_token_id, *asked, tokenizer.sep_token_id, *piece, tokenizer.sep_token_id]
             types = [0] * (len(asked) + 2) + [1] * (len(piece) + 1)
             with torch.inference_mode():
                 out = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
             start, end = out.start_logits[0].double().numpy(), out.end_logits[0].double().numpy()
             of_text = slice(len(asked) + 2, len(asked) + 2 + len(piece))
-            windows.append(
-                Readout(chunk, start[of_text], end[of_text], places[at : at + room], float(start[0] + end[0]))
-            )
+            windows.append(Readout(chunk, start[of_text], end[of_text], places[window], float(start[0] + end[0])))
     spans = sorted(by_hand(windows, LONGEST).items(), key=lambda item: -item[1])[:TOP]
     return expected_f1(answer, [(contexts[chunk][first:last], p) for (chunk, first, last), p in spans])
 
