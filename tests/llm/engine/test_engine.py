@@ -323,7 +323,7 @@ def test_a_model_with_longrope_reads_what_it_was_trained_on() -> None:
     assert window_of(config) == 32
 
 
-def test_keys_and_values_are_let_go_of(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_values_are_released_after_use(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
     honest = Plan.__init__
     monkeypatch.setattr(Plan, "__init__", lambda self, *given: (honest(self, *given), plans.append(self))[0])

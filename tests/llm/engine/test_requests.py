@@ -224,7 +224,7 @@ def test_all_asks_of_one_pass_cost_one_pass() -> None:
             close(found[name], alone)
 
 
-def test_the_vocabulary_is_never_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_is_projected_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = shared_model()
     seen: list[int] = []
     engine = Engine(loaded, 4096)

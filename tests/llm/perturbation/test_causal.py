@@ -52,7 +52,7 @@ def assert_equal_steps(one: list[Step], other: list[Step]) -> None:
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: Any, when: Any, packed: bool) -> None:
+def test_causal_steps_equal_the_literal_procedure(family: str, where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model(family)
     ask = Perturb(where, when, 6, seed=3)
     engine = CausalEngine(loaded, 200, packed)
@@ -83,7 +83,7 @@ def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: An
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
-def test_a_text_is_perturbed_alike_alone_and_beside_others(where: Any, when: Any, packed: bool) -> None:
+def test_causal_text_alone_or_in_a_batch_gives_equal_steps(where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model()
     ask = Perturb(where, when, 5)
     together = steps_of(CausalEngine(loaded, 64, packed), MANY, ask)

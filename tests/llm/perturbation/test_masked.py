@@ -41,7 +41,7 @@ def behind_masks(loaded: LoadedModel, ids: list[int], places: list[int]) -> Tens
 
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize("batch_tokens", [40, 512])
-def test_it_is_the_procedure_text_by_text(where: Any, when: Any, batch_tokens: int) -> None:
+def test_masked_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int) -> None:
     loaded, ask = model_of("masked"), Perturb(where, when, 6)
     found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
 

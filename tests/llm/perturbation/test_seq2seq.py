@@ -48,7 +48,7 @@ def at_place(loaded: LoadedModel, ids: list[int], places: list[int], written: li
 
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize(("batch_tokens", "extra"), [(60, 100), (1024, 9)])
-def test_it_is_the_procedure_text_by_text(where: Any, when: Any, batch_tokens: int, extra: int) -> None:
+def test_seq2seq_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int, extra: int) -> None:
     loaded, ask = t5_model(extra), Perturb(where, when, 4)
     found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
     predict = partial(at_place, loaded)

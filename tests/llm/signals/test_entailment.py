@@ -70,7 +70,7 @@ def supported(folder: Path, premise: str, hypothesis: str) -> float:
     return max(found)
 
 
-def test_the_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
+def test_entailment_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
     assert (scorer.name, scorer.readings, scorer.supported) == ("entailment", (), 2)
     assert len(scorer.model.windows(LONG, "Who blocks a card? The hotline.", "first")) > 2
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))

@@ -188,7 +188,7 @@ def score_by_hand(folder: Path, question: str, contexts: Sequence[str], answer: 
     return expected_f1(answer, [(contexts[chunk][first:last], p) for (chunk, first, last), p in spans])
 
 
-def test_the_score_is_that_of_a_plain_loop_over_windows(scorer: ExtractiveQA, folder: Path) -> None:
+def test_extractive_qa_score_equals_a_plain_loop_over_windows(scorer: ExtractiveQA, folder: Path) -> None:
     assert (scorer.name, scorer.readings) == ("extractive_qa", ())
     assert len(scorer.model.windows("When?", LONG, "second")) > 2
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))

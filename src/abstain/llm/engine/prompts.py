@@ -32,7 +32,7 @@ from abstain.core.errors import AbstainError
 class Segment:
     """A named piece of a pass. `literal` text may hold special tokens; `eos` stands for the tokenizer's own.
 
-    One named `bos`, without a text, is the BOS with which the tokenizer begins a text, if it does (tokens.py).
+    One named `bos`, without a text, is the BOS with which the tokenizer begins a text, if it does (tokenization.py).
     """
 
     name: str
