@@ -1,7 +1,6 @@
-"""What there is to review: the interactions of a window of time, one row each, in columns. Texts stay on disk.
+"""What there is to review: the interactions of a window of time, one row each, in columns.
 
-A million rows pass through here, so what is kept of a row is its id, its moment, its strata, and what is known of it
-already; the few interactions that are chosen are read again.
+Texts stay on disk, because a million rows pass through here; the few interactions that are chosen are read again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ IMPORTED = "review-queue"
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """The interactions asked from `since` on and before `until`.
 
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
@@ -39,9 +38,9 @@ class Window:
     reviews: Mapping[str, tuple[Review, ...]]
 
 
-def read_window(
+def read_time_window(
     store: Store, since: datetime | None = None, until: datetime | None = None, oldest: datetime | None = None
-) -> Window:
+) -> TimeWindow:
     """The window of `store`; by default the last `DAYS` days of what it holds.
 
     A review of what was asked before `oldest` would come too late to be taken in. Raises `AbstainError` for a window
@@ -70,7 +69,7 @@ def read_window(
     frame["queued"] = frame.index.isin(list(queued))
     known = {key: max(probabilities) for key, probabilities in recorded.items() if probabilities}
     frame["recorded_probability"] = pd.Series(known, dtype=float).reindex(frame.index)
-    return Window(since, until, frame, reviews)
+    return TimeWindow(since, until, frame, reviews)
 
 
 def stream_interactions(store: Store, ids: Collection[str]) -> Iterator[Interaction]:
