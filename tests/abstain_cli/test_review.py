@@ -22,7 +22,7 @@ from abstain.review.verdicts import REMEDIES
 from abstain_cli import app as cli
 from abstain_cli import review as review_cli
 from tests.conftest import ROOT
-from tests.data.builders import NOW, PARAMS, accept_all, alone, later, row, verdict
+from tests.data.builders import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
 from tests.review.test_time_window import take
 
@@ -93,36 +93,6 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
     assert [batch.sources for batch in Store(data).batches()][1:] == [(f"{IMPORTED}-week.jsonl",)]
     review("import", "week.xlsx", "--reviewer", "Ann")
     assert len(list(Store(data).rows(Review))) == 4
-
-
-def test_larger_sample_prints_what_it_builds_on(data: Path) -> None:
-    review("export", "-n", "10", "-o", "a.xlsx")
-    fill(Path("a.xlsx"), lambda number, cells: YES)
-    review("import", "a.xlsx", "--reviewer", "Ann")
-    said = review("export", "-n", "30", "-o", "b.xlsx")
-    assert "100 answers" in said and "10 reviewed" in said
-    assert "to review now: 20 at random; 10 drawn ones were reviewed before" in said
-    fill(Path("b.xlsx"), lambda number, cells: {**YES, "correct": "no", "reviewer": "Bob"})
-    review("import", "b.xlsx")
-    with pytest.raises(AbstainError, match="every row of this sample is reviewed already: raise -n"):
-        review("export", "-n", "30", "-o", "c.xlsx")
-    assert not Path("c.xlsx").exists()
-    said = review("export", "-n", "40", "--since", "2026-09-06", "-o", "d.xlsx")
-    assert "drawn ones were reviewed before" in said
-
-
-def test_later_window_that_was_sampled_less_has_to_catch_up(data: Path) -> None:
-    review("export", "-n", "30", "--until", "2026-09-06", "-o", "a.xlsx")
-    fill(Path("a.xlsx"), lambda number, cells: YES)
-    review("import", "a.xlsx", "--reviewer", "Ann")
-    said = review("export", "-n", "10", "-o", "b.xlsx")
-    assert "rows more than -n: a part of this window was sampled more densely before" in said
-
-
-def test_reviews_by_other_means_are_counted(data: Path) -> None:
-    take(data, *(alone(verdict(days=20, inclusion_probability=0.5), f"q-{n}") for n in range(7)), name="x.jsonl")
-    said = review("export", "-n", "10")
-    assert "7 reviews of this window were sampled by other means, and keep their own weights" in said
 
 
 def test_serve_ends_with_what_comes_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,18 +249,3 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["why"] == "uncertain"])
     rows = read_rows(export_sample(design, window, Store(workspace.path / "data")))
     assert Counter(row.cells["why"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}
-
-
-def test_impossible_review_command_is_one_line(small_project: Project, tmp_path: Path) -> None:
-    (tmp_path / "none.xlsx").write_text("a,b\n1,2\n")
-    for arguments, says in (
-        (["export", "--since", "2031-01-01"], "nothing was asked from 2031-01-01"),
-        (["export", "-o", "reviews.csv"], "end its name in .xlsx"),
-        (["import", str(tmp_path / "none.xlsx")], "is no .xlsx workbook"),
-        (["serve", str(tmp_path / "nowhere.xlsx")], "cannot be read"),
-    ):
-        done = small_project.abstain("review", *arguments)
-        status = 2 if "-o" in arguments else 1
-        assert done.returncode == status and done.stderr.count("\n") == 1, done.stdout + done.stderr
-        assert done.stderr.startswith("error: ") and says in done.stderr
-    assert not (small_project.root / "reviews.xlsx").exists()

@@ -16,7 +16,7 @@ from abstain.data.store.dataset import Store, as_lines
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import by_hand
-from abstain.review.export import export_sample
+from abstain.review.export import describe_sample, export_sample
 from abstain.review.sampling import Design, draw
 from abstain.review.time_window import IMPORTED, read_time_window
 from abstain.review.verdicts import read_verdicts
@@ -52,6 +52,11 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design
     path = data.parent / f"reviews-{size}.xlsx"
     path.write_bytes(to_bytes(export_sample(design, window, Store(data))))
     return design, path
+
+
+def described(data: Path, size: int, *bounds: datetime) -> str:
+    window = read_time_window(Store(data), *bounds)
+    return "\n".join(describe_sample(draw(window.frame, size, 1.0, seed=0), window))
 
 
 def fill_in(path: Path, reviewer: str = "Ann") -> None:
@@ -121,6 +126,7 @@ def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     first, path = export(data, 40)
     fill_in(path)
     bring(data, path, FIRST)
+    assert "to review now: 60 at random; 40 drawn ones were reviewed before" in described(data, 100)
     second, larger = export(data, 100)
     assert set(first.rows.index) < set(second.rows.index)
     rows = cells_of(larger)
@@ -144,6 +150,7 @@ def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
     _, path = export(data, 40)
     fill_in(path)
     bring(data, path, FIRST)
+    assert "rows more than -n: a part of this window was sampled more densely before" in described(data, 10)
     later_half, overlap = export(data, 40, later(5))
     assert 5 < later_half.rows["reviewed"].sum() < 40
     fill_in(overlap, "Bob")
@@ -160,6 +167,7 @@ def test_review_by_other_means_is_left_alone(data: Path) -> None:
         *({"interaction_id": f"q-{n}", **verdict(days=60, inclusion_probability=0.5)} for n in range(20)),
         name="x.jsonl",
     )
+    assert "20 reviews of this window were sampled by other means, and keep their own weights" in described(data, 100)
     design, path = export(data, 100)
     assert not {f"q-{n}" for n in range(20)} & set(design.rows.index)
     assert all(not cells["complete"] for cells in cells_of(path))

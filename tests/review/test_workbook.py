@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -142,25 +141,14 @@ def test_formula_in_a_reviewers_cell_refuses_its_row(file: Path) -> None:
 
 def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     asked = interaction("i-7", question="=What?", contexts=CONTEXTS, product="cards", line_of_business=None)
-    assert sampled_cells(asked, "drift", 1, 1) == {
-        "interaction_id": "i-7",
-        "question": "=What?",
-        "answer": "None.",
-        "contexts": "[1] cards-gold#1\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1",
-        "product": "cards",
-        "line_of_business": "",
-        "why": "drift",
-        "inclusion_probability": "1 of 1",
-    }
-    assert reviewer_cells(review("i-7", right=False, ideal_answer="90")) == {
-        "complete": "yes",
-        "correct": "no",
-        "truthful": "yes",
-        "ideal_answer": "90",
-        "reviewer": "sme-1",
-        "reviewed_at": "2026-09-03T12:00:00Z",
-    }
-    assert set(reviewer_cells(None).values()) == {""} and set(reviewer_cells(None)) == set(REVIEWER_COLUMNS)
+    contexts = "[1] cards-gold#1\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
+    sampled = dict(
+        zip(SAMPLED_COLUMNS, ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4"), strict=True)
+    )
+    assert sampled_cells(asked, "drift", 1, 4) == sampled
+    own = dict(zip(REVIEWER_COLUMNS, ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z"), strict=True))
+    assert reviewer_cells(review("i-7", right=False, ideal_answer="90")) == own
+    assert reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
 
 
 def test_contexts_are_split_in_rank_order() -> None:
@@ -168,14 +156,6 @@ def test_contexts_are_split_in_rank_order() -> None:
     assert split_contexts("") == []
     tricky = (Context(chunk_id="a#1", text="see\n[3] there\n[1] and here"), Context(chunk_id="b c#2", text="z"))
     assert split_contexts(write_contexts(tricky)) == [("a#1", tricky[0].text), ("b c#2", "z")]
-
-
-def without(file: Path, change: Any) -> bytes:
-    book = load_workbook(file)
-    change(book)
-    out = BytesIO()
-    book.save(out)
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -198,8 +178,12 @@ def without(file: Path, change: Any) -> bytes:
 def test_file_that_is_no_review_file_is_one_line(file: Path, change: Any, message: str) -> None:
     if change is None:
         file.unlink()
+    elif isinstance(change, bytes):
+        file.write_bytes(change)
     else:
-        file.write_bytes(change if isinstance(change, bytes) else without(file, change))
+        book = load_workbook(file)
+        change(book)
+        book.save(file)
     with pytest.raises(AbstainError) as error:
         read_workbook(file)
     assert str(error.value).startswith(f"{file}: {message}") and "\n" not in str(error.value)

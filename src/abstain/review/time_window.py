@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from sys import intern
 
+import numpy as np
 import pandas as pd
 
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import Store
 
 DAYS = 30
@@ -46,7 +47,8 @@ def read_time_window(
     A review of what was asked before `oldest` would come too late to be taken in. Raises `AbstainError` for a window
     that reaches back behind it, and for one in which nothing was asked, with what the data holds instead.
     """
-    asked = _asked(store)
+    frames = read_frames(store.require_interactions())
+    asked = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business"]]
     first, newest = asked["asked_at"].min().to_pydatetime(), asked["asked_at"].max().to_pydatetime()
     until = until or newest + timedelta(microseconds=1)
     if oldest and (until <= oldest or (since and since < oldest)):
@@ -63,46 +65,18 @@ def read_time_window(
         )
     reviews, queued = _last_words(store, frame.index)
     # Of several, the largest, as the label's is.
-    recorded = {key: [r.inclusion_probability for r in own if r.inclusion_probability] for key, own in reviews.items()}
-    frame["thumb"] = _last_thumbs(store, frame.index)
+    recorded = {key: max(review.inclusion_probability or 0 for review in own) or np.nan for key, own in reviews.items()}
+    thumbs = frames.feedback.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
+    frame["thumb"] = thumbs.set_index("interaction_id")["thumb"].reindex(frame.index).fillna(NO_THUMB)
     frame["reviewed"] = frame.index.isin(list(reviews))
     frame["queued"] = frame.index.isin(list(queued))
-    known = {key: max(probabilities) for key, probabilities in recorded.items() if probabilities}
-    frame["recorded_probability"] = pd.Series(known, dtype=float).reindex(frame.index)
+    frame["recorded_probability"] = pd.Series(recorded, dtype=float).reindex(frame.index)
     return TimeWindow(since, until, frame, reviews)
 
 
 def stream_interactions(store: Store, ids: Collection[str]) -> Iterator[Interaction]:
     """The interactions called `ids`, in order of arrival, one in memory at a time."""
     return (row for row in store.rows(Interaction) if row.interaction_id in ids)
-
-
-def _asked(store: Store) -> pd.DataFrame:
-    ids, moments, products, lines = [], [], [], []
-    for row in store.require_interactions().rows(Interaction):
-        ids.append(row.interaction_id)
-        moments.append(row.asked_at)
-        products.append(row.product and intern(row.product))
-        lines.append(row.line_of_business and intern(row.line_of_business))
-    return pd.DataFrame(
-        {
-            "interaction_id": pd.array(ids, dtype="string"),
-            "asked_at": pd.to_datetime(moments, utc=True),
-            "product": pd.Categorical(products),
-            "line_of_business": pd.Categorical(lines),
-        }
-    )
-
-
-def _last_thumbs(store: Store, ids: pd.Index) -> pd.Series:
-    known = set(ids)
-    last: dict[str, tuple[datetime, str]] = {}
-    for row in store.rows(Feedback):
-        key = row.interaction_id
-        if key in known and (key not in last or row.given_at >= last[key][0]):
-            last[key] = row.given_at, row.thumb
-    thumbs = pd.Series({key: thumb for key, (_, thumb) in last.items()}, dtype=object)
-    return thumbs.reindex(ids).fillna(NO_THUMB)
 
 
 def _last_words(store: Store, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
