@@ -14,7 +14,7 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.review.review_file import ReviewFile, Stale, Verdict, open_review_file
 from abstain.review.verdicts import Verdicts, read_verdicts
-from abstain.review.workbook import reviewer_cells
+from abstain.review.workbook import REVIEWER_COLUMNS, reviewer_cells
 from tests.data.builders import interaction, review
 from tests.review.builders import cells_of, fill, rows_of, write_file
 
@@ -40,7 +40,7 @@ def imported(file: Path) -> Verdicts:
 def test_verdict_is_in_the_file_at_once_and_is_imported(file: Path) -> None:
     review_file = ReviewFile(file)
     row = review_file.rows()[1]
-    assert (row["done"], row["begun"], row["complete"]) == (False, False, None)
+    assert (row["done"], row["complete"]) == (False, None)
     after = review_file.save(says(row, ideal_answer=" =90 euros\n"), NOW)
     assert {name: after[name] for name in ("done", "complete", "truthful", "ideal_answer")} == {
         "done": True,
@@ -74,12 +74,11 @@ def test_row_with_an_edit_or_an_odd_word_is_shown_so(file: Path) -> None:
 def test_unfinished_verdict_is_kept_a_withdrawn_one_is_not(file: Path) -> None:
     review_file = ReviewFile(file)
     half = review_file.save(says(review_file.rows()[0], complete=None), NOW)
-    assert (half["done"], half["begun"], half["reviewer"]) == (False, True, "Ann")
-    assert cells_of(file)[0]["reviewed_at"] == ""
+    (cells, *_) = cells_of(file)
+    assert (half["done"], cells["reviewer"], cells["reviewed_at"]) == (False, "Ann", "")
     assert imported(file).problems[0].startswith("reviews!I2: complete is empty")
-    none = review_file.save(says(half, complete=None, correct=None, truthful=None))
-    assert not none["begun"] and none["reviewer"] == ""
-    assert imported(file).blank == 3
+    review_file.save(says(half, complete=None, correct=None, truthful=None))
+    assert set(map(cells_of(file)[0].get, REVIEWER_COLUMNS)) == {""} and imported(file).blank == 3
 
 
 def test_verdict_on_a_changed_row_is_refused_with_the_row(file: Path) -> None:

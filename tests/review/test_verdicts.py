@@ -43,6 +43,12 @@ def test_whole_verdict_is_a_review() -> None:
     )
 
 
+@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), (" Yes", "NO "), ("TRUE", "False"), ("1", "0")])
+def test_verdict_words_of_any_case_are_read(yes: str, no: str) -> None:
+    (found,) = read(row(**{**GOOD, "complete": yes, "correct": no})).reviews
+    assert (found.complete, found.correct) == (True, False)
+
+
 def test_empty_verdict_is_not_reviewed_yet() -> None:
     found = read(row(), row("i-2", reviewer="Ann"), row("i-3", complete=" "), row("i-4", **GOOD))
     assert (len(found.reviews), found.blank, found.problems) == (1, 3, ())

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.review.verdicts import is_begun, yes_or_no
 from abstain.review.workbook import (
     REVIEWER_COLUMNS,
     SHEET,
@@ -99,15 +99,14 @@ def open_review_file(path: Path) -> ReviewFile:
 
 def show_row(row: ReviewRow) -> dict[str, Any]:
     """A row as the page shows it, without why and with which probability it was drawn."""
-    verdicts = {name: _lenient(row.cells[name]) for name in VERDICT_COLUMNS}
+    verdicts = {name: _verdict(row.cells[name]) for name in VERDICT_COLUMNS}
     return {
-        **{name: row.cells[name] for name in ("interaction_id", "question", "answer", "ideal_answer", "reviewer")},
+        **{name: row.cells[name] for name in ("question", "answer", "ideal_answer")},
         **verdicts,
         "row": row.number,
         "contexts": [{"chunk_id": name, "text": text} for name, text in split_contexts(row.cells["contexts"])],
         "about": " · ".join(row.cells[name] for name in ("product", "line_of_business") if row.cells[name]),
         "done": None not in verdicts.values(),
-        "begun": is_begun(row),
         "refused": row.refused,
         "version": version(row),
     }
@@ -128,8 +127,8 @@ def _texts(verdict: Verdict, now: datetime) -> dict[str, str]:
     return {**given, "ideal_answer": ideal, "reviewer": reviewer, "reviewed_at": moment}
 
 
-def _lenient(cell: str) -> bool | None:
-    try:
-        return yes_or_no(cell)
-    except ValueError:
-        return None
+def _verdict(cell: str) -> bool | None:
+    """What a verdict cell says; None where it is empty or neither yes nor no."""
+    with suppress(ValidationError):
+        return TypeAdapter(bool).validate_python(cell.strip())
+    return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from abstain.core.contracts import Review
 from abstain.review.workbook import KEY, SHEET, VERDICT_COLUMNS, ReviewRow
@@ -54,7 +54,7 @@ def read_verdicts(
     problems: list[str] = []
     blank = 0
     for row in rows:
-        if not is_begun(row):
+        if not any(row.cells[name].strip() for name in (*VERDICT_COLUMNS, "ideal_answer")):
             blank += 1
             continue
         try:
@@ -67,16 +67,6 @@ def read_verdicts(
         else:
             reviews[review.interaction_id, review.reviewer] = review
     return Verdicts(tuple(reviews.values()), blank, tuple(problems))
-
-
-def is_begun(row: ReviewRow) -> bool:
-    """Whether a reviewer has judged this row, or begun to."""
-    return any(row.cells[name].strip() for name in (*VERDICT_COLUMNS, "ideal_answer"))
-
-
-def yes_or_no(cell: str) -> bool | None:
-    """What a verdict cell says; None where it is empty. ValueError for any other word."""
-    return TypeAdapter(bool).validate_python(cell.strip()) if cell.strip() else None
 
 
 def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
