@@ -1,4 +1,4 @@
-"""From a drawn sample to the review file, and what there is to know of both."""
+"""From a drawn sample to the review file and its description."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def export_sample(design: Design, window: TimeWindow, store: Store) -> Workbook:
 
 
 def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
-    """What was drawn, and what has to be known of it; a sentence a line."""
+    """Lines that describe what was drawn."""
     counts = design.rows.loc[~design.rows["reviewed"], "why"].value_counts()
     drawn = ", ".join(f"{counts[why]} {text}" for why, text in REASONS.items() if why in counts) or "none"
     before = int(design.rows["reviewed"].sum())

@@ -30,7 +30,7 @@ from abstain.review.workbook import (
 
 
 class Verdict(BaseModel):
-    """What a reviewer says of one row, whose `version` they saw. It may be unfinished."""
+    """A reviewer's verdict on one row, whose `version` they saw. It may be unfinished."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,7 +62,7 @@ class ReviewFile:
         self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every row as it is shown, in the order of the file. Raises `AbstainError` for a file that is none."""
+        """Every row as it is shown, in the order of the file. Raises `AbstainError` for any other file."""
         return [show_row(row) for row in read_workbook(self.path)[1]]
 
     def progress(self) -> tuple[int, int]:
@@ -128,7 +128,7 @@ def _texts(verdict: Verdict, now: datetime) -> dict[str, str]:
 
 
 def _verdict(cell: str) -> bool | None:
-    """What a verdict cell says; None where it is empty or neither yes nor no."""
+    """The verdict in a cell; None where it is empty or neither yes nor no."""
     with suppress(ValidationError):
         return TypeAdapter(bool).validate_python(cell.strip())
     return None

@@ -152,5 +152,5 @@ def _rows(
 
 
 def _permanent(ids: pd.Index, seed: int) -> np.ndarray:
-    """One number in [0, 1) a row, for ever: salted, so that it says nothing about the split that a row falls into."""
+    """One number in [0, 1) a row, for ever: salted, so that it is independent of the split that a row falls into."""
     return np.array([uniform(seed, f"review queue/{key}") for key in ids], dtype=float)

@@ -20,7 +20,7 @@ from abstain.data.store.dataset import Store
 DAYS = 30
 NO_THUMB = "none"
 IMPORTED = "review-queue"
-"""What the name of a source begins with that brings verdicts of this queue: its batches are known by it."""
+"""Prefix of the names of sources that bring verdicts of this queue; it marks their batches."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def stream_interactions(store: Store, ids: Collection[str]) -> Iterator[Interact
 
 def _last_words(store: Store, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
     """Each reviewer's latest review of each of `ids`; those of `ids` that a verdict of this queue has come for."""
-    known = set(ids)
-    imported = {one.batch for one in store.batches() if any(name.startswith(IMPORTED) for name in one.sources)}
+    wanted = set(ids)
+    imported = {batch.batch for batch in store.batches() if any(name.startswith(IMPORTED) for name in batch.sources)}
     last: dict[str, dict[str, Review]] = {}
     queued = set()
     for part in store.parts(Review):
         for row in store.part_rows(part, Review):
-            if row.interaction_id not in known:
+            if row.interaction_id not in wanted:
                 continue
             own = last.setdefault(row.interaction_id, {})
             if row.reviewer not in own or row.reviewed_at >= own[row.reviewer].reviewed_at:

@@ -44,7 +44,7 @@ def read_verdicts(
     """The reviews in `rows`; a row with a problem refuses no other.
 
     Args:
-        now: the moment of a new verdict that says none. It is no earlier, because a verdict dated back could slip into
+        now: the moment of a new verdict without one. It is no earlier, because a verdict dated back could slip into
             a hold-out that was frozen before it was given.
         stored: the reviews in data/, by interaction.
         reviewer: who reviewed the rows that name no one.
@@ -84,7 +84,7 @@ def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
     try:
         return Review.model_validate({KEY: row.cells[KEY], **{name: cells[name] for name in VERDICT_COLUMNS}, **own})
     except ValidationError as error:
-        name = min((str(one["loc"][0]) for one in error.errors()), key=list(REMEDIES).index)
+        name = min((str(problem["loc"][0]) for problem in error.errors()), key=list(REMEDIES).index)
         text = " ".join(cells[name].split())[:40]
         raise _problem(row, name, f"is '{text}'" if text else "is empty", REMEDIES[name]) from None
 
@@ -98,14 +98,14 @@ def _moment(text: str) -> str | None:
 def _dated(row: ReviewRow, review: Review, as_stored: Review, existing: Sequence[Review]) -> Review:
     """`review`, at the moment that the same verdict has in data/ already: so it is a duplicate there.
 
-    ValueError where the file says the moment, and data/ has another verdict of the same reviewer from it.
+    ValueError where the file names the moment, and data/ has another verdict of the same reviewer from it.
     """
-    own = [one for one in existing if one.reviewer == as_stored.reviewer]
+    own = [other for other in existing if other.reviewer == as_stored.reviewer]
     if not row.cells["reviewed_at"].strip():
-        same = [one for one in own if one.model_copy(update={"reviewed_at": as_stored.reviewed_at}) == as_stored]
-        moment = max((one.reviewed_at for one in same), default=review.reviewed_at)
+        same = [other for other in own if other.model_copy(update={"reviewed_at": as_stored.reviewed_at}) == as_stored]
+        moment = max((other.reviewed_at for other in same), default=review.reviewed_at)
         return review.model_copy(update={"reviewed_at": moment})
-    if any(one.reviewed_at == as_stored.reviewed_at and one != as_stored for one in own):
+    if any(other.reviewed_at == as_stored.reviewed_at and other != as_stored for other in own):
         wrong = "is the moment of another verdict of this reviewer in data/"
         raise _problem(row, "reviewed_at", wrong, "empty it to replace that verdict, or export again")
     return review
