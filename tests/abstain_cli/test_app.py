@@ -121,7 +121,7 @@ def test_a_number_that_is_none_is_one_line(
 def test_every_number_among_the_options_was_looked_at() -> None:
     named = {option for _, option in NUMBERS}
     assert {"-k", "-n", "--top-p", "--temperature", "--max-new-tokens", "--seed", "--tokens", "--port"} <= named
-    assert {"--random-share", "--read-at-most", "--older-than-days", "--answers"} <= named
+    assert {"--random-share", "--max-inference", "--older-than-days", "--answers"} <= named
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_every_number_among_the_options_was_looked_at() -> None:
         (["score", "file.jsonl", "-c", "c"], "either a FILE, or --question and --answer"),
         (["generate", "-q", "a", "--top-p", "0"], "top_p is above 0"),
         (["generate", "-q", "a", "--temperature", "0.001"], "a temperature is 0 or at least 0.01"),
-        (["review", "export", "--delimiter", "|", "-o", "nowhere.csv"], "--delimiter is a comma"),
+        (["review", "export", "-o", "nowhere.csv"], "end its name in .xlsx"),
         (["review", "export", "--since", "soon"], "--since"),
         (["perturb", " "], "TEXT is empty"),
     ],
