@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from abstain.decide.calibration import Method, fit_calibrator
 from abstain.errors import AbstainError
 from abstain.evaluate import metrics
 from abstain.evaluate.bootstrap import Resamples
@@ -55,6 +56,15 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
     assert (
         max(by_method[name]["brier"] for name in ("temperature", "isotonic", "venn_abers")) < by_method["none"]["brier"]
     )
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic", "venn_abers"])
+def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) -> None:
+    validation, holdout = judged(800, 0), judged(300, 1, wrong_share=0.7)
+    fitted = fit_calibrator(method, validation.raw("sure"), validation.correct, validation.weight, 0)
+    expected = metrics.brier(holdout.correct, fitted.apply(holdout.raw("sure")), holdout.weight)
+    found = {row["method"]: row for row in calibration_rows(validation, holdout, "sure", [], 0, Resamples(2, 1))}
+    assert found[method]["brier"] == pytest.approx(expected)
 
 
 def test_weights_are_those_of_the_inclusion_probabilities() -> None:
