@@ -2,6 +2,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from abstain.knowledge.documents.reader import parse_document, read_documents
 
 from abstain.core.contracts import Document, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
@@ -10,7 +11,6 @@ from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import Staging, Store, file_name_problem
 from abstain.data.store.key_index import Index, read_lines
 from abstain.data.store.record_keys import Stored, line_of
-from abstain.knowledge.documents.reader import parse_document, read_documents
 from tests.data.builders import bytes_of, feedback, interaction, markdown, review
 
 FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), feedback("b", comment="so-so"))
@@ -62,6 +62,23 @@ def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
         staging.write("chunks.jsonl", b"")
         raise KeyboardInterrupt
     assert bytes_of(tmp_path) == before
+
+
+def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, replace, moved = tmp_path / "data", Path.replace, list[str]()
+
+    def seen(self: Path, target: Path) -> Path:
+        if data in target.parents:
+            moved.append(target.relative_to(data).parts[0])
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", seen)
+    files = {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()}
+    add(data, FIRST, files)
+    tables = ["documents", "documents.jsonl", "chunks.jsonl", "interactions", "feedback", "reviews"]
+    assert moved == [*tables, "batches.jsonl", "sources"]
 
 
 def test_only_the_named_files_are_published(tmp_path: Path) -> None:
