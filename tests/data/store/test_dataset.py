@@ -2,7 +2,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from abstain.knowledge.documents.reader import parse_document, read_documents
 
 from abstain.core.contracts import Document, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
@@ -11,6 +10,7 @@ from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import Staging, Store, file_name_problem
 from abstain.data.store.key_index import Index, read_lines
 from abstain.data.store.record_keys import Stored, line_of
+from abstain.knowledge.documents.reader import parse_document, read_documents
 from tests.data.builders import bytes_of, feedback, interaction, markdown, review
 
 FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), feedback("b", comment="so-so"))
