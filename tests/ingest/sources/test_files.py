@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -186,60 +187,54 @@ def test_files_empty_folder_is_an_error_unless_scheduled(tmp_path: Path) -> None
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("missing.jsonl", None, "no such file or folder"),
-        ("empty.jsonl", b"", "the file is empty"),
-        ("blank.jsonl", b"\xef\xbb\xbf \n\n", "the file is empty"),
-        ("empty.md", b"", "the file is empty"),
-        ("empty.csv", b"", "the file is empty"),
-        ("empty.jsonl.gz", gzip.compress(b"", mtime=0), "the file is empty"),
-        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}' * 50, mtime=0)[:-9], "cannot be read: Compressed file ended"),
-        ("no.jsonl.gz", b'{"a": 1}', "cannot be read: Not a gzipped file"),
-        ("no.parquet", b"PAR1 or not", "cannot be read: Parquet magic bytes not found"),
-        ("empty.parquet", b"", "cannot be read: Parquet file size is 0 bytes"),
-        ("rows.xlsx", b"PK", "its name is not that of JSON Lines .*: rename or convert it"),
-    ],
-)
-def test_files_unreadable_explicit_file_is_an_error(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(AbstainError, match=rf"{name}: .*{message}") as refused:
+UNREADABLE = {
+    "empty.jsonl": (b"", "the file is empty"),
+    "blank.jsonl": (b"\xef\xbb\xbf \n\n", "the file is empty"),
+    "empty.md": (b"", "the file is empty"),
+    "empty.csv": (b"", "the file is empty"),
+    "empty.jsonl.gz": (gzip.compress(b"", mtime=0), "the file is empty"),
+    "header.csv": (b"a,b\n1,2\n", "its first line names no known column (a,b): begin with a line such as"),
+    "twice.csv": (b"thumb,thumb\nup,up\n", "the column 'thumb' is there twice"),
+    "cut.csv.gz": (gzip.compress(THUMBS.encode(), mtime=0)[:-9], "cannot be read: Compressed file ended"),
+    "no.jsonl.gz": (b"{}", "cannot be read: Not a gzipped file"),
+    "no.parquet": (b"PAR1 or not", "cannot be read: Parquet magic bytes not found"),
+}
+"""Name -> content that cannot be read, and why."""
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_files_unreadable_explicit_file_is_an_error(tmp_path: Path, name: str) -> None:
+    content, message = UNREADABLE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as refused:
         read(tmp_path / name)
     assert "\n" not in str(refused.value)
 
 
-BAD = {
-    "empty.jsonl": (b"", "file: the file is empty"),
-    "empty.md": (b"", "file: the file is empty"),
-    "header.csv": (b"a,b\n1,2\n", "file: its first line names no known column (a,b): begin with a line such as"),
-    "twice.csv": (b"thumb,thumb\nup,up\n", "file: the column 'thumb' is there twice"),
-    "cut.csv.gz": (gzip.compress(THUMBS.encode(), mtime=0)[:-9], "file: cannot be read: Compressed file ended"),
-    "no.jsonl.gz": (b"{}", "file: cannot be read: Not a gzipped file"),
-    "no.parquet": (b"PAR1 or not", "file: cannot be read: Parquet magic bytes not found"),
-}
-
-
 def test_files_unreadable_scheduled_file_is_a_refused_row(tmp_path: Path) -> None:
-    for name, (content, _) in BAD.items():
+    for name, (content, _) in UNREADABLE.items():
         (tmp_path / name).write_bytes(content)
     write_lines(tmp_path / "a.jsonl", row())
     (tmp_path / "z.csv").write_text(THUMBS)
     rows, reading = read(tmp_path, scheduled=True)
     assert contents(rows) == ["Interaction", "Feedback"]
     refused = {found.source: found for found in rows if found.reasons}
-    assert refused.keys() == BAD.keys()
-    assert len({found.raw for found in refused.values()}) == len(BAD)
+    assert refused.keys() == UNREADABLE.keys()
+    assert len({found.raw for found in refused.values()}) == len(UNREADABLE)
     for name, found in refused.items():
         assert found.line == 1
-        assert found.reasons[0].startswith(BAD[name][1]) and str(tmp_path) not in found.reasons[0]
+        assert found.reasons[0].startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in found.reasons[0]
         assert name.encode() in found.raw
     again, second = read(tmp_path, dict(reading.state), scheduled=True)
     assert {found.source: found for found in again} == refused
     assert second.state == reading.state
+
+
+@pytest.mark.parametrize(("name", "message"), [("no.jsonl", "no such file or folder"), ("a.xlsx", "rename or convert")])
+def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    with pytest.raises(AbstainError, match=rf"{name}: .*{message}"):
+        read(tmp_path / name)
 
 
 def test_files_unfinished_file_is_read_when_complete(tmp_path: Path) -> None:
