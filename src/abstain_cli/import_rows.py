@@ -16,13 +16,22 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-TIME = ["%Y-%m-%dT%H:%M:%S%z"]
-"""A time with its zone, such as 2026-01-31T12:00:00Z."""
+
+def parse_time(text: str) -> datetime:
+    """Parse an option that is a time. Raises `typer.BadParameter` for one without a time zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = datetime.min
+    if moment.tzinfo is None:
+        raise typer.BadParameter(f"'{text}': write it in UTC, as in 2026-01-31T12:00:00Z")
+    return moment
+
 
 Files = Annotated[list[Path], typer.Argument(help="the files as they were published, also packed (.gz)")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="a new folder, for `abstain ingest`")]
 AskedAt = Annotated[
-    datetime | None, typer.Option(formats=TIME, metavar="TIME", help="of all rows, because the set has none")
+    datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="of all rows, because the set has none")
 ]
 
 
@@ -49,7 +58,7 @@ def import_qa_from_hf(
     abstentions: Annotated[Literal["skip", "keep"], typer.Option(help="answers that the model refused")] = "skip",
     first_round_at: Annotated[
         datetime | None,
-        typer.Option(formats=TIME, metavar="TIME", help="of the first round; the others follow monthly"),
+        typer.Option(parser=parse_time, metavar="TIME", help="of the first round; the others follow monthly"),
     ] = None,
 ) -> None:
     """Judged answers of qa-from-hf: user_feedback.jsonl."""
