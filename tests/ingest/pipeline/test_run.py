@@ -19,7 +19,7 @@ from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.sources.files import FileSource, by_hand
-from abstain.ingest.sources.released import Released
+from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
 
@@ -365,7 +365,7 @@ def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
     moving = document_file(folders[0], "fees.md")
 
     def mirror() -> None:
-        sources = [FileSource(folder.name, str(folder), mirror=True, unattended=True) for folder in folders]
+        sources = [FileSource(name=folder.name, url=str(folder), mirror=True) for folder in folders]
         ingest(sources, data, LENIENT, NOW, validate=accept_all, remember=True)
 
     mirror()
@@ -386,7 +386,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     report = take(data, file, tmp_path / "bad.md", validate=refusing("feedback/"))
     quarantine = Quarantine(data)
     path = quarantine.find("")
-    released = Released(path.stem, tuple(quarantine.rows(path)))
+    released = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
     assert report.accepted == 0
     again = ingest([released], data, LENIENT, NOW, validate=accept_all)
     assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
