@@ -293,11 +293,11 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
         "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
-        "from abstain.ingest.sources.files import by_hand\n"
+        "from abstain.ingest.sources.files import explicit_sources\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
         "history.write_text(''.join(history.open().readlines()[::5]))\n"
-        "sources = by_hand([str(folder / 'handbook'), str(history)])\n"
+        "sources = explicit_sources([str(folder / 'handbook'), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
     for command in (

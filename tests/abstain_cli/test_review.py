@@ -16,7 +16,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import Store
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.review.time_window import IMPORTED
 from abstain.review.verdicts import REMEDIES
 from abstain_cli import app as cli
@@ -36,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         yield SimpleNamespace(path=tmp_path)
 
     def flow(files: list[str]) -> IngestReport:
-        return ingest(by_hand(files), tmp_path / "data", PARAMS, NOW, validate=accept_all)
+        return ingest(explicit_sources(files), tmp_path / "data", PARAMS, NOW, validate=accept_all)
 
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ from abstain.data.labels.answer_labels import last_verdicts, resolve
 from abstain.data.store.dataset import Store, as_lines
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.review.export import describe_sample, export_sample
 from abstain.review.sampling import Design, draw
 from abstain.review.time_window import IMPORTED, read_time_window
@@ -80,7 +80,7 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
     assert found.problems == ()
     lines = data.parent / f"{IMPORTED}-{path.stem}.jsonl"
     lines.write_bytes(as_lines(found.reviews))
-    return ingest(by_hand([str(lines)]), data, PARAMS, now, validate=accept_all)
+    return ingest(explicit_sources([str(lines)]), data, PARAMS, now, validate=accept_all)
 
 
 def weights(data: Path) -> pd.Series:

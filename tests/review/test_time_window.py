@@ -9,14 +9,14 @@ import pytest
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import Store
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.review.time_window import IMPORTED, read_time_window, stream_interactions
 from tests.data.builders import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
 
 
 def take(data: Path, *rows: dict, name: str = "history.jsonl") -> Store:
     file = write_lines(data.parent / name, *rows)
-    report = ingest(by_hand([str(file)]), data, PARAMS, NOW, validate=accept_all)
+    report = ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
     assert report.accepted == len(rows), report.reasons
     return Store(data)
 

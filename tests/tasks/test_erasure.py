@@ -25,7 +25,7 @@ from abstain.data.store.record_keys import interaction_identity
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.release.registry import Registry, load_registry
 from abstain_cli import app as cli
 from flows import promote as promote_flow
@@ -387,7 +387,7 @@ def history(workspace: Plain, tmp_path: Path) -> Plain:
     )
     for minor, rows in enumerate(batches):
         file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
-        ingest(by_hand([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
         workspace.dvc("add", "--quiet", "data")
         commit(workspace, "Ingest", "data.dvc")
         workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")

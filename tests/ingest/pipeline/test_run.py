@@ -18,7 +18,7 @@ from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
-from abstain.ingest.sources.files import FileSource, by_hand
+from abstain.ingest.sources.files import FileSource, explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
@@ -27,7 +27,7 @@ LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
 def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate: Any = accept_all) -> IngestReport:
-    return ingest(by_hand([str(file) for file in files]), data, params, NOW, validate=validate)
+    return ingest(explicit_sources([str(file) for file in files]), data, params, NOW, validate=validate)
 
 
 def refusing(prefix: str | tuple[str, ...]) -> Any:

@@ -122,10 +122,6 @@ def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
     return tuple(ExplicitFiles(name=shown(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
 
 
-by_hand = explicit_sources
-"""The former name, until its callers are renamed."""
-
-
 def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
