@@ -7,6 +7,7 @@ but never leaves one out; detecting duplicates is not its task.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,10 +88,10 @@ class SourceModel(Section):
 
     name: str
 
+    @abstractmethod
     def in_home(self, home: Path) -> Self:
         """Return this source with its relative paths resolved against `home`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, state: Mapping[str, Any]) -> Reading:
         """See `Source.read`."""
-        raise NotImplementedError
