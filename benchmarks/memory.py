@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1, help="passes over the training rows (1)")
     parser.add_argument("--folds", type=int, default=2, help="of groups, for out-of-fold confidences (2)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where there is room")
+    parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES, help="probes (all)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.part:
@@ -63,7 +64,7 @@ def main() -> None:
     print("|--:|--:|:--|--:|--:|--:|--:|--:|", flush=True)
     for rows in sorted({max(asked.rows // 100, 20), max(asked.rows // 10, 20), asked.rows}):
         with tempfile.TemporaryDirectory(prefix="abstain-memory-", dir=asked.folder) as folder:
-            for part in PARTS:
+            for part in ("assemble", *(f"train {name}" for name in asked.architectures)):
                 print(line(rows, part, run(part, rows, asked, folder)), flush=True)
 
 
@@ -182,12 +183,10 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     return f", {len(history.value)} step(s), held-out loss {min(history.held_out_loss):.3f}"
 
 
+ARCHITECTURES: tuple[Architecture, ...] = ("linear", "attention", "pca", "lstm")
 PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
     "assemble": assemble,
-    "train linear": partial(train, "linear"),
-    "train attention": partial(train, "attention"),
-    "train pca": partial(train, "pca"),
-    "train lstm": partial(train, "lstm"),
+    **{f"train {name}": partial(train, name) for name in ARCHITECTURES},
 }
 
 if __name__ == "__main__":

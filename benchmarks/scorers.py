@@ -31,7 +31,7 @@ from abstain.config.params import Params, load_params
 from abstain.config.settings import Settings, load_settings
 from abstain.core.contracts import ImportedInteraction, Interaction
 from abstain.core.labels import Labels
-from abstain.ingest.importers.qa_from_hf import IMPORTER, Options
+from abstain.ingest.importers import qa_from_hf
 from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
@@ -85,7 +85,7 @@ def read_judged(file: Path) -> Judged:
     """Every answer that was judged, those included that say that there is none."""
     rows = [
         ImportedInteraction.model_validate(item)
-        for item in IMPORTER.read([file], Options(abstentions="keep"))
+        for item in qa_from_hf.read([file], abstentions="keep")
         if isinstance(item, dict)
     ]
     reviews = [row.review for row in rows]

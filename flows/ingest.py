@@ -12,9 +12,9 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import Quarantine
-from abstain.ingest.sources.config import load_sources, open_source
-from abstain.ingest.sources.files import by_hand
-from abstain.ingest.sources.released import Released
+from abstain.ingest.sources.config import load_sources
+from abstain.ingest.sources.files import explicit_sources
+from abstain.ingest.sources.quarantine_source import QuarantineSource
 from tasks.ingest import ingest_sources
 from tasks.record import OriginMoved
 from tasks.workspace import open_workspace
@@ -30,12 +30,10 @@ def ingest(files: list[str] | None = None) -> IngestReport:
     A row that is already there is a duplicate, not an error. Where another run was faster, the batch is taken again
     on top of what that one brought.
     """
-    given = by_hand(files) if files else ()
+    given = explicit_sources(files) if files else ()
     for attempt in range(ATTEMPTS):
         with open_workspace() as workspace:
-            settings = load_settings()
-            configured = load_sources(workspace.path / paths.SOURCES)
-            sources = given or [open_source(one, settings) for one in configured]
+            sources = given or load_sources(workspace.path / paths.SOURCES, load_settings().home)
             try:
                 return ingest_sources(workspace, sources, remember=not given)
             except OriginMoved:
@@ -51,5 +49,5 @@ def retry(name: str) -> IngestReport:
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
         path = quarantine.find(name)
-        source = Released(path.stem, tuple(quarantine.rows(path)))
+        source = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
         return ingest_sources(workspace, [source], limited=False)

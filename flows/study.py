@@ -1,6 +1,6 @@
 """The flow that re-makes a paper's tables, declared as a grid of cells: one task a cell, a report at the end.
 
-abstain study studies/nll_perturbation.yaml --data FOLDER
+abstain experiment studies/nll_perturbation.yaml --data FOLDER
 
 A finished cell lies in `$ABSTAIN_HOME/studies/NAME`, and what its models said in the feature cache: run again, a study
 goes on where it was, in the middle of a cell, too, and computes nothing where nothing it depends on has changed.

@@ -222,7 +222,7 @@ def _gate(
             if new_holdout is None:
                 raise AbstainError(
                     f"{champion} cannot be compared with: {error}; where that cannot be helped, put on record why the "
-                    "candidate is to be judged as a first version: abstain promote --new-holdout REASON"
+                    "candidate is to be judged as a first version: abstain promote --accept-new-holdout REASON"
                 ) from None
             champion = None
     candidate = OnnxProbe(workspace.path / paths.ONNX)

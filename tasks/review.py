@@ -1,8 +1,9 @@
-"""What the review queue asks of a workspace: what the promoted probe makes of a window, and what is reviewed by now."""
+"""What reviews need of a workspace: the promoted probe's confidences, and the reviews that it has stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import pandas as pd
 
@@ -17,22 +18,26 @@ from abstain.ingest.privacy import Privacy
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
 from abstain.review.drift import COMPARED, drift
-from abstain.review.time_window import NO_THUMB, Window, stream_interactions
+from abstain.review.time_window import NO_THUMB, TimeWindow, stream_interactions
+from abstain.review.verdicts import Verdicts, read_verdicts
+from abstain.review.workbook import ReviewRow
 from tasks.workspace import Workspace
 
 Progress = Callable[[int, int], None]
 
 
 def prioritise(
-    workspace: Workspace, window: Window, seed: int, read_at_most: int, progress: Progress
+    workspace: Workspace, window: TimeWindow, seed: int, max_inference: int, progress: Progress
 ) -> tuple[float | None, list[str]]:
     """Put the promoted probe's `confidence` of each answer, and each question's `drift`, into the window.
 
-    Returns the probe's threshold, None where none is promoted (and then nothing is put in), and what there is to say.
+    The base model reads at most `max_inference` answers whose features are not cached.
+
+    Returns the probe's threshold, None where none is promoted (and then nothing is put in), and the lines to print.
     """
     promoted = load_registry(workspace.path / paths.REGISTRY).prod
     if promoted is None:
-        return None, ["nothing is in production, so nobody knows where it is unsure: every row is drawn at random"]
+        return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
     from abstain.serving.batch_scoring import score_backlog  # torch and Prefect, which nothing else here needs
     from abstain.serving.predictor import Released
     from tasks.promotion import fetch_release
@@ -46,40 +51,44 @@ def prioritise(
     scored = score_backlog(
         scorer,
         lambda: stream_interactions(store, ids),
-        read_at_most,
+        max_inference,
         lambda key: uniform(seed, f"review scores/{key}"),
         set(frame.index[drawn & (frame["thumb"] == NO_THUMB)]),
         progress,
     )
-    left = f", {scored.left:,} not scored (--read-at-most)" if scored.left else ""
-    says = [
+    left = f", {scored.left:,} not scored (--max-inference)" if scored.left else ""
+    messages = [
         f"probe {promoted.version}: {scored.cached:,} answers scored from the cache, {scored.read:,} read by the base "
         f"model{left}"
     ]
     frame["confidence"] = pd.Series(scored.confidences, dtype=float).reindex(frame.index)
     trained_on = _trained_on(workspace) - set(frame.index[drawn])
     if not trained_on:
-        says.append("what was trained on is not here (run `abstain retrain`), so no row is taken for drift")
+        messages.append("the training table is missing (run `abstain retrain`), so no row is taken for drift")
     elif max(len(ids), len(trained_on)) > COMPARED:
-        says.append(f"drift: {COMPARED:,} questions, drawn at random, stand for their like")
+        messages.append(f"drift: {COMPARED:,} questions, drawn at random, stand for the rest")
     frame["drift"] = drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
-    return float(scorer.probe.metadata["threshold"]), says
+    return float(scorer.probe.metadata["threshold"]), messages
 
 
-def known_reviews(
-    workspace: Workspace, ids: Collection[str]
-) -> tuple[dict[str, list[Review]], Callable[[Review], Review]]:
-    """The stored reviews of `ids`, and what makes of a review what ingest would store."""
+def check_verdicts(
+    workspace: Workspace, rows: Sequence[ReviewRow], now: datetime, reviewer: str | None = None
+) -> Verdicts:
+    """The verdicts in the rows of a review file, beside the reviews that the workspace has stored.
+
+    `now` and `reviewer` are those of `read_verdicts`.
+    """
     privacy = Privacy.open(load_params(workspace.path / paths.PARAMS).privacy, load_settings())
-    known: dict[str, list[Review]] = {}
-    for row in Store(workspace.path / paths.DATA).rows(Review):
-        if row.interaction_id in ids:
-            known.setdefault(row.interaction_id, []).append(row)
+    ids = {row.cells["interaction_id"] for row in rows}
+    stored: dict[str, list[Review]] = {}
+    for review in Store(workspace.path / paths.DATA).rows(Review):
+        if review.interaction_id in ids:
+            stored.setdefault(review.interaction_id, []).append(review)
 
     def as_stored(review: Review) -> Review:
         return privacy.apply(InputRow("", 0, b"", review=review)).review or review
 
-    return known, as_stored
+    return read_verdicts(rows, now, stored, reviewer, as_stored)
 
 
 def _trained_on(workspace: Workspace) -> set[str]:

@@ -48,7 +48,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests assert work, not time: by default an example that takes 200 ms fails, and so do those that are slow to make.
 hypothesis_settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-hypothesis_settings.load_profile("untimed")
+# A property has all its examples in the other runs; here a few show that its arithmetic holds.
+hypothesis_settings.register_profile("older-cpu", hypothesis_settings.get_profile("untimed"), max_examples=10)
+hypothesis_settings.load_profile("older-cpu" if os.environ.get("ABSTAIN_TESTS_OLDER_CPU") else "untimed")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -216,8 +218,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     project.edit_params("serve: best", "serve: linear")
     project.edit_params("max_epochs: 60", "max_epochs: 10")
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: []")
-    project.edit_params("  layer: 16 ", "  layer: 8 ")
-    project.edit_params("layers: [8, 16, 24, 30]", "layers: [4]")
+    project.edit_params("  layer: 16 ", "  layer: 4 ")
+    project.edit_params("layers: [8, 16, 24, 30]", "layers: [2]")
     project.edit_params("contexts: [1]", "contexts: []")
     project.edit_params("min_failed_rows: 5", "min_failed_rows: 7")  # the six that are broken are more than a fifth now
     # So few answers promise little, and no probe is surely better than another: the machinery is what is tested.
@@ -291,11 +293,11 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     make_data = (
         "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
         "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
-        "from abstain.ingest.sources.files import by_hand\n"
+        "from abstain.ingest.sources.files import explicit_sources\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
         "history.write_text(''.join(history.open().readlines()[::5]))\n"
-        "sources = by_hand([str(folder / 'handbook'), str(history)])\n"
+        "sources = explicit_sources([str(folder / 'handbook'), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
     for command in (

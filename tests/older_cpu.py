@@ -30,6 +30,7 @@ OLDER = {
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "ABSTAIN_DTYPE": "float32",
+    "ABSTAIN_TESTS_OLDER_CPU": "1",
 }
 """The oldest that each library knows and every x86-64 machine that numpy runs on has (SSE4.2, of 2008)."""
 OF_NUMPY = "NPY_DISABLE_CPU_FEATURES"

@@ -152,8 +152,14 @@ def test_gpu_extract_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_memory_is_measured_in_fresh_processes() -> None:
+    said = run("benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear")
+    assert "| assemble |" in said and "| train linear," in said
+
+
+@pytest.mark.soak(twin="test_memory_is_measured_in_fresh_processes")
+def test_memory_is_measured_for_every_architecture() -> None:
     said = run("benchmarks.memory", "--rows", "20", "--width", "64")
-    assert "assemble" in said and "train" in said
+    assert all(f"| train {name}," in said for name in ("linear", "attention", "pca", "lstm"))
 
 
 def test_probe_times_an_exported_file() -> None:

@@ -29,11 +29,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for group in (cache, kb, quarantine, review):
-    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
+app.add_typer(cache.app, name="cache")
+app.add_typer(import_rows.app, name="import")
+app.add_typer(kb.app, name="kb")
+app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(review.app, name="review")
 app.command("experiment")(study.run_study)
 app.command("generate")(score.generate)
-app.command("import")(import_rows.import_files)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
 app.command("score")(score.score)
@@ -46,6 +48,7 @@ console = Console(markup=False, highlight=False)
 NewHoldout = Annotated[
     str | None, typer.Option(metavar="REASON", help="why the hold-out, or the base model, was changed on purpose")
 ]
+
 
 @app.command()
 def demo() -> None:
@@ -84,7 +87,8 @@ def ingest(
 def erase_user(
     user: Annotated[str, typer.Argument(help="the user's id, as the source gives it, or its pseudonym")],
     with_interactions: Annotated[
-        bool, typer.Option("--with-interactions", help="also the interactions they rated, with all thumbs and reviews of them")
+        bool,
+        typer.Option("--with-interactions", help="also the interactions that they rated, with all thumbs and reviews"),
     ] = False,
 ) -> None:
     """Remove a user's rows from the current data, keep them out, and mark the versions trained on them."""

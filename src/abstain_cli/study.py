@@ -68,7 +68,7 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
 
 @contextmanager
 def _progress(cells: int) -> Iterator[None]:
-    """A line a finished cell, and bars of the cells and of the current cell's answers; without a terminal, a line for each step."""
+    """A line for each finished cell, and bars of cells and of the current cell's answers; lines without a terminal."""
     from tasks.pipeline import PROGRESS
     from tasks.progress import observed_by
 

@@ -8,7 +8,6 @@ import typer
 
 from abstain.core.errors import AbstainError
 
-
 RENAMED = {
     ("forget",): "erase-user",
     ("study",): "experiment",
@@ -16,6 +15,7 @@ RENAMED = {
     ("quarantine", "release"): "retry",
     ("retrain", "--new-holdout"): "--accept-new-holdout",
     ("promote", "--new-holdout"): "--accept-new-holdout",
+    ("review", "export", "--read-at-most"): "--max-inference",
 }
 """The words of a command up to a renamed one, which is a command or an option (`--`): its new name."""
 

@@ -16,6 +16,7 @@ import typer
 
 from abstain.config.settings import Settings
 from abstain_cli import app as cli
+from abstain_cli.usage import RENAMED
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.test_predictor import release, requests
@@ -121,7 +122,7 @@ def test_a_number_that_is_none_is_one_line(
 def test_every_number_among_the_options_was_looked_at() -> None:
     named = {option for _, option in NUMBERS}
     assert {"-k", "-n", "--top-p", "--temperature", "--max-new-tokens", "--seed", "--tokens", "--port"} <= named
-    assert {"--random-share", "--read-at-most", "--older-than-days", "--answers"} <= named
+    assert {"--random-share", "--max-inference", "--older-than-days", "--answers"} <= named
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_every_number_among_the_options_was_looked_at() -> None:
         (["score", "file.jsonl", "-c", "c"], "either a FILE, or --question and --answer"),
         (["generate", "-q", "a", "--top-p", "0"], "top_p is above 0"),
         (["generate", "-q", "a", "--temperature", "0.001"], "a temperature is 0 or at least 0.01"),
-        (["review", "export", "--delimiter", "|", "-o", "nowhere.csv"], "--delimiter is a comma"),
+        (["review", "export", "-o", "nowhere.csv"], "end its name in .xlsx"),
         (["review", "export", "--since", "soon"], "--since"),
         (["perturb", " "], "TEXT is empty"),
     ],
@@ -147,6 +148,23 @@ def test_a_command_typed_wrong_is_one_line_and_status_2(
     assert run(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and says in said
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items(), ids=lambda value: str(value))
+def test_renamed_word_is_an_error_that_names_the_new_one(
+    old: tuple[str, ...], new: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *path, last = old
+    for more in ([], ["x"]) if not last.startswith("-") else (["5"], ["5", "--dry"]):
+        assert run(monkeypatch, *old, *more) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: ") and message.count("\n") == 1
+        assert f"`abstain {' '.join([*path, new])}`" in message
+    command = dict(commands(typer.main.get_command(cli.app))).get(
+        (*path, new) if not last.startswith("-") else tuple(path)
+    )
+    assert command is not None and (not last.startswith("-") or any(new in param.opts for param in command.params))
+    assert run(monkeypatch, "perturb", " ", last) == 2 and "is now" not in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -196,7 +214,7 @@ def test_exit_statuses_are_those_of_commands(
     def stats() -> None:
         raise raised.pop(0)
 
-    (command,) = (found for found in cli.cache_cli.app.registered_commands if found.callback.__name__ == "stats")
+    (command,) = (found for found in cli.cache.app.registered_commands if found.callback.__name__ == "stats")
     monkeypatch.setattr(command, "callback", stats)
     assert [run(monkeypatch, "cache", "stats") for _ in range(2)] == [130, 1]
     assert capsys.readouterr().err.startswith("stopped; run the same command again")

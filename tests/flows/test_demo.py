@@ -58,7 +58,7 @@ def test_a_second_run_computes_nothing_and_says_why(project: Project) -> None:
 def test_the_released_file_says_what_it_listens_to(project: Project) -> None:
     file = project.home / "releases" / "v1.0.0" / "probe.onnx"
     carried = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
-    assert carried["version"] == "v1.0.0" and carried["layer"] == "8" and carried["site"] == "residual"
+    assert carried["version"] == "v1.0.0" and carried["layer"] == "4" and carried["site"] == "residual"
     assert carried["layout"] == "rag-chatml-v1" and len(carried["model_revision"]) == 16
     assert 0 < float(carried["threshold"]) < 1
     assert carried["architecture"] == "linear" and json.loads(carried["calibration"])["method"] == "isotonic"
@@ -126,7 +126,7 @@ def test_what_each_scorer_takes_is_told(project: Project) -> None:
     done = project.abstain("latency", "--answers", "1")
     assert done.returncode == 0, done.stderr
     rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", done.stdout))
-    places = {"probe: layer 8, residual, all chunks", "probe: layer 4, mlp, all chunks"}
+    places = {"probe: layer 4, residual, all chunks", "probe: layer 2, mlp, all chunks"}
     assert {*places, "fusion"} <= set(rows)
     assert "longest" in done.stdout and "0" not in rows.values()
     assert "skipped: entailment: no model: set scorers.entailment_model in params.yaml" in done.stdout
@@ -154,11 +154,11 @@ def refused(
 
 def test_a_new_hold_out_needs_a_decision_and_can_be_rolled_back(refused: tuple[Project, str]) -> None:
     project, printed = refused
-    assert "rejected: probe v1.0.0 stays in production" in printed and "--new-holdout REASON" in printed
+    assert "rejected: probe v1.0.0 stays in production" in printed and "--accept-new-holdout REASON" in printed
     assert re.search(r"validate +cached", printed) and re.search(r"train_probe +ran", printed)
     assert in_production(project)["version"] == "v1.0.0"
 
-    decided = project.abstain("promote", "--new-holdout", "a fortnight [more] of questions")
+    decided = project.abstain("promote", "--accept-new-holdout", "a fortnight [more] of questions")
     assert "promoted: probe v1.1.0 is in production" in decided.stdout, decided.stdout + decided.stderr
     approval = read_json(project.workspace / "approvals" / "v1.1.0.json")
     assert approval["new_holdout"] == "a fortnight [more] of questions"

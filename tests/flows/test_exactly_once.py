@@ -34,7 +34,7 @@ import logging, os, signal, sys, traceback
 from pathlib import Path
 import great_expectations, presidio_analyzer
 import tasks.ingest, tasks.shell, tasks.workspace
-from abstain.ingest.sources.config import load_sources, open_source
+from abstain.ingest.sources.config import load_sources
 from abstain.config.settings import load_settings
 
 sys.executable = sys.argv[1]  # beside which commands are looked for
@@ -63,7 +63,7 @@ def ingest():
     with tasks.workspace.open_workspace() as workspace:
         tasks.shell.run = tasks.workspace.run = counted
         Path.replace = moving
-        sources = [open_source(one, load_settings()) for one in load_sources(workspace.path / "sources.yaml")]
+        sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
         tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
         die_at("end")
 

@@ -17,15 +17,16 @@ from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from abstain.core.contracts import Review
 from abstain.data.store.dataset import Store
-from abstain.review.export import make_sheet
+from abstain.review.export import export_sample
 from abstain.review.sampling import draw
-from abstain.review.sheet import read_sheet
-from abstain.review.time_window import read_window
+from abstain.review.time_window import read_time_window
+from abstain.review.workbook import read_rows
 from tasks.review import prioritise
 from tasks.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import Project
 from tests.ports import free_port
+from tests.review.builders import Cells, cells_of, fill, rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -103,14 +104,14 @@ def saved(page: Page) -> None:
     expect(page.get_by_role("status")).to_have_text("Saved. Enter shows the next one that is open.")
 
 
-def test_judged_by_keyboard_and_taken_in(
+def test_file_judged_by_keyboard_is_taken_in_once(
     small_project: Project, browser: BrowserContext, port: int, asked: list[str], tmp_path: Path
 ) -> None:
     small_project.edit_params("max_feedback_delay_days: 90", "max_feedback_delay_days: 36500")  # the sample has a date
-    file = tmp_path / "week 1.csv"
+    file = tmp_path / "week 1.xlsx"
     said = abstain(small_project, "export", "-n", "8", "-o", str(file))
     assert "nothing is in production" in said and "8 at random" in said
-    drawn = list(read_sheet(file).rows.values())
+    drawn = cells_of(file)
     assert small_project.abstain("review", "export", "-o", str(file)).stderr.startswith(
         f"error: {file} is there already"
     )
@@ -121,7 +122,7 @@ def test_judged_by_keyboard_and_taken_in(
         running.wait()
         press(page, "y")
         expect(page.get_by_role("status")).to_contain_text("Not saved: the program that serves this page has ended")
-    assert [row["complete"] for row in read_sheet(file).rows.values()] == ["yes", "no", *[""] * 6]
+    assert [cells["complete"] for cells in cells_of(file)] == ["yes", "no", *[""] * 6]
     with served(small_project, file, port) as running:
         goes_on_after_a_reload(page)
         a_second_tab_overwrites_nothing(page, browser.new_page(), file)
@@ -140,7 +141,7 @@ def judges_two_rows(page: Page, file: Path) -> None:
     page.keyboard.type("Ann")
     press(page, "Enter")
     expect(page.get_by_role("dialog")).to_be_hidden()
-    first = read_sheet(file).rows[2]
+    first = rows_of(file)[2].cells
     expect(page.locator("#answer")).to_have_text(first["answer"])
     expect(page.get_by_role("listitem").first).to_contain_text(first["contexts"].split("\n")[0].removeprefix("[1] "))
     press(page, "y", "n", "y")
@@ -197,19 +198,18 @@ def tabs_to_a_button(page: Page) -> None:
     saved(page)
 
 
-def is_taken_in_once(project: Project, file: Path, drawn: list[dict[str, str]]) -> None:
-    sheet = read_sheet(file)
-    lines = file.read_bytes().decode("utf-8-sig")
-    file.write_bytes(lines.replace(sheet.rows[2]["answer"], "Something else", 1).encode())
+def is_taken_in_once(project: Project, file: Path, drawn: list[Cells]) -> None:
+    content = file.read_bytes()
+    fill(file, lambda number, cells: {"answer": "Something else"} if number == 2 else {})
     said = abstain(project, "import", str(file))
-    assert "not taken: row 2: its id, question, answer or probability was changed" in said
-    assert "2 reviewed, 5 not yet, 1 to be mended" in said
-    file.write_bytes(lines.encode())
+    assert "not taken: reviews!C2: answer was changed" in said
+    assert "2 reviewed, 5 not yet, 1 to fix" in said
+    file.write_bytes(content)
     abstain(project, "import", str(file))
     store = Store(project.workspace / "data")
     found = [row for row in store.rows(Review) if row.reviewer == "Ann"]
     verdicts = {row.interaction_id: (row.complete, row.correct, row.truthful, row.ideal_answer) for row in found}
-    keys = [row["interaction_id"].lstrip("'") for row in drawn]
+    keys = [row["interaction_id"] for row in drawn]
     assert verdicts == {
         keys[0]: (True, False, True, "=It is 90 euros, y 1 n."),
         keys[1]: (False, True, True, None),
@@ -220,26 +220,26 @@ def is_taken_in_once(project: Project, file: Path, drawn: list[dict[str, str]]) 
         numbers = row["inclusion_probability"].split(" of ")
         assert probabilities[key] == int(numbers[0]) / int(numbers[1])
     before = project.git("rev-parse", "main", cwd=project.home / "origin.git")
-    copy = file.with_name("copy.csv")
+    copy = file.with_name("copy.xlsx")
     copy.write_bytes(file.read_bytes())
     abstain(project, "import", str(copy))
     assert len([row for row in store.rows(Review) if row.reviewer == "Ann"]) == 3
     assert project.git("rev-parse", "main", cwd=project.home / "origin.git") == before
 
 
-def test_the_promoted_probe_says_where_it_is_unsure(
+def test_promoted_probe_decides_which_rows_are_uncertain(
     trained: tuple[Project, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `export` does between reading the window and drawing; without the clock, for the sample has a date."""
     for name, value in trained[0].environment.items():
         monkeypatch.setenv(name, value)
     workspace = Workspace(trained[0].workspace, lock=-1)
-    window = read_window(Store(workspace.path / "data"))
-    threshold, says = prioritise(workspace, window, seed=0, read_at_most=0, progress=lambda done, total: None)
+    window = read_time_window(Store(workspace.path / "data"))
+    threshold, messages = prioritise(workspace, window, seed=0, max_inference=0, progress=lambda done, total: None)
     frame = window.frame
     assert threshold is not None and 0 < threshold < 1
     scored = r"probe v1\.0\.0: \d+ answers scored from the cache, 0 read by the base model, [1-9]\d* not scored .*"
-    assert re.fullmatch(scored, says[0])
+    assert re.fullmatch(scored, messages[0])
     known = frame["confidence"].notna()
     assert known.sum() > 40 and not known.all() and frame["confidence"][known].between(0, 1).all()
     assert frame["drift"].between(-1e-6, 2).sum() == frame["drift"].notna().sum() > 40
@@ -247,20 +247,5 @@ def test_the_promoted_probe_says_where_it_is_unsure(
     assert design.rows["why"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
     assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["why"] == "uncertain"])
-    rows = make_sheet(design, window, Store(workspace.path / "data")).rows.values()
-    assert Counter(row["why"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}
-
-
-def test_what_cannot_be_is_said_in_one_line(small_project: Project, tmp_path: Path) -> None:
-    (tmp_path / "none.csv").write_text("a,b\n1,2\n")
-    for arguments, says in (
-        (["export", "--since", "2031-01-01"], "nothing was asked from 2031-01-01"),
-        (["export", "--delimiter", "|"], "--delimiter is a comma, a semicolon or a tab"),
-        (["import", str(tmp_path / "none.csv")], "the column 'interaction_id' is missing"),
-        (["serve", str(tmp_path / "nowhere.csv")], "cannot be read"),
-    ):
-        done = small_project.abstain("review", *arguments)
-        status = 2 if "--delimiter" in arguments else 1
-        assert done.returncode == status and done.stderr.count("\n") == 1, done.stdout + done.stderr
-        assert done.stderr.startswith("error: ") and says in done.stderr
-    assert not (small_project.root / "reviews.csv").exists()
+    rows = read_rows(export_sample(design, window, Store(workspace.path / "data")))
+    assert Counter(row.cells["why"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}

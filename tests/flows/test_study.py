@@ -72,8 +72,8 @@ class Ran:
 
 
 def study(*arguments: str) -> None:
-    """`abstain study ARGUMENTS` in this process, up to what is wrong with them."""
-    done = CliRunner().invoke(app, ["study", *arguments])
+    """`abstain experiment ARGUMENTS` in this process, up to what is wrong with them."""
+    done = CliRunner().invoke(app, ["experiment", *arguments])
     assert done.exception is not None, done.output
     raise done.exception
 
@@ -104,7 +104,7 @@ def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefec
     project = replace(new_project(tmp_path), server=prefect_server)
     write_data(project.root / "data")
     file = write_study(project.root)
-    done = project.abstain("study", file.name, "--data", "data", "--out", "report")
+    done = project.abstain("experiment", file.name, "--data", "data", "--out", "report")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((project.home / "studies" / "small").glob("*.json"))) == 2
     report = project.root / "report" / "report.json"
@@ -118,11 +118,11 @@ def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefec
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
-    """`abstain study`, killed when its first cell was done; then the rest, again, without a cell, and with a bad one."""
+    """An experiment killed after its first cell; then the rest, again, without a cell, and with a bad one."""
     project = replace(new_project(tmp_path_factory.mktemp("study")), server=prefect_server)
     write_data(project.root / "data")
     file = write_study(project.root)
-    command = [sys.executable, "-m", "abstain_cli.app", "study", file.name, "--data", "data"]
+    command = [sys.executable, "-m", "abstain_cli.app", "experiment", file.name, "--data", "data"]
     process = project.start(command, stderr=subprocess.STDOUT)
     patience = threading.Timer(240, process.kill)
     patience.start()
@@ -198,7 +198,7 @@ def test_every_cell_is_a_task_with_its_name_and_the_report_an_artifact(ran: Ran)
 @pytest.mark.slow
 @pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_the_command_fails_where_a_cell_does_and_prints_where_the_report_is(ran: Ran) -> None:
-    bad = ran.project.abstain("study", "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad")
+    bad = ran.project.abstain("experiment", "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad")
     assert bad.returncode == 1 and len(bad.stderr.strip().splitlines()) == 1
     assert bad.stderr.startswith("error: 1 of 2 cells") and "of-bad/report.md" in bad.stderr
     assert list(read_json(ran.project.root / "of-bad" / "report.json")["tables"]) == ["11"]

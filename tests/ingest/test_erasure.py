@@ -11,14 +11,14 @@ from abstain.ingest.erasure import erased_answers, forget
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, row, thumb, verdict, write_lines
 
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
 def take(data: Path, file: Path) -> IngestReport:
-    return ingest(by_hand([str(file)]), data, LENIENT, NOW, validate=accept_all)
+    return ingest(explicit_sources([str(file)]), data, LENIENT, NOW, validate=accept_all)
 
 
 @pytest.fixture

@@ -89,7 +89,9 @@ def test_a_file_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
 
 def test_a_block_is_lifted_by_a_good_batch_of_its_sources_alone(tmp_path: Path) -> None:
     name = refuse(tmp_path, b"{", blocking="too many")
-    with pytest.raises(AbstainError, match=rf"^the retrain is blocked: too many; .*`abstain quarantine drop {name}`$"):
+    with pytest.raises(
+        AbstainError, match=rf"^the retrain is blocked: too many; .*`abstain quarantine discard {name}`$"
+    ):
         require_unblocked(tmp_path)
     for sources, left in ((["b.jsonl"], 1), (["a.jsonl", "b.jsonl"], 0)):
         quarantine = Quarantine(tmp_path)

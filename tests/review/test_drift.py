@@ -23,25 +23,25 @@ class Letters:
         return np.array([[text.count(letter) for letter in "abcdef"] for text in texts], np.float32).reshape(-1, 6)
 
 
-def test_what_was_trained_on_is_near_and_what_was_not_is_far() -> None:
+def test_distance_is_small_to_what_was_trained_on() -> None:
     trained_on = ["aaab", "aab", "aba", "abaa", "baaa", "cc", "ccc", "cccc", "cc c", "c c"]
     known, rare, new, half = distances(["aaab", "cc", "ff", "fc"], trained_on, Letters())
     assert known < 0.05 and rare == pytest.approx(0, abs=1e-6), "rare, but trained on"
     assert new == pytest.approx(1) and 0.2 < half < 0.4
 
 
-def test_one_of_several_equal_questions_stands_for_all() -> None:
+def test_distance_of_a_repeated_question_is_nan() -> None:
     found = distances(["ff", "aa", "ff", "ff"], ["aa"] * 5, Letters())
     assert np.isnan(found).tolist() == [False, False, True, True]
 
 
-def test_nothing_to_compare_with() -> None:
+def test_distance_to_nothing_is_nan() -> None:
     assert np.isnan(distances(["a", "b"], [], Letters())).all()
     assert distances([], ["a"], Letters()).shape == (0,)
 
 
 @given(st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=20), st.lists(st.text("abcdef"), max_size=20))
-def test_every_part_of_them_gives_the_same(questions: list[str], trained_on: list[str]) -> None:
+def test_distance_does_not_depend_on_the_block_size(questions: list[str], trained_on: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         whole = distances(questions, trained_on, Letters())
         patch.setattr(module, "AT_ONCE", 3)
@@ -49,7 +49,7 @@ def test_every_part_of_them_gives_the_same(questions: list[str], trained_on: lis
     assert np.nanmin([0.0, *whole]) >= -1e-6 and np.nanmax([0.0, *whole]) <= 2
 
 
-def test_those_that_are_compared_are_found_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_reads_its_questions_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(f"t{n}", question="aab") for n in range(6)] + [row("new", question="ff"), row("old", question="aab")]
     take(tmp_path / "data", *rows)
     store = Store(tmp_path / "data")
@@ -60,7 +60,7 @@ def test_those_that_are_compared_are_found_in_the_store(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_with_the_real_encoder_another_topic_is_farther_away() -> None:
+def test_distance_of_another_topic_is_larger_with_real_encoder() -> None:
     from abstain.knowledge.retrieval.encoder import SentenceEncoder
 
     trained_on = [

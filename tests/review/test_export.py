@@ -10,18 +10,20 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core.contracts import Review
+from abstain.core.errors import AbstainError
 from abstain.data.labels.answer_labels import last_verdicts, resolve
 from abstain.data.store.dataset import Store, as_lines
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
-from abstain.review.export import make_sheet
+from abstain.ingest.sources.files import explicit_sources
+from abstain.review.export import describe_sample, export_sample
 from abstain.review.sampling import Design, draw
-from abstain.review.sheet import OWN, Sheet, read_sheet
-from abstain.review.time_window import IMPORTED, read_window
+from abstain.review.time_window import IMPORTED, read_time_window
 from abstain.review.verdicts import read_verdicts
+from abstain.review.workbook import to_bytes
 from tests.conftest import ROOT
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
+from tests.review.builders import cells_of, fill, rows_of
 from tests.review.test_time_window import take
 
 FIRST = datetime(2026, 11, 10, 9, tzinfo=UTC)
@@ -45,34 +47,40 @@ def data(tmp_path: Path) -> Path:
 
 
 def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design, Path]:
-    window = read_window(Store(data), since)
+    window = read_time_window(Store(data), since)
     design = draw(window.frame, size, 1.0, seed=0)
-    path = data.parent / f"reviews-{size}.csv"
-    path.write_bytes(make_sheet(design, window, Store(data)).to_bytes())
+    path = data.parent / f"reviews-{size}.xlsx"
+    path.write_bytes(to_bytes(export_sample(design, window, Store(data))))
     return design, path
+
+
+def described(data: Path, size: int, *bounds: datetime) -> str:
+    window = read_time_window(Store(data), *bounds)
+    return "\n".join(describe_sample(draw(window.frame, size, 1.0, seed=0), window))
 
 
 def fill_in(path: Path, reviewer: str = "Ann") -> None:
     """Every open row, as people do: some with dates, most without."""
-    sheet = read_sheet(path)
-    rows = {number: dict(cells) for number, cells in sheet.rows.items()}
-    for number, cells in rows.items():
-        if not cells["complete"]:
-            moment = "2026-11-09 17:30" if number % 5 == 0 else ""
-            words = {"complete": "yes", "correct": "no" if number % 4 == 0 else "x", "truthful": "1"}
-            cells.update(words, reviewer=reviewer, reviewed_at=moment)
-    path.write_bytes(Sheet(sheet.columns, rows, ";").to_bytes())
+
+    def judge(number: int, cells: dict[str, str]) -> dict[str, object]:
+        if cells["complete"]:
+            return {}
+        moment = "2026-11-09 17:30" if number % 5 == 0 else None
+        words = {"complete": "yes", "correct": "no" if number % 4 == 0 else "Yes", "truthful": True}
+        return words | {"reviewer": reviewer, "reviewed_at": moment}
+
+    fill(path, judge)
 
 
 def bring(data: Path, path: Path, now: datetime) -> IngestReport:
     known: dict[str, list[Review]] = {}
     for review in Store(data).rows(Review):
         known.setdefault(review.interaction_id, []).append(review)
-    found = read_verdicts(read_sheet(path), now, known)
+    found = read_verdicts(rows_of(path).values(), now, known)
     assert found.problems == ()
     lines = data.parent / f"{IMPORTED}-{path.stem}.jsonl"
     lines.write_bytes(as_lines(found.reviews))
-    return ingest(by_hand([str(lines)]), data, PARAMS, now, validate=accept_all)
+    return ingest(explicit_sources([str(lines)]), data, PARAMS, now, validate=accept_all)
 
 
 def weights(data: Path) -> pd.Series:
@@ -84,10 +92,9 @@ def weights(data: Path) -> pd.Series:
     return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
 
 
-def test_what_was_drawn_comes_back_with_its_probability(data: Path) -> None:
+def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
     design, path = export(data, 40)
-    assert len(read_sheet(path).rows) == 40
-    assert list(read_sheet(path).rows[2])[-len(OWN) - 1 :][0] == "complete"
+    assert len(cells_of(path)) == 40
     fill_in(path)
     report = bring(data, path, FIRST)
     assert (report.accepted, report.quarantined) == (40, 0)
@@ -99,31 +106,30 @@ def test_what_was_drawn_comes_back_with_its_probability(data: Path) -> None:
     assert (1 / weights(data)).sum() == pytest.approx(200)
 
 
-def test_the_same_file_again_or_a_copy_of_it_is_duplicates(data: Path) -> None:
+def test_same_file_again_or_a_copy_is_duplicates(data: Path) -> None:
     _, path = export(data, 40)
     fill_in(path)
     bring(data, path, FIRST)
-    copy = path.with_name("mail from Ann.csv")
+    copy = path.with_name("mail from Ann.xlsx")
     copy.write_bytes(path.read_bytes())
     for again in (path, copy):
         report = bring(data, again, FIRST + 3 * DAY)
         assert (report.accepted, report.duplicate) == (0, 40)
 
 
-def test_the_order_of_the_file_is_that_of_the_design_and_texts_do_not_run(data: Path) -> None:
+def test_file_has_the_order_of_the_design(data: Path) -> None:
     design, path = export(data, 40)
-    rows = list(read_sheet(path).rows.values())
-    assert [cells["interaction_id"] for cells in rows] == list(design.rows.index)
-    assert all(cells["question"].startswith("'=Question") for cells in rows)
+    assert [cells["interaction_id"] for cells in cells_of(path)] == list(design.rows.index)
 
 
-def test_a_larger_sample_asks_for_the_rest_and_moves_the_weights_of_what_was_reviewed(data: Path) -> None:
+def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     first, path = export(data, 40)
     fill_in(path)
     bring(data, path, FIRST)
+    assert "to review now: 60 at random; 40 drawn ones were reviewed before" in described(data, 100)
     second, larger = export(data, 100)
     assert set(first.rows.index) < set(second.rows.index)
-    rows = list(read_sheet(larger).rows.values())
+    rows = cells_of(larger)
     assert [bool(cells["complete"]) for cells in rows] == [False] * 60 + [True] * (len(rows) - 60)
     assert 0 < len(rows) - 60 <= 40
     fill_in(larger, "Bob")
@@ -136,30 +142,32 @@ def test_a_larger_sample_asks_for_the_rest_and_moves_the_weights_of_what_was_rev
     verdicts = {key: (one.complete, one.correct, one.truthful) for key, one in last.items()}
     assert verdicts == {one.interaction_id: (one.complete, one.correct, one.truthful) for one in ann[:40]}
     assert bring(data, larger, FIRST + 2 * DAY).duplicate == len(rows)
-    done, nothing = export(data, 100, later(0))
-    assert done.rows["reviewed"].all() and not read_sheet(nothing).rows
+    with pytest.raises(AbstainError, match="every row of this sample is reviewed already: raise -n"):
+        export(data, 100, later(0))
 
 
-def test_a_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
+def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
     _, path = export(data, 40)
     fill_in(path)
     bring(data, path, FIRST)
+    assert "rows more than -n: a part of this window was sampled more densely before" in described(data, 10)
     later_half, overlap = export(data, 40, later(5))
     assert 5 < later_half.rows["reviewed"].sum() < 40
     fill_in(overlap, "Bob")
     bring(data, overlap, FIRST + DAY)
     found = weights(data)
-    inside = read_window(Store(data), later(5)).frame.index
+    inside = read_time_window(Store(data), later(5)).frame.index
     assert (1 / found[found.index.isin(inside)]).sum() == pytest.approx(len(inside))
     assert (1 / found).sum() == pytest.approx(200, rel=0.1)
 
 
-def test_reviews_by_other_means_are_left_alone(data: Path) -> None:
+def test_review_by_other_means_is_left_alone(data: Path) -> None:
     take(
         data,
         *({"interaction_id": f"q-{n}", **verdict(days=60, inclusion_probability=0.5)} for n in range(20)),
         name="x.jsonl",
     )
+    assert "20 reviews of this window were sampled by other means, and keep their own weights" in described(data, 100)
     design, path = export(data, 100)
     assert not {f"q-{n}" for n in range(20)} & set(design.rows.index)
-    assert all(not cells["complete"] for cells in read_sheet(path).rows.values())
+    assert all(not cells["complete"] for cells in cells_of(path))

@@ -11,10 +11,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from abstain.core.errors import AbstainError
-from abstain.review.page import listen, make_app
-from abstain.review.review_file import Desk
-from abstain.review.sheet import COLUMNS, Sheet, new_row, read_sheet
+from abstain.review import page as module
+from abstain.review.page import listen, make_app, open_browser
+from abstain.review.review_file import ReviewFile
 from tests.data.builders import interaction
+from tests.review.builders import cells_of, write_file
 
 PORT = 8765
 OWN = {"Origin": f"http://127.0.0.1:{PORT}"}
@@ -22,14 +23,12 @@ OWN = {"Origin": f"http://127.0.0.1:{PORT}"}
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "reviews.csv"
-    path.write_bytes(Sheet(COLUMNS, {2: new_row(interaction(), "random", 1, 4)}).to_bytes())
-    return path
+    return write_file(tmp_path / "reviews.xlsx", interaction())
 
 
 @pytest.fixture
 def page(file: Path) -> TestClient:
-    return TestClient(make_app(Desk(file), PORT), base_url=f"http://127.0.0.1:{PORT}")
+    return TestClient(make_app(ReviewFile(file), PORT), base_url=f"http://127.0.0.1:{PORT}")
 
 
 def verdict(page: TestClient, **changes: object) -> dict[str, object]:
@@ -38,18 +37,13 @@ def verdict(page: TestClient, **changes: object) -> dict[str, object]:
     return {"row": row["row"], "version": row["version"], **given, **changes}
 
 
-def test_a_verdict_is_written(page: TestClient, file: Path) -> None:
-    reply = page.post("/verdict", json=verdict(page), headers=OWN)
-    assert reply.status_code == 200 and reply.json()["row"]["done"]
-    assert read_sheet(file).rows[2]["correct"] == "no"
-
-
-def test_a_stale_one_is_not_and_comes_with_what_there_is(page: TestClient, file: Path) -> None:
+def test_verdict_is_written_and_a_stale_one_is_not(page: TestClient, file: Path) -> None:
     seen = verdict(page)
-    page.post("/verdict", json=seen, headers=OWN)
-    reply = page.post("/verdict", json=seen | {"correct": True}, headers=OWN)
-    assert (reply.status_code, reply.json()["row"]["correct"]) == (409, False)
-    assert read_sheet(file).rows[2]["correct"] == "no"
+    reply = page.post("/verdict", json=seen, headers=OWN)
+    assert reply.status_code == 200 and reply.json()["row"]["done"]
+    stale = page.post("/verdict", json=seen | {"correct": True}, headers=OWN)
+    assert (stale.status_code, stale.json()["row"]) == (409, reply.json()["row"]), "with what there is now"
+    assert cells_of(file)[0]["correct"] == "no"
 
 
 @pytest.mark.parametrize(
@@ -57,18 +51,19 @@ def test_a_stale_one_is_not_and_comes_with_what_there_is(page: TestClient, file:
 )
 def test_another_site_cannot_write(page: TestClient, file: Path, origin: str) -> None:
     sent = verdict(page)
-    headers = {"Origin": origin} if origin else {}
     before = file.read_bytes()
-    assert page.post("/verdict", json=sent, headers=headers).status_code == 403
+    assert page.post("/verdict", json=sent, headers={"Origin": origin} if origin else {}).status_code == 403
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", f"127.0.0.1:{PORT + 1}", "127.0.0.1"])
-def test_a_foreign_name_that_resolves_to_this_machine_gets_nothing(page: TestClient, host: str) -> None:
+@pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", f"127.0.0.1.evil.example:{PORT}", ""])
+def test_foreign_name_of_this_machine_gets_nothing(page: TestClient, file: Path, host: str) -> None:
+    sent, before = verdict(page), file.read_bytes()
     for path in ("/", "/rows"):
-        assert page.get(path, headers={"Host": host}).status_code == 403
-    origin = {"Host": host, "Origin": f"http://{host}"}
-    assert page.post("/verdict", json=verdict(page), headers=origin).status_code == 403
+        assert page.get(path, headers={"Host": host}).status_code == 400
+    for headers in (OWN, {"Origin": f"http://{host}"}):
+        assert page.post("/verdict", json=sent, headers={"Host": host, **headers}).status_code == 400
+    assert file.read_bytes() == before
 
 
 def test_localhost_is_this_machine_too(page: TestClient) -> None:
@@ -89,20 +84,20 @@ def test_localhost_is_this_machine_too(page: TestClient) -> None:
         {"version": 1},
     ],
 )
-def test_a_verdict_that_is_none_is_refused(page: TestClient, file: Path, changes: dict[str, object]) -> None:
+def test_malformed_verdict_is_refused(page: TestClient, file: Path, changes: dict[str, object]) -> None:
     before = file.read_bytes()
     assert page.post("/verdict", json=verdict(page, **changes), headers=OWN).status_code == 422
     assert file.read_bytes() == before
 
 
-def test_a_file_that_is_gone_is_told_in_one_line(page: TestClient, file: Path) -> None:
+def test_missing_file_is_one_line(page: TestClient, file: Path) -> None:
     sent = verdict(page)
     file.unlink()
     for reply in (page.get("/rows"), page.post("/verdict", json=sent, headers=OWN)):
-        assert reply.status_code == 503 and "cannot be read" in reply.json()["says"]
+        assert reply.status_code == 503 and "cannot be read" in reply.json()["message"]
 
 
-def test_the_page_is_one_file_that_asks_nobody_for_anything(page: TestClient) -> None:
+def test_page_is_one_file_that_loads_nothing(page: TestClient) -> None:
     reply = page.get("/")
     text = reply.text
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<img|<iframe|src=", text)
@@ -116,10 +111,21 @@ def test_the_page_is_one_file_that_asks_nobody_for_anything(page: TestClient) ->
     assert page.get("/docs").status_code == page.get("/openapi.json").status_code == 404
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_taken_port_is_one_line() -> None:
     with (
         listen(0) as taken,
         pytest.raises(AbstainError, match=r"port \d+ cannot be used .* name another one with --port"),
     ):
         listen(taken.getsockname()[1])
-    assert taken.fileno() == -1
+
+
+def test_browser_of_a_terminal_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    monkeypatch.setenv("DISPLAY", ":0")
+    open_browser("http://127.0.0.1:1/")
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    open_browser("http://127.0.0.1:2/")
+    assert opened == ["http://127.0.0.1:1/"]

@@ -55,23 +55,21 @@ def horvitz_thompson(frame: pd.DataFrame) -> float:
 
 
 @given(SIZES, st.integers(0, 400))
-def test_every_stratum_gives_one_at_least_none_more_than_it_has_and_together_what_was_asked(
-    sizes: list[int], more: int
-) -> None:
+def test_allocation_gives_each_stratum_one_to_all_of_its_rows(sizes: list[int], more: int) -> None:
     given_ = allocate(len(sizes) + more, sizes)
     assert sum(given_) == min(len(sizes) + more, sum(sizes))
     assert all(1 <= given <= size for given, size in zip(given_, sizes, strict=True))
 
 
 @given(SIZES, st.integers(0, 100))
-def test_a_larger_total_takes_nothing_from_any_stratum(sizes: list[int], more: int) -> None:
+def test_allocation_of_a_larger_total_takes_nothing_away(sizes: list[int], more: int) -> None:
     """Largest remainders would (the Alabama paradox), and a larger sample would not extend a smaller one."""
     smaller, larger = allocate(len(sizes) + more, sizes), allocate(len(sizes) + more + 1, sizes)
     assert all(a <= b for a, b in zip(smaller, larger, strict=True))
 
 
 @given(SIZES, st.integers(0, 60))
-def test_no_move_of_a_row_between_strata_would_lessen_the_variance(sizes: list[int], more: int) -> None:
+def test_allocation_has_the_least_variance(sizes: list[int], more: int) -> None:
     """With equal spread in all strata the variance of a mean is that of sum N^2 / n, which equal proportions minimise."""
     given_ = allocate(len(sizes) + more, sizes)
     for giver in (at for at, n in enumerate(given_) if n > 1):
@@ -81,7 +79,7 @@ def test_no_move_of_a_row_between_strata_would_lessen_the_variance(sizes: list[i
             assert won <= lost * (1 + 1e-9)
 
 
-def test_fewer_rows_than_strata_cannot_be() -> None:
+def test_allocation_of_fewer_rows_than_strata_is_refused() -> None:
     with pytest.raises(ValueError, match="2 rows cannot come from 3 strata"):
         allocate(2, [5, 5, 5])
 
@@ -89,11 +87,11 @@ def test_fewer_rows_than_strata_cannot_be() -> None:
 # What is drawn
 
 
-def test_halves_and_quarters() -> None:
+def test_sample_is_half_random_a_quarter_each_doubt_and_drift() -> None:
     frame = population(3000)
     design = draw(frame, 200, 0.5, seed=1, threshold=0.7)
     assert design.rows["why"].value_counts().to_dict() == {"random": 100, "uncertain": 50, "drift": 50}
-    assert (len(design.rows), design.beyond, design.strata) == (200, 0, STRATA)
+    assert (len(design.rows), design.overflow, design.strata) == (200, 0, STRATA)
     unsure = (frame["confidence"] - 0.7).abs().nsmallest(50).index
     assert set(unsure) == set(design.rows.index[design.rows["why"] == "uncertain"])
     drifted = frame["drift"].drop(unsure).nlargest(50).index
@@ -102,7 +100,7 @@ def test_halves_and_quarters() -> None:
     assert (certain["probability"] == 1).all()
 
 
-def test_probabilities_are_those_of_what_remains_of_the_stratum() -> None:
+def test_probability_is_of_what_remains_of_the_stratum() -> None:
     frame = population(3000)
     design = draw(frame, 200, 0.5, seed=1, threshold=0.7)
     drawn = design.rows[design.rows["why"] == "random"]
@@ -115,12 +113,12 @@ def test_probabilities_are_those_of_what_remains_of_the_stratum() -> None:
     assert (1 / design.rows["probability"]).sum() == pytest.approx(len(frame))
 
 
-def test_without_a_probe_everything_is_random() -> None:
+def test_sample_without_a_probe_is_random() -> None:
     design = draw(population(1000).drop(columns=["confidence", "drift"]), 100, 0.5, 1)
     assert set(design.rows["why"]) == {"random"} and len(design.rows) == 100
 
 
-def test_where_few_rows_have_a_score_the_others_take_their_places() -> None:
+def test_rows_without_a_score_are_replaced_by_random_ones() -> None:
     frame = population(1000)
     frame.loc[frame.index[10:], "drift"] = np.nan
     counts = draw(frame, 100, 0.5, 1, 0.7).rows["why"].value_counts()
@@ -130,7 +128,7 @@ def test_where_few_rows_have_a_score_the_others_take_their_places() -> None:
     assert counts["random"] >= 85 and counts.sum() == 100
 
 
-def test_a_window_no_larger_than_the_sample_is_taken_whole() -> None:
+def test_window_no_larger_than_the_sample_is_taken_whole() -> None:
     design = draw(population(50), 200, 0.5, 1, 0.7)
     assert len(design.rows) == 50 and (design.rows["probability"] == 1).all()
 
@@ -146,12 +144,12 @@ def test_few_rows_are_stratified_by_less() -> None:
 
 
 @pytest.mark.parametrize(("size", "share"), [(0, 0.5), (10, 0.0), (10, 1.1)])
-def test_a_sample_that_cannot_be(size: int, share: float) -> None:
+def test_impossible_sample_is_refused(size: int, share: float) -> None:
     with pytest.raises(AbstainError, match="-n of at least 1 and a --random-share above 0"):
         draw(population(10), size, share, 1, 0.5)
 
 
-def test_any_beginning_of_the_file_is_a_fair_part_of_it() -> None:
+def test_any_beginning_of_the_sample_is_a_fair_part_of_it() -> None:
     """Whoever stops halfway has reviewed about half of every stratum, and half of what was taken with certainty."""
     frame = population(5000)
     rows = draw(frame, 300, 0.5, 1, 0.7).rows.join(frame[list(STRATA)])
@@ -165,14 +163,14 @@ def test_any_beginning_of_the_file_is_a_fair_part_of_it() -> None:
 # Permanent random numbers
 
 
-def test_the_same_rows_in_any_order_give_the_same_sample() -> None:
+def test_sample_does_not_depend_on_the_order_of_rows() -> None:
     frame = population(2000)
     shuffled = frame.sample(frac=1, random_state=3)
     pd.testing.assert_frame_equal(draw(frame, 100, 0.5, 1, 0.7).rows, draw(shuffled, 100, 0.5, 1, 0.7).rows)
     assert set(draw(frame, 100, 1.0, 1).rows.index) != set(draw(frame, 100, 1.0, 2).rows.index)
 
 
-def test_a_larger_sample_extends_a_smaller_one_whether_reviewed_or_not() -> None:
+def test_larger_sample_extends_a_smaller_one() -> None:
     frame = population(2000)
     small = draw(frame, 60, 1.0, 1)
     large = draw(frame, 150, 1.0, 1)
@@ -180,10 +178,10 @@ def test_a_larger_sample_extends_a_smaller_one_whether_reviewed_or_not() -> None
     after = draw(reviewed_by(frame, small), 150, 1.0, 1)
     assert set(after.rows.index) == set(large.rows.index)
     assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict()
-    assert after.rows["reviewed"].sum() == 60 and after.beyond == 0
+    assert after.rows["reviewed"].sum() == 60 and after.overflow == 0
 
 
-def test_what_was_taken_with_certainty_counts_and_is_not_asked_for_again() -> None:
+def test_row_taken_with_certainty_is_not_asked_for_again() -> None:
     frame = population(2000)
     first = draw(frame, 100, 0.5, 1, 0.7)
     after = draw(reviewed_by(frame, first), 160, 0.5, 1, 0.7)
@@ -193,7 +191,7 @@ def test_what_was_taken_with_certainty_counts_and_is_not_asked_for_again() -> No
     assert 25 <= (new["why"] == "random").sum() <= 35
 
 
-def test_a_row_that_was_drawn_and_is_now_one_of_the_least_sure_is_taken_with_certainty_whatever_its_number() -> None:
+def test_drawn_row_that_is_unsure_now_is_taken_with_certainty() -> None:
     """If reviewed rows were passed over, the most unsure of the others would be missing from what is drawn at random."""
     frame = population(2000)
     first = draw(frame, 200, 1.0, 1)
@@ -202,7 +200,7 @@ def test_a_row_that_was_drawn_and_is_now_one_of_the_least_sure_is_taken_with_cer
     assert (again.rows.loc[unsure, "why"] == "uncertain").all() and again.rows.loc[unsure, "reviewed"].any()
 
 
-def test_what_was_reviewed_by_other_means_is_no_part_of_the_sample() -> None:
+def test_row_reviewed_by_other_means_is_not_sampled() -> None:
     frame = population(2000)
     frame.loc[frame.index[:100], "reviewed"] = True
     frame.loc[frame.index[100:200], ["reviewed", "recorded_probability"]] = [True, 0.25]
@@ -235,7 +233,7 @@ def within(estimated: np.ndarray, truth: float) -> float:
 
 
 @pytest.mark.slow
-def test_the_weighted_right_rate_is_unbiased_and_the_naive_one_is_not(answers: pd.DataFrame) -> None:
+def test_weighted_rate_is_unbiased_and_the_naive_one_is_not(answers: pd.DataFrame) -> None:
     weighted, naive = estimates(answers, range(100))
     truth = answers["right"].mean()
     assert within(weighted, truth) < 3
@@ -243,7 +241,7 @@ def test_the_weighted_right_rate_is_unbiased_and_the_naive_one_is_not(answers: p
 
 
 @pytest.mark.slow
-def test_every_row_is_drawn_as_often_as_its_probability_says() -> None:
+def test_row_is_drawn_as_often_as_its_probability() -> None:
     frame = population(300, seed=6)
     times = pd.Series(0.0, frame.index)
     expected = pd.Series(0.0, frame.index)
@@ -258,7 +256,7 @@ def test_every_row_is_drawn_as_often_as_its_probability_says() -> None:
 
 
 @pytest.mark.slow
-def test_a_sample_extended_with_another_probe_stays_unbiased(answers: pd.DataFrame) -> None:
+def test_sample_extended_with_another_probe_stays_unbiased(answers: pd.DataFrame) -> None:
     """First 80 rows; after their review a larger sample, by a new probe's doubt: all weights are those of the second."""
     doubt = np.random.default_rng(1).permutation(answers["confidence"])
     found = []

@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import Store, read_rows
 from abstain.ingest.pipeline.run import IngestReport, ingest
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.llm.engine.loading import load, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.sample import generate
@@ -142,9 +142,9 @@ def test_reviews_are_true_and_drawn_with_the_probability_that_they_record(sample
 def taken(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[IngestReport, IngestReport, Path]:
     """The reports on history and on the week after it, and the data folder."""
     data = tmp_path_factory.mktemp("ingested") / "data"
-    before = by_hand([str(sample / "handbook"), str(sample / "history.jsonl")])
+    before = explicit_sources([str(sample / "handbook"), str(sample / "history.jsonl")])
     first = ingest(before, data, PARAMS.validation, EXPORTED[0])
-    return first, ingest(by_hand([str(sample / "incoming.jsonl")]), data, PARAMS.validation, EXPORTED[1]), data
+    return first, ingest(explicit_sources([str(sample / "incoming.jsonl")]), data, PARAMS.validation, EXPORTED[1]), data
 
 
 def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, IngestReport, Path]) -> None:

@@ -65,7 +65,7 @@ def requests(count: int = 6) -> list[Interaction]:
     ]
 
 
-def by_hand(model: Path, settings: Settings, request: Interaction) -> float:
+def explicit_sources(model: Path, settings: Settings, request: Interaction) -> float:
     """Sigmoid of the mean state at layer 2, without cache, ONNX or scorer."""
     loaded = load(resolve(str(model), settings), torch.device("cpu"), torch.float32)
     texts = [context.text for context in request.contexts]
@@ -76,7 +76,7 @@ def by_hand(model: Path, settings: Settings, request: Interaction) -> float:
 
 def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settings: Settings, tmp_path: Path) -> None:
     rows = requests()
-    expected = [by_hand(model, settings, row) for row in rows]
+    expected = [explicit_sources(model, settings, row) for row in rows]
     middle = sorted(expected)[3]
     threshold = (middle + sorted(expected)[2]) / 2
     scorer = Released.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
@@ -126,7 +126,9 @@ def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: 
     rows = [from_flags("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
     assert rows[0].interaction_id == rows[1].interaction_id
     verdicts = Released.open(release(tmp_path, model, settings), settings).score(rows)
-    assert [v.confidence for v in verdicts] == pytest.approx([by_hand(model, settings, row) for row in rows], abs=1e-6)
+    assert [v.confidence for v in verdicts] == pytest.approx(
+        [explicit_sources(model, settings, row) for row in rows], abs=1e-6
+    )
     assert verdicts[0].confidence != verdicts[1].confidence
 
 
@@ -166,7 +168,7 @@ def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
 ) -> None:
     short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
     scorer = Released.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
-    assert scorer.score([long])[0].confidence == pytest.approx(by_hand(model, settings, short), abs=1e-6)
+    assert scorer.score([long])[0].confidence == pytest.approx(explicit_sources(model, settings, short), abs=1e-6)
 
 
 def test_scoring_keeps_nothing(model: Path, settings: Settings, tmp_path: Path) -> None:

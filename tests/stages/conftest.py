@@ -42,7 +42,7 @@ def use_home(patch: pytest.MonkeyPatch, home: Path) -> None:
 def run_stages(params: Params, *names: str) -> None:
     """Run the stages of these names in the current folder."""
     for name in names:
-        importlib.import_module(f"abstain.stages.{name}").stage(params)
+        importlib.import_module(f"abstain.stages.{name}.__main__").stage(params)
 
 
 @pytest.fixture(scope="session")

@@ -25,13 +25,13 @@ from abstain.data.store.record_keys import interaction_identity
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.release.registry import Registry, load_registry
 from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
 from tasks import promotion, publish
-from tasks.ingest import forget_user
+from tasks.ingest import erase_user
 from tasks.promotion import Outcome, keep_tainted, promote_candidate, roll_back
 from tasks.record import commit, push
 from tasks.shell import git
@@ -80,7 +80,7 @@ class Plain(Workspace):
     def taint(self, *versions: str, at: datetime = DAY) -> None:
         registry = load_registry(self.path / paths.REGISTRY).erased(dict.fromkeys(versions, True), at)
         (self.path / paths.REGISTRY).write_text(registry.to_json())
-        commit(self, "Forget a user", paths.REGISTRY)
+        commit(self, "Erase a user", paths.REGISTRY)
         push(self)
 
 
@@ -273,7 +273,7 @@ def test_a_hold_out_that_cannot_be_read_is_not_the_same(workspace: Plain, candid
     shutil.rmtree(workspace.kept)
     workspace.taint("v1.0.0")
     candidates.write(drop=2)
-    with pytest.raises(AbstainError, match="same hold-out: .*--new-holdout REASON"):
+    with pytest.raises(AbstainError, match="same hold-out: .*--accept-new-holdout REASON"):
         candidates.promote()
     assert candidates.promote(new_holdout="the old one is lost").version == "v1.1.0"
     assert workspace.on_origin().history[-1].reason == "erasure; the old one is lost"
@@ -319,7 +319,7 @@ def test_the_schedule_is_red_until_somebody_decides(
     for _ in range(2):
         with pytest.raises(AbstainError, match="stays in production"):
             flows_here()
-    with pytest.raises(AbstainError, match="say why"):
+    with pytest.raises(AbstainError, match="--keep-tainted: give a reason"):
         cli.promote(keep_tainted=" ")
     cli.promote(keep_tainted="no [other] yet")
     kept = "trained on erased rows since 2026-11-20; kept on purpose: no [other] yet"
@@ -387,7 +387,7 @@ def history(workspace: Plain, tmp_path: Path) -> Plain:
     )
     for minor, rows in enumerate(batches):
         file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
-        ingest(by_hand([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
         workspace.dvc("add", "--quiet", "data")
         commit(workspace, "Ingest", "data.dvc")
         workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")
@@ -411,7 +411,7 @@ def test_versions_that_saw_the_rows_are_marked_with_them_gone(
     history: Plain, user: str, with_interactions: bool, versions: list[str]
 ) -> None:
     before = history.git("rev-parse", f"origin/{BRANCH}")
-    erasure = forget_user(history, user, with_interactions=with_interactions)
+    erasure = erase_user(history, user, with_interactions=with_interactions)
     assert erasure.versions == dict.fromkeys(versions, True)
     assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
     assert all(found.user != user for found in Store(history.path / paths.DATA).rows(Feedback))
@@ -419,18 +419,18 @@ def test_versions_that_saw_the_rows_are_marked_with_them_gone(
 
 
 def test_asked_again_it_marks_what_has_no_mark_and_no_more(history: Plain) -> None:
-    forget_user(history, "u-ann", with_interactions=False)
+    erase_user(history, "u-ann", with_interactions=False)
     marked = history.on_origin()
     history.git("tag", "--annotate", "probe@v1.3.0", "probe@v1.2.0^{}", "-m", "t")
     history.keep("v1.3.0", paths.DATA)
-    again = forget_user(history, "u-ann", with_interactions=False).registry
+    again = erase_user(history, "u-ann", with_interactions=False).registry
     assert {version: again.tainted[version] for version in marked.tainted} == marked.tainted
     assert set(again.tainted) - set(marked.tainted) == {"v1.3.0"}
 
 
 def test_a_version_whose_data_are_lost_is_marked_with_a_doubt(history: Plain) -> None:
     shutil.rmtree(history.kept / "refs-tags-probe@v1.0.0")
-    erasure = forget_user(history, "u-ann", with_interactions=False)
+    erasure = erase_user(history, "u-ann", with_interactions=False)
     assert erasure.versions == {"v1.0.0": False, "v1.1.0": True, "v1.2.0": True}
     assert not history.on_origin().tainted["v1.0.0"].certain
 
@@ -444,6 +444,6 @@ def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypa
         user = next(found.user for found in Store(workspace.path / paths.DATA).rows(Feedback) if found.user)
         workspace.git("tag", "--annotate", "probe@v1.0.0", "-m", "t")
         push(workspace, "probe@v1.0.0")
-        assert forget_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}
+        assert erase_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}
         said = workspace.git("show", f"origin/{BRANCH}:registry.json")
     assert Registry.model_validate_json(said).tainted["v1.0.0"].certain

@@ -41,7 +41,8 @@ RETRAINS = """
 import os, sys
 from tasks.server import prepare_environment
 prepare_environment()
-from flows import cli, retrain
+from abstain_cli import app
+from flows import retrain
 retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # these stages leave nothing to see
 sys.argv = ["abstain", "retrain", "--no-promote"]
 for log in sys.stdin:
@@ -50,7 +51,7 @@ for log in sys.stdin:
         with open(log.strip(), "w") as output:
             os.dup2(output.fileno(), 1), os.dup2(output.fileno(), 2)
         try:
-            cli.main()
+            app.main()
         except SystemExit as end:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(end.code or 0)  # C++ libraries do not come through their own exit where they were forked

@@ -231,7 +231,7 @@ def require_unblocked(data: Path) -> None:
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
             f"the retrain is blocked{more}: {first['message']}; mend the source and ingest again, or decide with "
-            f"`abstain quarantine release {name}` or `abstain quarantine drop {name}`"
+            f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`"
         )
 
 

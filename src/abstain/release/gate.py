@@ -147,7 +147,7 @@ def _same_holdout(same: bool, erased: int) -> Check:
             f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
         )
     else:
-        says = "not the champion's: where that is on purpose, run abstain promote --new-holdout REASON"
+        says = "not the champion's: where that is on purpose, run abstain promote --accept-new-holdout REASON"
     return _check("same hold-out", same, float(same), 1, says)
 
 

@@ -1,1 +1,1 @@
-"""Reviews by subject-matter experts: sampling, the review file, the local page, import of verdicts."""
+"""Reviews: sampling, the review file, the local page, import of verdicts."""

@@ -20,7 +20,7 @@ from abstain.review.time_window import stream_interactions
 
 NEIGHBOURS = 5
 COMPARED = 2000
-"""Questions on either side, at most: an embedding takes milliseconds, and a sample of them tells enough."""
+"""Questions on either side, at most: an embedding takes milliseconds, and a sample of them is enough."""
 AT_ONCE = 1024
 
 
@@ -33,7 +33,7 @@ class Encoder(Protocol):
 def drift(store: Store, asked: Collection[str], trained_on: Collection[str], encoder: Encoder, seed: int) -> pd.Series:
     """`distances` of the questions of `asked` from those of `trained_on`, both ids, by interaction; at most `COMPARED`.
 
-    Which are compared, if there are more, is drawn by numbers of its own (see `sample` for why).
+    Which are compared, if there are more, is drawn by numbers of its own (docs/decisions/052).
     """
     drawn = [
         nsmallest(COMPARED, ids, key=lambda key: uniform(seed, f"review drift/{key}")) for ids in (asked, trained_on)

@@ -1,34 +1,67 @@
-"""From a drawn sample to the review file."""
+"""From a drawn sample to the review file and its description."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 
+from openpyxl import Workbook
+
 from abstain.core.contracts import Review
+from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import Store
-from abstain.review.sampling import Design
-from abstain.review.sheet import COLUMNS, Sheet, new_row
-from abstain.review.time_window import Window
+from abstain.review.sampling import STRATA, Design
+from abstain.review.time_window import TimeWindow
+from abstain.review.workbook import make_workbook, reviewer_cells, sampled_cells
+
+REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
 
-def make_sheet(design: Design, window: Window, store: Store, delimiter: str = ",") -> Sheet:
-    """The file of `design`: first what is to be reviewed, then what was, where it weighs something else now.
+def export_sample(design: Design, window: TimeWindow, store: Store) -> Workbook:
+    """The file of `design`: first the rows to review, then those that were reviewed and have another weight now.
 
     A larger sample, or one of another window, gives rows that were drawn and reviewed before another probability. Such
     a review stands in the file again, filled in, a microsecond later: imported, it is its reviewer's last word.
+
+    Raises `AbstainError` where there is neither.
     """
-    drawn = design.rows.to_dict("index")
+    sampled = design.rows.to_dict("index")
     recorded = window.frame["recorded_probability"].to_dict()
-    open_rows = [str(key) for key, row in drawn.items() if not row["reviewed"]]
-    moved = [str(key) for key, row in drawn.items() if row["reviewed"] and row["probability"] != recorded[key]]
+    open_rows = [str(key) for key, row in sampled.items() if not row["reviewed"]]
+    moved = [str(key) for key, row in sampled.items() if row["reviewed"] and row["probability"] != recorded[key]]
     interactions = {row.interaction_id: row for row in store.interactions([*open_rows, *moved])}
     pairs: list[tuple[str, Review | None]] = [(key, None) for key in open_rows]
     pairs += [(key, _again(review)) for key in moved for review in window.reviews[key] if review.inclusion_probability]
-    rows = [
-        new_row(interactions[key], drawn[key]["why"], drawn[key]["drawn"], drawn[key]["of"], review)
+    if not pairs:
+        raise AbstainError("every row of this sample is reviewed already: raise -n, or move --since and --until")
+    return make_workbook(
+        sampled_cells(interactions[key], sampled[key]["why"], sampled[key]["drawn"], sampled[key]["of"])
+        | reviewer_cells(review)
         for key, review in pairs
-    ]
-    return Sheet(COLUMNS, dict(enumerate(rows, start=2)), delimiter)
+    )
+
+
+def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
+    """Lines that describe what was drawn."""
+    counts = design.rows.loc[~design.rows["reviewed"], "why"].value_counts()
+    drawn = ", ".join(f"{counts[why]} {text}" for why, text in REASONS.items() if why in counts) or "none"
+    before = int(design.rows["reviewed"].sum())
+    yield (
+        f"{len(window.frame):,} answers asked from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC, "
+        f"{int(window.frame['reviewed'].sum()):,} reviewed"
+    )
+    yield f"to review now: {drawn}" + (f"; {before} drawn ones were reviewed before" if before else "")
+    if len(design.strata) < len(STRATA):
+        by = " and ".join(design.strata).replace("_", " ") or "nothing"
+        yield f"so few rows are stratified by {by}: one a stratum of {', '.join(STRATA).replace('_', ' ')} takes more"
+    if design.overflow:
+        yield (
+            f"{design.overflow} rows more than -n: a part of this window was sampled more densely before, and the rest "
+            "has to catch up; a --since behind that part avoids it"
+        )
+    foreign = window.frame["reviewed"] & ~window.frame["queued"] & (window.frame["recorded_probability"] < 1)
+    if foreign.any():
+        yield f"{int(foreign.sum()):,} reviews of this window were sampled by other means, and keep their own weights"
 
 
 def _again(review: Review) -> Review:

@@ -1,37 +1,36 @@
-"""A review file as it is worked on: every verdict is written back at once, whole, into the same file.
-
-Two decisions:
-
-* The file is read again for every verdict, and a row is written only over what the reviewer saw of it (`version`): a
-  verdict from another tab, another process or a spreadsheet is never overwritten unseen.
-* A verdict may be unfinished: it is kept, too, and `abstain review import` names its row.
-"""
+"""A review file as it is worked on: each verdict is written at once, never over what its reviewer did not see."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.review.cells import as_yes_or_no, guard, readable, unguard
-from abstain.review.sheet import OWN, VERDICTS, read_sheet, split_contexts
-from abstain.review.verdicts import is_as_drawn, is_begun
+from abstain.review.workbook import (
+    REVIEWER_COLUMNS,
+    SHEET,
+    VERDICT_COLUMNS,
+    ReviewRow,
+    read_workbook,
+    split_contexts,
+    to_bytes,
+    write_moment,
+    write_text,
+)
 
 
 class Verdict(BaseModel):
-    """What a reviewer says of one row, whose `version` they saw."""
+    """A reviewer's verdict on one row, whose `version` they saw. It may be unfinished."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -52,18 +51,21 @@ class Stale(Exception):
         self.now = now
 
 
-class Desk:
-    """The rows of the review file at `path`, for any number of reviewers at a time."""
+class ReviewFile:
+    """The rows of the review file at `path`, for any number of reviewers at a time.
+
+    The file is read again for every verdict: other tabs, processes and spreadsheets may write it, too.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self._lock = threading.Lock()
+        self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every row as it is shown, in the order of the file. Raises `AbstainError` for a file that is none."""
-        return [shown(number, row) for number, row in read_sheet(self.path).rows.items()]
+        """Every row as it is shown, in the order of the file. Raises `AbstainError` for any other file."""
+        return [show_row(row) for row in read_workbook(self.path)[1]]
 
-    def reviewed(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int]:
         """How many rows have a whole verdict, and how many rows there are."""
         rows = self.rows()
         return sum(row["done"] for row in rows), len(rows)
@@ -73,75 +75,60 @@ class Desk:
 
         Raises `Stale`, with nothing written, where the row is not what the reviewer saw.
         """
-        with self._alone():
-            sheet = read_sheet(self.path)
-            before = sheet.rows.get(verdict.row)
-            if before is None or version(before) != verdict.version:
-                raise Stale(shown(verdict.row, before) if before else None)
-            after = {**before, **_cells(verdict, now or datetime.now(UTC))}
-            changed = replace(sheet, rows={**sheet.rows, verdict.row: after})
-            write_atomically(self.path, changed.to_bytes())
-            return shown(verdict.row, after)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other thread and no other process of ours is at this folder's files; leaves no lock file behind."""
         with self._lock:
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(folder)
+            book, rows = read_workbook(self.path)
+            before = next((row for row in rows if row.number == verdict.row), None)
+            if before is None or version(before) != verdict.version:
+                raise Stale(show_row(before) if before else None)
+            texts = _texts(verdict, now or datetime.now(UTC))
+            for name, text in texts.items():
+                write_text(book[SHEET][before.places[name]], text)
+            write_atomically(self.path, to_bytes(book))
+        return show_row(replace(before, cells={**before.cells, **texts}))
 
 
-def shown(number: int, row: Mapping[str, str]) -> dict[str, Any]:
-    """A row as the page shows it; of what was drawn, neither why nor with which probability."""
-    text = {name: unguard(row.get(name, "")) for name in ("interaction_id", "question", "answer", "contexts")}
-    contexts = [{"chunk_id": name, "text": body} for name, body in split_contexts(text.pop("contexts"))]
-    verdicts = {name: _lenient(row.get(name, "")) for name in VERDICTS}
+def open_review_file(path: Path) -> ReviewFile:
+    """The review file at `path`. Raises `AbstainError` where it has no row, or cannot be written."""
+    file = ReviewFile(path)
+    if not file.rows():
+        raise AbstainError(f"{path}: there is no row to review in it: `abstain review export` makes one")
+    if not (os.access(file.path, os.W_OK) and os.access(file.path.parent, os.W_OK)):
+        raise AbstainError(f"{path}: verdicts could not be written into it: copy it to a folder that you may write to")
+    return file
+
+
+def show_row(row: ReviewRow) -> dict[str, Any]:
+    """A row as the page shows it, without why and with which probability it was drawn."""
+    verdicts = {name: _verdict(row.cells[name]) for name in VERDICT_COLUMNS}
     return {
-        **text,
+        **{name: row.cells[name] for name in ("question", "answer", "ideal_answer")},
         **verdicts,
-        "row": number,
-        "contexts": contexts,
-        "about": " · ".join(unguard(row[name]) for name in ("product", "line_of_business") if row.get(name)),
-        "ideal_answer": unguard(row.get("ideal_answer", "")),
-        "reviewer": unguard(row.get("reviewer", "")),
+        "row": row.number,
+        "contexts": [{"chunk_id": name, "text": text} for name, text in split_contexts(row.cells["contexts"])],
+        "about": " · ".join(row.cells[name] for name in ("product", "line_of_business") if row.cells[name]),
         "done": None not in verdicts.values(),
-        "begun": is_begun(row),
-        "is_as_drawn": is_as_drawn(row),
+        "refused": row.refused,
         "version": version(row),
     }
 
 
-def version(row: Mapping[str, str]) -> str:
+def version(row: ReviewRow) -> str:
     """Changes with everything that a reviewer may write, and with the answer that it is about."""
-    cells = [row.get(name, "") for name in ("interaction_id", "question", "answer", *OWN)]
+    cells = [row.cells[name] for name in ("interaction_id", "question", "answer", *REVIEWER_COLUMNS)]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
-def _cells(verdict: Verdict, now: datetime) -> dict[str, str]:
+def _texts(verdict: Verdict, now: datetime) -> dict[str, str]:
     words = {None: "", True: "yes", False: "no"}
-    given = {name: words[getattr(verdict, name)] for name in VERDICTS}
-    ideal = guard(readable(verdict.ideal_answer.strip()))
-    moment = now.isoformat(timespec="seconds").replace("+00:00", "Z") if all(given.values()) else ""
-    by = guard(readable(" ".join(verdict.reviewer.split()))) if ideal or any(given.values()) else ""
-    return {**given, "ideal_answer": ideal, "reviewer": by, "reviewed_at": guard(moment)}
+    given = {name: words[getattr(verdict, name)] for name in VERDICT_COLUMNS}
+    ideal = verdict.ideal_answer.strip()
+    moment = write_moment(now.replace(microsecond=0)) if all(given.values()) else ""
+    reviewer = " ".join(verdict.reviewer.split()) if ideal or any(given.values()) else ""
+    return {**given, "ideal_answer": ideal, "reviewer": reviewer, "reviewed_at": moment}
 
 
-def _lenient(cell: str) -> bool | None:
-    try:
-        return as_yes_or_no(cell)
-    except ValueError:
-        return None
-
-
-def open_desk(path: Path) -> Desk:
-    """The desk of a file that is there and can be written. Raises `AbstainError` otherwise."""
-    desk = Desk(path)
-    if not desk.rows():
-        raise AbstainError(f"{path}: there is no row to review in it: `abstain review export` makes one")
-    if not (os.access(desk.path, os.W_OK) and os.access(desk.path.parent, os.W_OK)):
-        raise AbstainError(f"{path}: verdicts could not be written into it: copy it to a folder that you may write to")
-    return desk
+def _verdict(cell: str) -> bool | None:
+    """The verdict in a cell; None where it is empty or neither yes nor no."""
+    with suppress(ValidationError):
+        return TypeAdapter(bool).validate_python(cell.strip())
+    return None

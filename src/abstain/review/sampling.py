@@ -1,20 +1,6 @@
-"""Which answers an expert should look at: part at random with a known probability, part where it teaches most. Pure.
+"""Which answers a reviewer should look at: part at random with a known probability, part where it teaches most. Pure.
 
-Four decisions:
-
-* Rows taken because the probe is unsure of them, or because nothing like them was trained on, are taken with certainty:
-  inclusion probability 1. The rest is stratified by (product, line of business, thumb), and of the N rows that remain
-  in a stratum n are drawn at random: n / N. Every row of the window thus has a known, positive probability, and weights
-  of 1 / probability give figures of the whole window (Horvitz-Thompson).
-* The draw is by permanent random numbers (Ohlsson's sequential sampling): u = hash(seed, interaction), and the n
-  smallest of a stratum are drawn. A larger sample of the same window extends a smaller one, and that of a later window
-  keeps what was reviewed of the overlap: those rows count as drawn, and are not asked for again.
-* Nothing but the draw may look at u, or at what was reviewed because of it: rows taken with certainty are chosen among
-  all rows that were not reviewed with certainty before, drawn ones included. What was reviewed by other means stands
-  for itself.
-* Equal proportions (Huntington-Hill) decide how many a stratum gives: at least one each, else in proportion to its
-  size. It is the exact integer optimum where strata vary alike (Wright 2012), so that weights are as equal as can be,
-  and a larger total never takes a row away from a stratum.
+The method and its reasons are in docs/decisions/052-review-sampling.md.
 """
 
 from __future__ import annotations
@@ -43,20 +29,20 @@ class Design:
     """A sample and how it was made.
 
     `rows`, by `interaction_id`, in an order of which any beginning is a fair part of the whole: why, drawn (n) and of
-    (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `beyond` rows had to
-    be added to the size asked for, because they, or rows behind them, were drawn and reviewed before.
+    (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `overflow` rows had
+    to be added to the size asked for, because they, or rows behind them, were drawn and reviewed before.
     """
 
     rows: pd.DataFrame
     strata: tuple[str, ...]
-    beyond: int
+    overflow: int
 
 
 def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, threshold: float | None = None) -> Design:
     """A sample of `size` rows of `frame`, those included that were sampled and reviewed before.
 
     Args:
-        frame: one row an interaction, by `interaction_id`, with the columns of `Window.frame` and, where there is a
+        frame: one row an interaction, by `interaction_id`, with the columns of `TimeWindow.frame` and, where there is a
             promoted probe, `confidence` and `drift` (larger: less like the training data), nan where not known.
         random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
         threshold: the promoted probe's; None without one, and then every row is drawn at random.
@@ -69,7 +55,7 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
     certain = _certain(frame, certainly, threshold)
     counted = min(int(_were_certain(frame).sum()), certainly)
     rest = frame[_open(frame) & ~frame.index.isin(certain.index)]
-    drawn, strata, beyond = _draw(rest, size - counted - len(certain), seed)
+    drawn, strata, overflow = _draw(rest, size - counted - len(certain), seed)
     rows = pd.concat([certain, drawn])
     rows["reviewed"] = frame.loc[rows.index, "reviewed"]
     rows["probability"] = rows["drawn"] / rows["of"]
@@ -77,7 +63,7 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
     rank = pd.Series(u, rows.index)[certain.index].rank()
     rows.loc[certain.index, "turn"] = (rank - 0.5) / max(len(rank), 1)
     order = np.lexsort((u, rows["turn"].to_numpy(float)))
-    return Design(rows.drop(columns="turn").iloc[order], strata, beyond)
+    return Design(rows.drop(columns="turn").iloc[order], strata, overflow)
 
 
 def allocate(total: int, sizes: Sequence[int]) -> list[int]:
@@ -166,5 +152,5 @@ def _rows(
 
 
 def _permanent(ids: pd.Index, seed: int) -> np.ndarray:
-    """One number in [0, 1) a row, for ever: salted, so that it says nothing about the split that a row falls into."""
+    """One number in [0, 1) a row, for ever: salted, so that it is independent of the split that a row falls into."""
     return np.array([uniform(seed, f"review queue/{key}") for key in ids], dtype=float)

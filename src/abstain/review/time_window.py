@@ -1,7 +1,6 @@
-"""What there is to review: the interactions of a window of time, one row each, in columns. Texts stay on disk.
+"""What there is to review: the interactions of a window of time, one row each, in columns.
 
-A million rows pass through here, so what is kept of a row is its id, its moment, its strata, and what is known of it
-already; the few interactions that are chosen are read again.
+Texts stay on disk, because a million rows pass through here; the few interactions that are chosen are read again.
 """
 
 from __future__ import annotations
@@ -9,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from sys import intern
 
+import numpy as np
 import pandas as pd
 
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import Store
 
 DAYS = 30
 NO_THUMB = "none"
 IMPORTED = "review-queue"
-"""What the name of a source begins with that brings verdicts of this queue: its batches are known by it."""
+"""Prefix of the names of sources that bring verdicts of this queue; it marks their batches."""
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """The interactions asked from `since` on and before `until`.
 
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
@@ -39,15 +39,16 @@ class Window:
     reviews: Mapping[str, tuple[Review, ...]]
 
 
-def read_window(
+def read_time_window(
     store: Store, since: datetime | None = None, until: datetime | None = None, oldest: datetime | None = None
-) -> Window:
+) -> TimeWindow:
     """The window of `store`; by default the last `DAYS` days of what it holds.
 
     A review of what was asked before `oldest` would come too late to be taken in. Raises `AbstainError` for a window
     that reaches back behind it, and for one in which nothing was asked, with what the data holds instead.
     """
-    asked = _asked(store)
+    frames = read_frames(store.require_interactions())
+    asked = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business"]]
     first, newest = asked["asked_at"].min().to_pydatetime(), asked["asked_at"].max().to_pydatetime()
     until = until or newest + timedelta(microseconds=1)
     if oldest and (until <= oldest or (since and since < oldest)):
@@ -64,13 +65,13 @@ def read_window(
         )
     reviews, queued = _last_words(store, frame.index)
     # Of several, the largest, as the label's is.
-    recorded = {key: [r.inclusion_probability for r in own if r.inclusion_probability] for key, own in reviews.items()}
-    frame["thumb"] = _last_thumbs(store, frame.index)
+    recorded = {key: max(review.inclusion_probability or 0 for review in own) or np.nan for key, own in reviews.items()}
+    thumbs = frames.feedback.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
+    frame["thumb"] = thumbs.set_index("interaction_id")["thumb"].reindex(frame.index).fillna(NO_THUMB)
     frame["reviewed"] = frame.index.isin(list(reviews))
     frame["queued"] = frame.index.isin(list(queued))
-    known = {key: max(probabilities) for key, probabilities in recorded.items() if probabilities}
-    frame["recorded_probability"] = pd.Series(known, dtype=float).reindex(frame.index)
-    return Window(since, until, frame, reviews)
+    frame["recorded_probability"] = pd.Series(recorded, dtype=float).reindex(frame.index)
+    return TimeWindow(since, until, frame, reviews)
 
 
 def stream_interactions(store: Store, ids: Collection[str]) -> Iterator[Interaction]:
@@ -78,43 +79,15 @@ def stream_interactions(store: Store, ids: Collection[str]) -> Iterator[Interact
     return (row for row in store.rows(Interaction) if row.interaction_id in ids)
 
 
-def _asked(store: Store) -> pd.DataFrame:
-    ids, moments, products, lines = [], [], [], []
-    for row in store.require_interactions().rows(Interaction):
-        ids.append(row.interaction_id)
-        moments.append(row.asked_at)
-        products.append(row.product and intern(row.product))
-        lines.append(row.line_of_business and intern(row.line_of_business))
-    return pd.DataFrame(
-        {
-            "interaction_id": pd.array(ids, dtype="string"),
-            "asked_at": pd.to_datetime(moments, utc=True),
-            "product": pd.Categorical(products),
-            "line_of_business": pd.Categorical(lines),
-        }
-    )
-
-
-def _last_thumbs(store: Store, ids: pd.Index) -> pd.Series:
-    known = set(ids)
-    last: dict[str, tuple[datetime, str]] = {}
-    for row in store.rows(Feedback):
-        key = row.interaction_id
-        if key in known and (key not in last or row.given_at >= last[key][0]):
-            last[key] = row.given_at, row.thumb
-    thumbs = pd.Series({key: thumb for key, (_, thumb) in last.items()}, dtype=object)
-    return thumbs.reindex(ids).fillna(NO_THUMB)
-
-
 def _last_words(store: Store, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
     """Each reviewer's latest review of each of `ids`; those of `ids` that a verdict of this queue has come for."""
-    known = set(ids)
-    imported = {one.batch for one in store.batches() if any(name.startswith(IMPORTED) for name in one.sources)}
+    wanted = set(ids)
+    imported = {batch.batch for batch in store.batches() if any(name.startswith(IMPORTED) for name in batch.sources)}
     last: dict[str, dict[str, Review]] = {}
     queued = set()
     for part in store.parts(Review):
         for row in store.part_rows(part, Review):
-            if row.interaction_id not in known:
+            if row.interaction_id not in wanted:
                 continue
             own = last.setdefault(row.interaction_id, {})
             if row.reviewer not in own or row.reviewed_at >= own[row.reviewer].reviewed_at:

@@ -1,145 +1,115 @@
-"""From a filled review file to reviews, or to what is wrong with a row and how to mend it. Pure.
-
-Two decisions:
-
-* A row is taken or named, by the number that the spreadsheet shows; no row refuses another. A row without any verdict
-  is not reviewed yet.
-* Where nobody wrote when a row was reviewed, it was at the moment of the import, no earlier: a verdict dated back could
-  slip into a hold-out that was frozen before it was given. The same verdict again, from the same file or a copy of it,
-  keeps the moment that it has in data/, and so is a duplicate there.
-"""
+"""From the rows of a review file to reviews, or to what is wrong with a cell and how to fix it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from abstain.core.contracts import Review
-from abstain.review.cells import as_moment, as_yes_or_no, unguard
-from abstain.review.sheet import DIGEST, OWN, PROBABILITY, VERDICTS, Sheet, digest, probability
+from abstain.review.workbook import KEY, SHEET, VERDICT_COLUMNS, ReviewRow
 
-Known = Mapping[str, Sequence[Review]]
-AsStored = Callable[[Review], Review]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a row, and the remedy."""
-
-    row: int
-    says: str
-
-    def __str__(self) -> str:
-        return f"row {self.row}: {self.says}"
+REMEDIES = {
+    **dict.fromkeys(VERDICT_COLUMNS, "write yes or no, or empty the reviewer's cells of this row"),
+    "reviewer": "write who reviewed it, or name them all with --reviewer",
+    "reviewed_at": "write a moment like 2026-11-21T14:30:00Z, or empty the cell",
+}
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a file holds: reviews, rows not reviewed yet, rows with a problem. Every row is one of the three."""
+    """What a file holds. Every row is one of three: a review, not reviewed yet, or a problem that names a cell."""
 
     reviews: tuple[Review, ...]
     blank: int
-    problems: tuple[Problem, ...]
+    problems: tuple[str, ...]
+
+    def describe(self, file: Path) -> Iterator[str]:
+        """A line for each row of `file` that is not taken, then the counts."""
+        yield from (f"not taken: {problem}" for problem in self.problems)
+        yield f"{file}: {len(self.reviews)} reviewed, {self.blank} not yet, {len(self.problems)} to fix"
 
 
 def read_verdicts(
-    sheet: Sheet,
+    rows: Iterable[ReviewRow],
     now: datetime,
-    known: Known,
+    stored: Mapping[str, Sequence[Review]],
     reviewer: str | None = None,
-    as_stored: AsStored = lambda review: review,
+    as_stored: Callable[[Review], Review] = lambda review: review,
 ) -> Verdicts:
-    """The reviews in `sheet`.
+    """The reviews in `rows`; a row with a problem refuses no other.
 
-    `known` are the stored reviews by interaction, and `as_stored` makes of a review what ingest would store: redacted,
-    its reviewer's pseudonym. `reviewer` is who reviewed the rows that do not name anybody.
+    Args:
+        now: the moment of a new verdict without one. It is no earlier, because a verdict dated back could slip into
+            a hold-out that was frozen before it was given.
+        stored: the reviews in data/, by interaction.
+        reviewer: who reviewed the rows that name no one.
+        as_stored: makes of a review what ingest would store: redacted, its reviewer's pseudonym.
     """
     reviews: dict[tuple[str, str], Review] = {}
-    problems: list[Problem] = []
+    problems: list[str] = []
     blank = 0
-    for number, row in sheet.rows.items():
-        if not is_begun(row):
+    for row in rows:
+        if not any(row.cells[name].strip() for name in (*VERDICT_COLUMNS, "ideal_answer")):
             blank += 1
             continue
         try:
-            review, is_dated = _review(row, now, reviewer)
+            review = _read(row, now, reviewer)
             if (review.interaction_id, review.reviewer) in reviews:
-                raise ValueError(f"{review.reviewer} has reviewed this answer in a row above: delete one of the two")
-            review = _beside(known.get(review.interaction_id, ()), review, as_stored(review), is_dated)
+                raise _problem(row, "reviewer", f"is {review.reviewer}, as in a row above", "delete one of the two")
+            review = _dated(row, review, as_stored(review), stored.get(review.interaction_id, ()))
         except ValueError as problem:
-            problems.append(Problem(number, str(problem)))
+            problems.append(str(problem))
         else:
             reviews[review.interaction_id, review.reviewer] = review
     return Verdicts(tuple(reviews.values()), blank, tuple(problems))
 
 
-def is_begun(row: Mapping[str, str]) -> bool:
-    """Whether somebody has judged this row, or begun to."""
-    return any(row.get(name, "").strip() for name in (*VERDICTS, "ideal_answer"))
-
-
-def is_as_drawn(row: Mapping[str, str]) -> bool:
-    """Whether nothing was changed but the cells that are the reviewer's."""
-    return row.get(DIGEST, "").strip() == digest(row)
-
-
-def _review(row: Mapping[str, str], now: datetime, reviewer: str | None) -> tuple[Review, bool]:
-    """The review in `row`, and whether it says when. ValueError that says what is wrong with it, and the remedy."""
-    if not is_as_drawn(row):
-        raise ValueError("its id, question, answer or probability was changed: copy its verdict into a fresh export")
-    verdicts: dict[str, bool] = {}
-    for name in VERDICTS:
-        try:
-            verdict = as_yes_or_no(row.get(name, ""))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}: write yes or no") from None
-        if verdict is None:
-            raise ValueError(f"{name} is empty: write yes or no in {', '.join(VERDICTS)}, or empty all of {_list(OWN)}")
-        verdicts[name] = verdict
-    own = {name: unguard(row.get(name, "").strip()).strip() for name in ("ideal_answer", "reviewer")}
-    by = own["reviewer"] or (reviewer or "").strip()
-    if not by:
-        raise ValueError("reviewer is empty: write who reviewed it, or name them all at once with --reviewer")
+def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
+    """The review in a row. ValueError that names the wrong cell and the remedy."""
+    if row.refused:
+        raise ValueError(row.refused)
+    cells = {name: text.strip() for name, text in row.cells.items()}
+    drawn, of = cells["inclusion_probability"].split(" of ")
+    own = {
+        "reviewer": cells["reviewer"] or reviewer or "",
+        "reviewed_at": _moment(cells["reviewed_at"]) if cells["reviewed_at"] else now,
+        "ideal_answer": cells["ideal_answer"] or None,
+        "inclusion_probability": int(drawn) / int(of),
+    }
     try:
-        moment = as_moment(row.get("reviewed_at", ""))
-    except ValueError as error:
-        raise ValueError(f"reviewed_at: {error}: write it so, or empty the cell") from None
-    try:
-        review = Review(
-            interaction_id=unguard(row["interaction_id"]),
-            reviewed_at=moment or now,
-            reviewer=by,
-            ideal_answer=own["ideal_answer"] or None,
-            inclusion_probability=probability(row[PROBABILITY]),
-            **verdicts,
-        )
-    except ValidationError as error:  # a year that is none, for instance
-        problem = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
-    return review, moment is not None
+        return Review.model_validate({KEY: row.cells[KEY], **{name: cells[name] for name in VERDICT_COLUMNS}, **own})
+    except ValidationError as error:
+        name = min((str(problem["loc"][0]) for problem in error.errors()), key=list(REMEDIES).index)
+        text = " ".join(cells[name].split())[:40]
+        raise _problem(row, name, f"is '{text}'" if text else "is empty", REMEDIES[name]) from None
 
 
-def _beside(known: Sequence[Review], review: Review, stored: Review, is_dated: bool) -> Review:
-    """`review`, at the moment at which the same one is known already; `stored` is what ingest makes of it.
+def _moment(text: str) -> str | None:
+    """`text` with a time zone, UTC where it names none; None where it is not a moment."""
+    match = re.fullmatch(r"[12]\d{3}-\d\d-\d\d[T ]\d\d:\d\d[\d:.]*(Z|[+-]\d\d:?\d\d)?", text)
+    return match and (text if match[1] else f"{text}Z")
 
-    ValueError where it says itself when it was given, and its reviewer is known to have said something else then.
+
+def _dated(row: ReviewRow, review: Review, as_stored: Review, existing: Sequence[Review]) -> Review:
+    """`review`, at the moment that the same verdict has in data/ already: so it is a duplicate there.
+
+    ValueError where the file names the moment, and data/ has another verdict of the same reviewer from it.
     """
-    own = [one for one in known if one.reviewer == stored.reviewer]
-    if not is_dated:
-        moments = [
-            one.reviewed_at for one in own if one.model_copy(update={"reviewed_at": stored.reviewed_at}) == stored
-        ]
-        return review.model_copy(update={"reviewed_at": max(moments, default=review.reviewed_at)})
-    if any(one.reviewed_at == stored.reviewed_at and one != stored for one in own):
-        raise ValueError(
-            "data/ has another verdict of this reviewer from the same moment: empty reviewed_at to replace that, or "
-            "export again"
-        )
+    own = [other for other in existing if other.reviewer == as_stored.reviewer]
+    if not row.cells["reviewed_at"].strip():
+        same = [other for other in own if other.model_copy(update={"reviewed_at": as_stored.reviewed_at}) == as_stored]
+        moment = max((other.reviewed_at for other in same), default=review.reviewed_at)
+        return review.model_copy(update={"reviewed_at": moment})
+    if any(other.reviewed_at == as_stored.reviewed_at and other != as_stored for other in own):
+        wrong = "is the moment of another verdict of this reviewer in data/"
+        raise _problem(row, "reviewed_at", wrong, "empty it to replace that verdict, or export again")
     return review
 
 
-def _list(names: Sequence[str]) -> str:
-    return f"{names[0]} to {names[-1]}"
+def _problem(row: ReviewRow, column: str, wrong: str, remedy: str) -> ValueError:
+    return ValueError(f"{SHEET}!{row.places[column]}: {column} {wrong}: {remedy}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from abstain.config.params import ValidationParams
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from abstain.sample.write import EXPORTED, write_sample
 
 VALIDATION = ValidationParams(
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
         raise AbstainError("usage: python -m abstain.sample DATA, where DATA is a folder that is not there yet")
     with tempfile.TemporaryDirectory() as folder:
         write_sample(Path(folder))
-        sources = by_hand([f"{folder}/handbook", f"{folder}/history.jsonl"])
+        sources = explicit_sources([f"{folder}/handbook", f"{folder}/history.jsonl"])
         # Not the user's own limits, nor the clock: the bytes are always the same.
         ingest(sources, Path(arguments[0]), VALIDATION, EXPORTED[0])
 

@@ -64,6 +64,23 @@ def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     assert bytes_of(tmp_path) == before
 
 
+def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, replace, moved = tmp_path / "data", Path.replace, list[str]()
+
+    def seen(self: Path, target: Path) -> Path:
+        if data in target.parents:
+            moved.append(target.relative_to(data).parts[0])
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", seen)
+    files = {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()}
+    add(data, FIRST, files)
+    tables = ["documents", "documents.jsonl", "chunks.jsonl", "interactions", "feedback", "reviews"]
+    assert moved == [*tables, "batches.jsonl", "sources"]
+
+
 def test_only_the_named_files_are_published(tmp_path: Path) -> None:
     store = Store(tmp_path / "data")
     with Staging(store) as staging:

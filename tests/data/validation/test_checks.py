@@ -54,6 +54,38 @@ def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> No
     assert ({"unknown_contexts", "outdated_contexts"} <= looked_at) == with_documents
 
 
+def refuses(table: str, column: str, value: float) -> bool:
+    """Whether a bound of the suites refuses a row that holds `value`, by the terms of Great Expectations."""
+    checks = [check for check in suites(PARAMS, with_documents=True)[table] if check.column == column]
+    bounds = [check.arguments for check in checks if check.expectation == "ExpectColumnValuesToBeBetween"]
+    assert bounds and all(check.severity == "error" for check in checks)
+    return any(
+        not bound.get("min_value", -math.inf) <= value <= bound.get("max_value", math.inf)
+        or (bound.get("strict_min", False) and value == bound["min_value"])
+        for bound in bounds
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "allowed", "refused"),
+    [
+        ("interactions", "question_chars", [1, 200], [0, 201]),
+        ("interactions", "answer_chars", [1, 200], [0, 201]),
+        ("interactions", "longest_context_chars", [0, 200], [201]),
+        ("interactions", "asked_at_seconds_ahead", [-1, 0], [0.01]),
+        ("feedback", "delay_days", [0, 90], [-0.01, 90.01]),
+        ("feedback", "given_at_seconds_ahead", [-1, 0], [0.01]),
+        ("reviews", "delay_days", [0, 90], [-0.01, 90.01]),
+        ("reviews", "inclusion_probability", [1e-9, 1], [0, 1.01]),
+        ("documents", "chunks", [1], [0]),
+    ],
+)
+def test_the_limits_are_those_of_the_parameters_and_are_allowed_themselves(
+    table: str, column: str, allowed: list[float], refused: list[float]
+) -> None:
+    assert [value for value in (*allowed, *refused) if refuses(table, column, value)] == refused
+
+
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
     known = Known(Index(), {"fees", "cards"}, {"fees#0"})
     cited = citing("fees#0", "cards#1", "b#1", "a#2", "a#2")

@@ -18,7 +18,7 @@ from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 from tests.data.builders import (
     ASKED,
     NOW,
@@ -296,7 +296,7 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
         row("plain"),
     )
     files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
-    report = ingest(by_hand(files), data, PARAMS, NOW)
+    report = ingest(explicit_sources(files), data, PARAMS, NOW)
     assert (report.read, report.accepted, report.quarantined) == (5, 3, 2)
     assert report.quarantine
     refused = read_rows(data / report.quarantine, QuarantinedRow)
@@ -306,7 +306,7 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     }
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(Store(data), PARAMS, NOW).success
-    again = ingest(by_hand(files), data, PARAMS, NOW)
+    again = ingest(explicit_sources(files), data, PARAMS, NOW)
     assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 3, 2, 0)
 
 
@@ -322,7 +322,7 @@ def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -
     rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     for file in (rows, tmp_path / "fees.md"):
-        ingest(by_hand([str(file)]), tmp_path / "data", PARAMS, NOW)
+        ingest(explicit_sources([str(file)]), tmp_path / "data", PARAMS, NOW)
     found = validate_store(Store(tmp_path / "data"), PARAMS, NOW)
     assert found.success
     assert "1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()

@@ -5,14 +5,14 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.ingest.importers import DocumentFile, Item, Skipped
-from abstain.ingest.importers.feedbackqa import Options, read
+from abstain.ingest.importers.feedbackqa import read
 from abstain.ingest.pipeline.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from tests.ingest.importers.upstream import SHARED, passage, rated, write_records
 
 
 def import_all(folder: Path, *records: dict) -> list[Item]:
-    return list(read([write_records(folder / "a.jsonl.gz", *records)], Options()))
+    return list(read([write_records(folder / "a.jsonl.gz", *records)]))
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ def import_all(folder: Path, *records: dict) -> list[Item]:
         ("Bad", (False, False, True)),
     ],
 )
-def test_a_rating_is_a_review(tmp_path: Path, rating: str, flags: tuple[bool, ...]) -> None:
+def test_feedbackqa_rating_is_a_review(tmp_path: Path, rating: str, flags: tuple[bool, ...]) -> None:
     (row,) = import_all(tmp_path, rated("fb-1", rating))
     review = parse_object(row, "a", 1).review
     assert review is not None and (review.complete, review.correct, review.truthful) == flags
 
 
-def test_every_rater_has_a_review_of_the_passage_as_an_answer(tmp_path: Path) -> None:
+def test_feedbackqa_every_rater_gives_a_review(tmp_path: Path) -> None:
     joined, second, third, unrated = import_all(tmp_path, rated("fb-1", "Excellent", "Bad", "Bad"), rated("fb-2"))
     found = parse_object(joined, "a", 1)
     assert found.interaction is not None and found.review is not None
@@ -46,7 +46,7 @@ def test_every_rater_has_a_review_of_the_passage_as_an_answer(tmp_path: Path) ->
     assert parse_object(unrated, "a", 1).review is None
 
 
-def test_passages_become_one_document_a_page_with_its_sections(tmp_path: Path) -> None:
+def test_feedbackqa_page_is_one_document_with_sections(tmp_path: Path) -> None:
     here = {"kb_id": "WHO-0"}
     items = import_all(
         tmp_path,
@@ -70,7 +70,7 @@ def test_passages_become_one_document_a_page_with_its_sections(tmp_path: Path) -
     assert first.name != second.name
 
 
-def test_questions_without_an_answer_are_no_feedback(tmp_path: Path) -> None:
+def test_feedbackqa_questions_without_answer_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="holds questions without an answer: name human_feedback or kb_passages"):
         import_all(tmp_path, {"id": "q", "question": "?", "gold_kb_id": "WHO-1"})
     (skipped,) = import_all(tmp_path, rated("fb-1", "Bad", question=" "))
@@ -79,9 +79,9 @@ def test_questions_without_an_answer_are_no_feedback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
-def test_the_published_ratings() -> None:
+def test_feedbackqa_published_files_are_imported() -> None:
     folder = SHARED / "feedbackqa"
-    items = list(read([folder / "human_feedback.jsonl.gz", folder / "kb_passages.jsonl.gz"], Options()))
+    items = list(read([folder / "human_feedback.jsonl.gz", folder / "kb_passages.jsonl.gz"]))
     documents = [parse_document(item.text, item.name) for item in items if isinstance(item, DocumentFile)]
     found = [parse_object(item, "a", 1) for item in items if not isinstance(item, DocumentFile | Skipped)]
     assert [row.reasons for row in found if row.reasons] == []

@@ -1,17 +1,19 @@
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from abstain.ingest.importers import DocumentFile, Item, Skipped
-from abstain.ingest.importers.qa_from_hf import ABSTENTION, Options, read
+from abstain.ingest.importers.qa_from_hf import ABSTENTION, read
 from abstain.ingest.pipeline.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from tests.ingest.importers.upstream import SHARED, judged, write_records
 
 
-def import_all(folder: Path, *records: dict, **options: str) -> list[Item]:
-    return list(read([write_records(folder / "a.jsonl.gz", *records)], Options(**options)))
+def import_all(folder: Path, *records: dict, **options: Any) -> list[Item]:
+    return list(read([write_records(folder / "a.jsonl.gz", *records)], **options))
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ def import_all(folder: Path, *records: dict, **options: str) -> list[Item]:
         ("Wrong", (False, False, False), "down"),
     ],
 )
-def test_a_verdict_is_a_review_or_a_thumb_and_never_both(
+def test_qa_from_hf_verdict_is_a_review_or_a_thumb(
     tmp_path: Path, verdict: str, flags: tuple[bool, ...], thumb: str
 ) -> None:
     row, _ = import_all(tmp_path, judged("lt-1", verdict))
@@ -35,7 +37,7 @@ def test_a_verdict_is_a_review_or_a_thumb_and_never_both(
     assert found.feedback.thumb == thumb
 
 
-def test_rounds_follow_each_other_and_studies_are_told_apart(tmp_path: Path) -> None:
+def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
     rows = import_all(tmp_path, *(judged(f"lt-{n}", round=n, study="parallel-fewer") for n in (1, 2, 9)))[:3]
     first, second, ninth = (parse_object(row, "a", 1).interaction for row in rows)
     assert first and second and ninth
@@ -47,11 +49,11 @@ def test_rounds_follow_each_other_and_studies_are_told_apart(tmp_path: Path) -> 
         "Zoë Bank",
         "qa_from_hf-parallel-fewer@round-9",
     )
-    row, _ = import_all(tmp_path, judged(), first_round_at="2024-05-01T00:00:00Z")
+    row, _ = import_all(tmp_path, judged(), first_round_at=datetime(2024, 5, 1, tzinfo=UTC))
     assert row["asked_at"].startswith("2024-05-01")
 
 
-def test_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
+def test_qa_from_hf_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
     records = judged(), judged("lt-2", model_answer=ABSTENTION), judged("lt-3", question=" ")
     items = import_all(tmp_path, *records)
     assert Counter(item.reason for item in items if isinstance(item, Skipped)) == {
@@ -62,7 +64,7 @@ def test_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
     assert rows[1]["answer"] == ABSTENTION
 
 
-def test_passages_become_one_document_an_article(tmp_path: Path) -> None:
+def test_qa_from_hf_article_is_one_document(tmp_path: Path) -> None:
     items = import_all(
         tmp_path,
         judged("a"),
@@ -85,8 +87,8 @@ def test_passages_become_one_document_an_article(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
-def test_the_published_verdicts() -> None:
-    items = list(read([SHARED / "qa_from_hf" / "user_feedback.jsonl.gz"], Options()))
+def test_qa_from_hf_published_file_is_imported() -> None:
+    items = list(read([SHARED / "qa_from_hf" / "user_feedback.jsonl.gz"]))
     documents = {item.name.removesuffix(".md") for item in items if isinstance(item, DocumentFile)}
     skipped = Counter(item.reason for item in items if isinstance(item, Skipped))
     found = [parse_object(item, "a", 1) for item in items if not isinstance(item, DocumentFile | Skipped)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from abstain.ingest.importers import DocumentFile, Item, Skipped
-from abstain.ingest.importers.squad import Options, read
+from abstain.ingest.importers.squad import read
 from abstain.ingest.pipeline.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from tests.ingest.importers.upstream import SHARED, asked, squad, write_json
@@ -30,8 +30,8 @@ FILE = squad(
 )
 
 
-def test_marked_answers_are_right_and_plausible_ones_wrong(tmp_path: Path) -> None:
-    items = list(read([write_json(tmp_path / "a.json.gz", FILE)], Options()))
+def test_squad_marked_answers_are_correct_plausible_ones_not(tmp_path: Path) -> None:
+    items = list(read([write_json(tmp_path / "a.json.gz", FILE)]))
     rows = rows_of(items)
     assert [(row["interaction_id"], row["answer"], row["review"]["correct"]) for row in rows] == [
         ("squad-q-1", "free", True),
@@ -51,16 +51,16 @@ def test_marked_answers_are_right_and_plausible_ones_wrong(tmp_path: Path) -> No
     ]
 
 
-def test_unanswerable_questions_may_be_skipped(tmp_path: Path) -> None:
-    items = list(read([write_json(tmp_path / "a.json", FILE)], Options(unanswerable="skip")))
+def test_squad_unanswerable_questions_may_be_skipped(tmp_path: Path) -> None:
+    items = list(read([write_json(tmp_path / "a.json", FILE)], unanswerable="skip"))
     assert [row["interaction_id"] for row in rows_of(items)] == ["squad-q-1", "squad-q-3"]
     assert Counter(item.reason for item in items if isinstance(item, Skipped))["unanswerable, as asked for"] == 2
 
 
-def test_an_article_is_one_document_whatever_files_it_is_in(tmp_path: Path) -> None:
+def test_squad_article_in_two_files_is_one_document(tmp_path: Path) -> None:
     more = squad(("Zoë_Bank", [("The card is free.", [asked("q-7", "free")]), ("It is gold.", [])]))
     files = [write_json(tmp_path / "a.json", FILE), write_json(tmp_path / "b.json", more)]
-    items = list(read(files, Options()))
+    items = list(read(files))
     (file,) = (item for item in items if isinstance(item, DocumentFile))
     document = parse_document(file.text, file.name)
     assert document.title == "Zoë Bank"
@@ -80,7 +80,7 @@ def test_an_article_is_one_document_whatever_files_it_is_in(tmp_path: Path) -> N
         ("squad2_dev_cs224n", {"rows": 2910, "documents": 16, "unanswerable, without a plausible answer": 3168}),
     ],
 )
-def test_the_published_questions(tmp_path: Path, name: str, counts: dict[str, int]) -> None:
+def test_squad_published_files_are_imported(tmp_path: Path, name: str, counts: dict[str, int]) -> None:
     articles: dict[str, dict[str, list]] = {}
     for line in gzip.decompress((SHARED / "squad" / f"{name}.jsonl.gz").read_bytes()).splitlines():
         one = json.loads(line)
@@ -89,7 +89,7 @@ def test_the_published_questions(tmp_path: Path, name: str, counts: dict[str, in
         articles.setdefault(one["title"], {}).setdefault(one["context"], []).append(question)
     official = squad(*((title, list(paragraphs.items())) for title, paragraphs in articles.items()))
     found: Counter[str] = Counter()
-    for item in read([write_json(tmp_path / "squad.json", official)], Options()):
+    for item in read([write_json(tmp_path / "squad.json", official)]):
         if isinstance(item, Skipped):
             found[item.reason] += 1
         elif isinstance(item, DocumentFile):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,13 @@ def rated(key: str = "fb-1", *ratings: str, **changes: Any) -> dict[str, Any]:
     """A record of feedbackqa's human_feedback."""
     own = {"id": key, "domain": "WHO", "split": "valid", "question": "What does it cost?", "explanations": []}
     return {**own, "answer_passage": {"passage_id": 7, **passage()}, "ratings": ratings, **changes}
+
+
+FORMATS: dict[str, Callable[[Path], Path]] = {
+    "squad": lambda folder: write_json(
+        folder / "squad.json", squad(("Bank", [("The card is free.", [asked("q-1", "free")])]))
+    ),
+    "qa_from_hf": lambda folder: write_records(folder / "qa.jsonl", judged()),
+    "feedbackqa": lambda folder: write_records(folder / "fb.jsonl.gz", rated("fb-1", "Excellent", "Bad")),
+}
+"""Writes a small file of each format into a folder."""

@@ -18,8 +18,8 @@ from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
-from abstain.ingest.sources.files import FileSource, by_hand
-from abstain.ingest.sources.released import Released
+from abstain.ingest.sources.files import FileSource, explicit_sources
+from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
 
@@ -27,7 +27,7 @@ LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
 def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate: Any = accept_all) -> IngestReport:
-    return ingest(by_hand([str(file) for file in files]), data, params, NOW, validate=validate)
+    return ingest(explicit_sources([str(file) for file in files]), data, params, NOW, validate=validate)
 
 
 def refusing(prefix: str | tuple[str, ...]) -> Any:
@@ -287,11 +287,11 @@ def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_some
         assert "batch of b.jsonl refused, nothing accepted: 2 of 3 new rows fail" in message
         assert "2 x modle: unknown field, did you mean 'model'?" in message
         (listed,) = Quarantine(data).listing()
-        assert f"abstain quarantine drop {listed.id}" in message
+        assert f"abstain quarantine discard {listed.id}" in message
         assert (listed.rows, listed.sources) == (2, ("b.jsonl",))
         assert listed.blocking and "2 of 3 new rows fail" in listed.blocking
         assert {name: content for name, content in bytes_of(data).items() if "quarantine" not in name} == before
-        with pytest.raises(AbstainError, match=rf"the retrain is blocked: .* `abstain quarantine drop {listed.id}`"):
+        with pytest.raises(AbstainError, match=rf"the retrain is blocked: .* `abstain quarantine discard {listed.id}`"):
             require_unblocked(data)
     quarantine = Quarantine(data)
     assert quarantine.drop(quarantine.find(listed.id[:4])) == 2
@@ -365,7 +365,7 @@ def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
     moving = document_file(folders[0], "fees.md")
 
     def mirror() -> None:
-        sources = [FileSource(folder.name, str(folder), mirror=True, unattended=True) for folder in folders]
+        sources = [FileSource(name=folder.name, url=str(folder), mirror=True) for folder in folders]
         ingest(sources, data, LENIENT, NOW, validate=accept_all, remember=True)
 
     mirror()
@@ -386,7 +386,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     report = take(data, file, tmp_path / "bad.md", validate=refusing("feedback/"))
     quarantine = Quarantine(data)
     path = quarantine.find("")
-    released = Released(path.stem, tuple(quarantine.rows(path)))
+    released = QuarantineSource(path.stem, tuple(quarantine.rows(path)))
     assert report.accepted == 0
     again = ingest([released], data, LENIENT, NOW, validate=accept_all)
     assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)

@@ -6,15 +6,13 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from abstain.ingest.pipeline.parsing import InputRow
-from abstain.ingest.sources.config import TableConfig, TablesConfig
-from abstain.ingest.sources.sql import SqlSource
+from abstain.ingest.sources.sql import SqlSource, TableConfig, TablesConfig
 
-THUMBS = TablesConfig(feedback=TableConfig(table="thumbs", key=("id",), watermark="written_at"))
+THUMBS = TablesConfig(feedback=TableConfig(table="thumbs", watermark="written_at"))
 
 MAKE = """
 CREATE TABLE thumbs (id INTEGER PRIMARY KEY AUTOINCREMENT, interaction_id TEXT, given_at TEXT, thumb TEXT, written_at TEXT);
@@ -27,17 +25,17 @@ CREATE TABLE reviews (
 
 
 def new_database(folder: Path) -> Path:
-    """An SQLite file with empty tables."""
+    """Make an SQLite file with empty tables."""
     path = folder / "feedback.db"
-    with closing(sqlite3.connect(path)) as link:
-        link.executescript(MAKE)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(MAKE)
     return path
 
 
 def run(path: Path, statement: str, *rows: tuple[Any, ...]) -> None:
-    with closing(sqlite3.connect(path)) as link:
-        link.executemany(statement, rows or [()])
-        link.commit()
+    with closing(sqlite3.connect(path, timeout=0)) as connection:
+        connection.executemany(statement, rows or [()])
+        connection.commit()
 
 
 def add_thumb(path: Path, key: int, written_at: str | None, thumb: str = "up") -> None:
@@ -45,13 +43,16 @@ def add_thumb(path: Path, key: int, written_at: str | None, thumb: str = "up") -
     run(path, "INSERT INTO thumbs VALUES (?, ?, ?, ?, ?)", values)
 
 
+def source(path: Path | str, tables: TablesConfig | None = THUMBS, **options: Any) -> SqlSource:
+    url = f"sqlite:///{path}" if isinstance(path, Path) else path
+    return SqlSource(name="warehouse", url=url, tables=tables, **options)
+
+
 def read(
     path: Path | str, state: Mapping[str, Any] | None = None, tables: TablesConfig | None = THUMBS, **options: Any
 ) -> tuple[list[InputRow], dict[str, Any]]:
-    """The rows of one reading, and its state after a journey through JSON."""
-    url = f"sqlite:///{path}" if isinstance(path, Path) else path
-    options = {"late_by": timedelta(days=1), **options}
-    reading = SqlSource("warehouse", url, tables, **options).read(state or {})
+    """Return the rows of one reading, and its state after a round trip through JSON."""
+    reading = source(path, tables, **options).read(state or {})
     rows = list(reading)
     return rows, json.loads(json.dumps(reading.state))
 

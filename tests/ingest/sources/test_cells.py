@@ -50,7 +50,7 @@ def test_cells_become_an_object(cells: dict[str, Any], expected: dict[str, Any])
         ("yesterday", "yesterday"),
     ],
 )
-def test_a_time_without_a_zone_is_utc_only_where_that_was_said(given: Any, expected: str) -> None:
+def test_cells_naive_time_is_utc_only_if_configured(given: Any, expected: str) -> None:
     assert object_of({"asked_at": given}, naive_is_utc=True) == {"asked_at": expected}
     assert object_of({"thumb.given_at": given}, naive_is_utc=True) == {"thumb": {"given_at": expected}}
     untouched = given if isinstance(given, str) else given.isoformat()
@@ -67,6 +67,6 @@ def test_a_time_without_a_zone_is_utc_only_where_that_was_said(given: Any, expec
         (["review", "review.correct"], "the columns 'review.correct' and 'review' say the same"),
     ],
 )
-def test_columns_that_no_row_can_be_read_from(columns: list[str], problem: str | None) -> None:
+def test_cells_contradicting_columns_are_a_problem(columns: list[str], problem: str | None) -> None:
     found = column_problem(columns)
     assert found is None if problem is None else found is not None and found.startswith(problem)

@@ -31,7 +31,7 @@ def keys(rows: list[InputRow]) -> list[str | None]:
     return [row.feedback.interaction_id if row.feedback else None for row in rows]
 
 
-def test_thumbs_reviews_and_joined_rows() -> None:
+def test_csv_thumbs_reviews_and_joined_rows_are_read() -> None:
     assert read(f"{THUMBS}\ni-1,2026-09-02T12:00:00Z,up,,\n")[0].feedback == feedback()
     (found,) = read(
         "reviewed_at,reviewer,complete,correct,truthful,inclusion_probability,interaction_id\n"
@@ -50,24 +50,22 @@ def test_thumbs_reviews_and_joined_rows() -> None:
     assert joined.review is None
 
 
-def test_a_key_that_comes_twice_in_a_cell_is_named_and_the_row_refused() -> None:
-    header, cell = (
-        "interaction_id,asked_at,question,answer,contexts,model",
-        '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]',
-    )
+def test_csv_repeated_key_in_a_cell_is_refused() -> None:
+    header = "interaction_id,asked_at,question,answer,contexts,model"
+    cell = '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]'
     (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
     assert found.reasons == ("contexts: chunk_id: this key comes twice in one object",)
     assert reread(found.raw, "a.csv", 2).reasons == found.reasons
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_the_delimiter_is_told_from_the_header(delimiter: str) -> None:
+def test_csv_delimiter_is_found_in_the_header(delimiter: str) -> None:
     header, row = (line.replace(",", delimiter) for line in (THUMBS, given_row("i-1", '"a, b; c"')))
     (found,) = read(f"{header}\n{row}\n")
     assert found.feedback == feedback(comment=f"a{delimiter} b; c")
 
 
-def test_a_record_may_run_over_lines_and_keeps_the_number_of_its_first() -> None:
+def test_csv_record_over_lines_has_the_number_of_its_first() -> None:
     text = '"one\n\ntwo, ""three"""'
     rows = read(f"{THUMBS}\r\n{given_row('i-1', text)}\r\n{given_row('i-2')}\r\n")
     assert [row.line for row in rows] == [2, 5]
@@ -75,27 +73,21 @@ def test_a_record_may_run_over_lines_and_keeps_the_number_of_its_first() -> None
 
 
 @pytest.mark.parametrize(("row", "cells"), [("i-2,2026-09-02T12:00:00Z,up,", 4), (given_row("i-2", "a, b"), 6)])
-def test_shifted_columns_are_refused_by_number_with_the_text_as_it_came(row: str, cells: int) -> None:
+def test_csv_row_of_wrong_length_is_refused_with_its_line(row: str, cells: int) -> None:
     rows = read(f"{THUMBS}\n{given_row('i-1')}\n{row}\n{given_row('i-3')}\n")
     assert keys(rows) == ["i-1", None, "i-3"]
     assert rows[1].reasons == (f"line: {cells} cells, but the header names 5 columns: they are shifted",)
     assert (rows[1].line, rows[1].raw) == (3, row.encode())
 
 
-def test_bytes_that_are_no_text_refuse_their_row_only() -> None:
-    content = (
-        f"{THUMBS}\n{given_row('i-1')}\n".encode()
-        + given_row("i-2", "caf").encode()
-        + b"\xe9\n"
-        + given_row("i-3").encode()
-    )
-    rows = read(content)
+def test_csv_invalid_utf8_refuses_its_row_only() -> None:
+    rows = read("\n".join([THUMBS, given_row("i-1"), given_row("i-2", "caf\xe9"), given_row("i-3")]).encode("latin-1"))
     assert keys(rows) == ["i-1", None, "i-3"]
     assert rows[1].reasons[0].startswith("line: not valid UTF-8 (byte ")
     assert b'"caf\xe9"' in rows[1].raw
 
 
-def test_a_quote_that_is_not_closed_costs_one_row() -> None:
+def test_csv_unclosed_quote_refuses_its_row_only() -> None:
     rows = read(
         "\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *(given_row(f"i-{n}") for n in range(3, 50))])
     )
@@ -107,7 +99,7 @@ def test_a_quote_that_is_not_closed_costs_one_row() -> None:
     assert rows[2].reasons == ("line: invalid CSV: ',' expected after '\"'",)
 
 
-def test_quotes_that_are_never_closed_end_the_file_and_not_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_too_many_unclosed_quotes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_file, "_REREAD", 4000)
     with pytest.raises(
         AbstainError, match=r"folder/a\.csv: too many rows open a quote and do not close it, the last in line 4"
@@ -115,7 +107,7 @@ def test_quotes_that_are_never_closed_end_the_file_and_not_the_day(monkeypatch: 
         read("\n".join([THUMBS, *['a",",""'] * 200]))
 
 
-def test_a_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_file, "LIMIT", 300)
     monkeypatch.setattr(csv_file.csv, "field_size_limit", lambda size: None)
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), *(given_row(f"i-{n}") for n in range(2, 30))]))
@@ -124,7 +116,7 @@ def test_a_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
-def test_lines_without_a_filled_cell_are_no_records(ends: str) -> None:
+def test_csv_lines_without_a_filled_cell_are_skipped(ends: str) -> None:
     assert keys(read(ends.join(["", THUMBS, "", given_row("i-1"), ",,,,", "  ", given_row("i-2"), ""]))) == [
         "i-1",
         "i-2",
@@ -141,17 +133,16 @@ def test_lines_without_a_filled_cell_are_no_records(ends: str) -> None:
         (",2026-09-02T12:00:00Z,up,,", "interaction_id: this field is missing"),
     ],
 )
-def test_a_cell_that_is_wrong_is_told_by_its_column_and_can_be_read_again(row: str, reason: str) -> None:
+def test_csv_wrong_cell_is_refused_by_its_column(row: str, reason: str) -> None:
     (found,) = read(f"{THUMBS}\n{row}\n")
     assert any(one.startswith(reason) for one in found.reasons), found.reasons
     assert isinstance(json.loads(found.raw), dict)
     assert reread(found.raw, found.source, found.line) == found
 
 
-@pytest.mark.parametrize("word", ["yes", "1", "x"])
-def test_a_flag_is_true_or_false_and_nothing_else(word: str) -> None:
+def test_csv_flag_other_than_true_or_false_is_refused() -> None:
     (found,) = read(
-        f"interaction_id,reviewed_at,reviewer,complete,correct,truthful\ni-1,2026-09-03T12:00:00Z,s,{word},true,true\n"
+        "interaction_id,reviewed_at,reviewer,complete,correct,truthful\ni-1,2026-09-03T12:00:00Z,s,yes,true,true\n"
     )
     assert found.reasons == ("complete: input should be a valid boolean",)
 
@@ -159,34 +150,31 @@ def test_a_flag_is_true_or_false_and_nothing_else(word: str) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (
-            "i-1,2026-09-02T12:00:00Z,up",
-            r"its first line names no known column \(i-1,2026-09-02T12:00:00Z,up\): begin with",
-        ),
+        ("i-1,2026-09-02T12:00:00Z,up", r"its first line names no known column \(i-1,2026-09-02T12:00:00Z,up\): begin"),
         ("interaction_id,thumb,thumb", "the column 'thumb' is there twice"),
         (",interaction_id,thumb", "column 1 has no name"),
         ("question,thumb,thumb.given_at", "the columns 'thumb.given_at' and 'thumb' say the same"),
         ("\n \n", "its first line names no known column"),
     ],
 )
-def test_a_header_that_is_none_stops_the_file(header: str, message: str) -> None:
+def test_csv_unusable_header_is_an_error(header: str, message: str) -> None:
     with pytest.raises(AbstainError, match=rf"folder/a\.csv: {message}"):
         read(f"{header}\n{given_row('i-1')}\n" if header.strip() else header)
 
 
-def test_a_first_line_without_end_stops_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 100)
     with pytest.raises(AbstainError, match="its first line holds no column names: a line is too long"):
         read(THUMBS * 10)
 
 
-def test_an_unknown_column_is_told_by_every_row_that_fills_it() -> None:
+def test_csv_unknown_column_refuses_rows_that_fill_it() -> None:
     rows = read(f"{THUMBS},coment\n{given_row('i-1')},\n{given_row('i-2')},?\n")
     assert keys(rows) == ["i-1", None]
     assert rows[1].reasons == ("coment: unknown field, did you mean 'comment'?",)
 
 
-def test_ids_that_look_like_numbers_stay_text() -> None:
+def test_csv_ids_that_look_like_numbers_stay_text() -> None:
     (found,) = read(f"{THUMBS}\n0017,2026-09-02T12:00:00Z,up,12,\n")
     assert found.feedback == feedback("0017", days=1, user="12")
     assert found.feedback.given_at > ASKED
@@ -212,7 +200,7 @@ kinds = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(kinds, st.sampled_from(",;\t"), st.sampled_from(["\n", "\r\n"]))
-def test_what_is_printed_is_what_is_read(objects: list[dict[str, Any]], delimiter: str, ends: str) -> None:
+def test_csv_round_trip_keeps_every_row(objects: list[dict[str, Any]], delimiter: str, ends: str) -> None:
     table = [flat(one) for one in objects]
     columns = list(dict.fromkeys(column for cells in table for column in cells))
     out = io.StringIO(newline="")
@@ -232,7 +220,7 @@ def test_what_is_printed_is_what_is_read(objects: list[dict[str, Any]], delimite
         st.binary() | st.sampled_from([b'"', b"\n", b",", b'""', b"i-1,2026-09-02T12:00:00Z,up,,"]), max_size=25
     ).map(b"".join)
 )
-def test_any_bytes_below_a_header_are_rows_in_order(content: bytes) -> None:
+def test_csv_any_bytes_below_a_header_are_rows_in_order(content: bytes) -> None:
     rows = read(THUMBS.encode() + b"\n" + content)
     numbers = [row.line for row in rows]
     assert numbers == sorted(set(numbers))
@@ -242,7 +230,7 @@ def test_any_bytes_below_a_header_are_rows_in_order(content: bytes) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary())
-def test_any_bytes_are_rows_or_one_error(content: bytes) -> None:
+def test_csv_any_bytes_are_rows_or_one_error(content: bytes) -> None:
     try:
         read(content)
     except AbstainError as error:

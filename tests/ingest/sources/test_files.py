@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -16,16 +17,18 @@ from hypothesis import strategies as st
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.parsing import InputRow
 from abstain.ingest.sources import Reading, files
-from abstain.ingest.sources import lines as source_lines
-from abstain.ingest.sources.files import FileSource, by_hand
+from abstain.ingest.sources.files import ExplicitFiles, FileSource, explicit_sources
 from tests.data.builders import markdown, row, thumb, verdict, write_lines
 from tests.ports import free_port
 
 THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
 
 
-def read(path: Path | str, state: dict[str, Any] | None = None, **options: bool) -> tuple[list[InputRow], Reading]:
-    reading = FileSource("here", str(path), **options).read(state or {})
+def read(
+    path: Path | str, state: dict[str, Any] | None = None, *, scheduled: bool = False, mirror: bool = False
+) -> tuple[list[InputRow], Reading]:
+    source = FileSource if scheduled else ExplicitFiles
+    reading = source(name="here", url=str(path), mirror=mirror).read(state or {})
     rows = list(reading)
     assert json.loads(json.dumps(reading.state)) == reading.state
     return rows, reading
@@ -53,31 +56,29 @@ def parquet(path: Path, *rows: dict[str, Any]) -> Path:
         ("\n".join(json.dumps(row(key), indent=1) for key in "ab"), "holds a JSON object over several lines and"),
     ],
 )
-def test_json_that_is_no_json_lines_is_named(tmp_path: Path, content: str, says: str) -> None:
+def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: str, says: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(content)
     with pytest.raises(AbstainError, match=f"a.jsonl: {says}.*: write one object a line"):
         read(file)
-    (refused,), _ = read(file, unattended=True)
+    (refused,), _ = read(file, scheduled=True)
     assert says in refused.reasons[0]
 
 
-def test_a_long_json_array_is_told_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LIMIT", 2000)
-    monkeypatch.setattr(source_lines, "LIMIT", 4000)
+def test_files_long_json_array_is_an_error(tmp_path: Path) -> None:
     for name, indent in (("lines.jsonl", 1), ("line.jsonl", None)):
-        (tmp_path / name).write_text(json.dumps([row(str(n)) for n in range(100)], indent=indent))
+        (tmp_path / name).write_text(json.dumps([row(str(n)) for n in range(10_000)], indent=indent))
         with pytest.raises(AbstainError, match=f"{name}: is a JSON array"):
             read(tmp_path / name)
 
 
 @pytest.mark.parametrize("first", ["{", "[", "[1, 2]", '{"interaction_id":', '{"a": "x', json.dumps(row())[:60]])
-def test_a_broken_first_row_is_a_row(tmp_path: Path, first: str) -> None:
+def test_files_broken_first_row_is_refused_alone(tmp_path: Path, first: str) -> None:
     rows, _ = read(write_lines(tmp_path / "a.jsonl", first, row("a"), row("b")))
     assert [bool(found.reasons) for found in rows] == [True, False, False]
 
 
-def test_a_host_that_cannot_be_reached_is_named_without_password() -> None:
+def test_files_unreachable_host_is_an_error_without_password() -> None:
     for scheme in ("http", "https"):
         url = f"{scheme}://me:sec@ret@127.0.0.1:{free_port()}/a.jsonl?signature=abc"
         with pytest.raises(AbstainError, match="the host could not be reached: Connection refused") as refused:
@@ -88,7 +89,7 @@ def test_a_host_that_cannot_be_reached_is_named_without_password() -> None:
         read("http:///a.jsonl")
 
 
-def test_every_kind_of_file_in_a_folder_documents_first(tmp_path: Path) -> None:
+def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> None:
     (tmp_path / "z").mkdir()
     write_lines(tmp_path / "a.jsonl", row(thumb=thumb(), review=verdict()))
     (tmp_path / "b.csv").write_text(THUMBS)
@@ -118,7 +119,7 @@ def test_every_kind_of_file_in_a_folder_documents_first(tmp_path: Path) -> None:
     assert reading.present is None
 
 
-def test_an_unchanged_file_is_not_read_again_and_a_changed_one_is(tmp_path: Path) -> None:
+def test_files_only_changed_files_are_read_again(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", row("a"))
     write_lines(tmp_path / "b.jsonl", row("b"))
     first, reading = read(tmp_path)
@@ -133,7 +134,7 @@ def test_an_unchanged_file_is_not_read_again_and_a_changed_one_is(tmp_path: Path
     assert last.state["files"].keys() == {"b.jsonl", "d.jsonl"}
 
 
-def test_another_file_of_the_same_size_and_time_is_another_file(tmp_path: Path) -> None:
+def test_files_replaced_file_of_same_size_and_time_is_read(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", row("a"))
     _, reading = read(tmp_path)
     status = file.stat()
@@ -143,9 +144,9 @@ def test_another_file_of_the_same_size_and_time_is_another_file(tmp_path: Path) 
     assert len(read(tmp_path, dict(reading.state))[0]) == 1
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+def test_files_growing_file_is_read_again(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", row("a"), row("b"))
-    reading = FileSource("here", str(tmp_path)).read({})
+    reading = FileSource(name="here", url=str(tmp_path)).read({})
     rows = iter(reading)
     next(rows)
     time.sleep(0.01)
@@ -155,7 +156,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(tmp_path: Path) -> Non
     assert [found.line for found in read(tmp_path, dict(reading.state))[0]] == [1, 2, 3]
 
 
-def test_a_mirror_says_which_documents_are_there_and_which_are_gone(tmp_path: Path) -> None:
+def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> None:
     for name in ("fees", "rates", "hours"):
         (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
     _, reading = read(tmp_path, mirror=True)
@@ -170,135 +171,129 @@ def test_a_mirror_says_which_documents_are_there_and_which_are_gone(tmp_path: Pa
     assert (rows, third.present, third.vanished) == ([], {"rates", "hours"}, frozenset())
 
 
-def test_a_mirror_that_is_suddenly_empty_removes_nothing(tmp_path: Path) -> None:
+def test_files_empty_mirror_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown())
     _, reading = read(tmp_path, mirror=True)
     (tmp_path / "fees.md").unlink()
     with pytest.raises(
-        AbstainError, match="every document of the source 'here' is gone: look whether the folder is mounted"
+        AbstainError, match="every document of the source 'here' is gone: check that the folder is mounted"
     ):
-        read(tmp_path, dict(reading.state), mirror=True, unattended=True)
+        read(tmp_path, dict(reading.state), mirror=True, scheduled=True)
 
 
-def test_a_folder_may_be_empty_only_if_it_is_said_so(tmp_path: Path) -> None:
-    assert read(tmp_path, unattended=True)[0] == []
+def test_files_empty_folder_is_an_error_unless_scheduled(tmp_path: Path) -> None:
+    assert read(tmp_path, scheduled=True)[0] == []
     with pytest.raises(AbstainError, match="this folder holds no file to read: JSON Lines"):
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("missing.jsonl", None, "no such file or folder"),
-        ("empty.jsonl", b"", "the file is empty"),
-        ("blank.jsonl", b"\xef\xbb\xbf \n\n", "the file is empty"),
-        ("empty.md", b"", "the file is empty"),
-        ("empty.csv", b"", "the file is empty"),
-        ("empty.jsonl.gz", gzip.compress(b"", mtime=0), "the file is empty"),
-        ("cut.jsonl.gz", gzip.compress(b'{"a": 1}' * 50, mtime=0)[:-9], "cannot be read: Compressed file ended"),
-        ("no.jsonl.gz", b'{"a": 1}', "cannot be read: Not a gzipped file"),
-        ("no.parquet", b"PAR1 or not", "cannot be read: Parquet magic bytes not found"),
-        ("empty.parquet", b"", "cannot be read: Parquet file size is 0 bytes"),
-        ("rows.xlsx", b"PK", r"is no JSON Lines \(\.jsonl\), CSV .* by its name: rename or convert it"),
-    ],
-)
-def test_a_file_that_is_none_stops_the_reading_with_its_name(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(AbstainError, match=rf"{name}: .*{message}") as refused:
+UNREADABLE = {
+    "empty.jsonl": (b"", "the file is empty"),
+    "blank.jsonl": (b"\xef\xbb\xbf \n\n", "the file is empty"),
+    "empty.md": (b"", "the file is empty"),
+    "empty.csv": (b"", "the file is empty"),
+    "empty.jsonl.gz": (gzip.compress(b"", mtime=0), "the file is empty"),
+    "header.csv": (b"a,b\n1,2\n", "its first line names no known column (a,b): begin with a line such as"),
+    "twice.csv": (b"thumb,thumb\nup,up\n", "the column 'thumb' is there twice"),
+    "cut.csv.gz": (gzip.compress(THUMBS.encode(), mtime=0)[:-9], "cannot be read: Compressed file ended"),
+    "no.jsonl.gz": (b"{}", "cannot be read: Not a gzipped file"),
+    "no.parquet": (b"PAR1 or not", "cannot be read: Parquet magic bytes not found"),
+}
+"""Name -> content that cannot be read, and why."""
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_files_unreadable_explicit_file_is_an_error(tmp_path: Path, name: str) -> None:
+    content, message = UNREADABLE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as refused:
         read(tmp_path / name)
     assert "\n" not in str(refused.value)
 
 
-BAD = {
-    "empty.jsonl": (b"", "file: the file is empty"),
-    "empty.md": (b"", "file: the file is empty"),
-    "header.csv": (b"a,b\n1,2\n", "file: its first line names no known column (a,b): begin with a line such as"),
-    "twice.csv": (b"thumb,thumb\nup,up\n", "file: the column 'thumb' is there twice"),
-    "cut.csv.gz": (gzip.compress(THUMBS.encode(), mtime=0)[:-9], "file: cannot be read: Compressed file ended"),
-    "no.jsonl.gz": (b"{}", "file: cannot be read: Not a gzipped file"),
-    "no.parquet": (b"PAR1 or not", "file: cannot be read: Parquet magic bytes not found"),
-}
-
-
-def test_bad_files_where_nobody_looks_on_are_a_refused_row_each(tmp_path: Path) -> None:
-    for name, (content, _) in BAD.items():
+def test_files_unreadable_scheduled_file_is_a_refused_row(tmp_path: Path) -> None:
+    for name, (content, _) in UNREADABLE.items():
         (tmp_path / name).write_bytes(content)
     write_lines(tmp_path / "a.jsonl", row())
     (tmp_path / "z.csv").write_text(THUMBS)
-    rows, reading = read(tmp_path, unattended=True)
+    rows, reading = read(tmp_path, scheduled=True)
     assert contents(rows) == ["Interaction", "Feedback"]
     refused = {found.source: found for found in rows if found.reasons}
-    assert refused.keys() == BAD.keys()
-    assert len({found.raw for found in refused.values()}) == len(BAD)
+    assert refused.keys() == UNREADABLE.keys()
+    assert len({found.raw for found in refused.values()}) == len(UNREADABLE)
     for name, found in refused.items():
         assert found.line == 1
-        assert found.reasons[0].startswith(BAD[name][1]) and str(tmp_path) not in found.reasons[0]
+        assert found.reasons[0].startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in found.reasons[0]
         assert name.encode() in found.raw
-    again, second = read(tmp_path, dict(reading.state), unattended=True)
+    again, second = read(tmp_path, dict(reading.state), scheduled=True)
     assert {found.source: found for found in again} == refused
     assert second.state == reading.state
 
 
-def test_a_file_that_was_still_being_written_is_read_once_it_is_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "message"), [("no.jsonl", "no such file or folder"), ("a.xlsx", "rename or convert")])
+def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    with pytest.raises(AbstainError, match=rf"{name}: .*{message}"):
+        read(tmp_path / name)
+
+
+def test_files_unfinished_file_is_read_when_complete(tmp_path: Path) -> None:
     noise = random.Random(0)
     rows_of_it = [row(str(n), answer=noise.randbytes(500).hex()) for n in range(3000)]
     whole = gzip.compress("".join(json.dumps(one) + "\n" for one in rows_of_it).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    rows, reading = read(tmp_path, unattended=True)
+    rows, reading = read(tmp_path, scheduled=True)
     assert 0 < len(contents(rows)) < 3000
     assert [found.reasons[0][:38] for found in rows if found.reasons] == ["file: cannot be read: Compressed file "]
     (tmp_path / "a.jsonl.gz").write_bytes(whole)
-    rows, reading = read(tmp_path, dict(reading.state), unattended=True)
+    rows, reading = read(tmp_path, dict(reading.state), scheduled=True)
     assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
-    assert read(tmp_path, dict(reading.state), unattended=True)[0] == []
+    assert read(tmp_path, dict(reading.state), scheduled=True)[0] == []
 
 
-def test_another_bad_file_of_the_same_name_is_told_of(tmp_path: Path) -> None:
+def test_files_other_bad_file_of_same_name_is_another_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
-    ((first,), reading) = read(tmp_path, unattended=True)
+    ((first,), reading) = read(tmp_path, scheduled=True)
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    ((second,), _) = read(tmp_path, dict(reading.state), unattended=True)
+    ((second,), _) = read(tmp_path, dict(reading.state), scheduled=True)
     assert first.reasons == second.reasons and first.raw != second.raw
 
 
-def test_a_mirrored_document_whose_file_is_empty_for_now_is_there(tmp_path: Path) -> None:
+def test_files_mirrored_document_with_empty_file_is_present(tmp_path: Path) -> None:
     for name in ("fees", "rates"):
         (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
-    _, reading = read(tmp_path, mirror=True, unattended=True)
+    _, reading = read(tmp_path, mirror=True, scheduled=True)
     (tmp_path / "fees.md").write_text("")
-    ((found,), second) = read(tmp_path, dict(reading.state), mirror=True, unattended=True)
+    ((found,), second) = read(tmp_path, dict(reading.state), mirror=True, scheduled=True)
     assert found.is_document and found.reasons == ("file: the file is empty",)
     assert (second.present, second.vanished) == ({"fees", "rates"}, frozenset())
 
 
-def test_a_file_that_goes_while_others_are_read_is_none_and_a_place_that_goes_is_an_error(tmp_path: Path) -> None:
+def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -> None:
     place = tmp_path / "in"
     place.mkdir()
     for name in "abc":
         write_lines(place / f"{name}.jsonl", row(name))
-    reading = FileSource("here", str(place), unattended=True).read({})
+    reading = FileSource(name="here", url=str(place)).read({})
     rows = iter(reading)
     next(rows)
     (place / "b.jsonl").unlink()
     assert [found.source for found in rows] == ["c.jsonl"]
     assert reading.state["files"].keys() == {"a.jsonl", "c.jsonl"}
-    rows = iter(FileSource("here", str(place), unattended=True).read({}))
+    rows = iter(FileSource(name="here", url=str(place)).read({}))
     next(rows)
     place.rename(tmp_path / "away")
     with pytest.raises(AbstainError, match="in: no such file or folder"):
         list(rows)
 
 
-def test_what_is_named_by_hand() -> None:
+def test_explicit_sources_are_named_after_their_files() -> None:
     with pytest.raises(AbstainError, match="nothing to ingest: name files"):
-        by_hand([])
-    assert [source.name for source in by_hand(["a/b.jsonl", "a/c/", "s3://b/x"])] == ["b.jsonl", "c", "x"]
+        explicit_sources([])
+    assert [source.name for source in explicit_sources(["a/b.jsonl", "a/c/", "s3://b/x"])] == ["b.jsonl", "c", "x"]
 
 
-def test_links_are_followed_to_files_and_a_broken_one_is_passed_over(tmp_path: Path) -> None:
+def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "more").mkdir(parents=True)
     write_lines(elsewhere / "x.jsonl", row("x"))
@@ -314,7 +309,7 @@ def test_links_are_followed_to_files_and_a_broken_one_is_passed_over(tmp_path: P
 
 
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
-def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path, ends: bytes) -> None:
+def test_files_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path, ends: bytes) -> None:
     lines = ends.join(json.dumps(row(key)).encode() for key in "ab") + ends
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines)
     (tmp_path / "b.jsonl").write_text(lines.decode().replace("\r", ""), encoding="utf-16")
@@ -324,13 +319,13 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path, e
     assert all(b"\r" not in found.raw for found in rows)
 
 
-def test_a_line_break_of_another_kind_is_none(tmp_path: Path) -> None:
+def test_files_unicode_line_separators_do_not_end_a_row(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row(answer="a\u2028b\x85c"), ensure_ascii=False))
     rows, _ = read(tmp_path / "a.jsonl")
     assert rows[0].interaction is not None and rows[0].interaction.answer == "a\u2028b\x85c"
 
 
-def test_a_page_says_itself_how_it_is_encoded(tmp_path: Path) -> None:
+def test_files_html_declares_its_own_encoding(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_bytes(
         '<meta charset="iso-8859-1"><title>Entgeltübersicht</title><meta name="doc_id" content="page">'
         '<meta name="updated_at" content="2026-08-01T00:00:00Z"><body>Gebühren'.encode("latin-1")
@@ -341,16 +336,16 @@ def test_a_page_says_itself_how_it_is_encoded(tmp_path: Path) -> None:
 
 READ_AND_MEASURE = """
 import resource, sys
-from abstain.ingest.sources.files import by_hand
+from abstain.ingest.sources.files import explicit_sources
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for row in by_hand([sys.argv[1]])[0].read({}):
+for row in explicit_sources([sys.argv[1]])[0].read({}):
     sys.stdout.buffer.write(b"%d %d %s\\n" % (row.line, len(row.reasons), row.raw[4000:]))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
 """
 
 
 @pytest.mark.slow
-def test_a_line_of_200_mb_is_one_refused_row_in_little_memory(tmp_path: Path) -> None:
+def test_files_line_of_200_mb_is_refused_in_little_memory(tmp_path: Path) -> None:
     size = 200_000_000
     with (tmp_path / "a.jsonl").open("wb") as file:
         file.write(json.dumps(row("a")).encode() + b"\n")
@@ -366,23 +361,23 @@ def test_a_line_of_200_mb_is_one_refused_row_in_little_memory(tmp_path: Path) ->
     assert int(memory.removesuffix(" MiB")) < 100
 
 
-def test_a_document_beyond_the_limit_is_one_refused_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_document_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.ingest.sources.lines.LIMIT", 5000)
     (tmp_path / "a.md").write_text(markdown(body="word " * 2000))
     ((found,), _) = read(tmp_path)
     assert found.is_document and found.reasons[0].startswith("line: 10,")
 
 
-def test_a_reading_is_walked_through_before_it_has_an_outcome(tmp_path: Path) -> None:
+def test_reading_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", row())
-    reading = FileSource("here", str(tmp_path)).read({})
+    reading = FileSource(name="here", url=str(tmp_path)).read({})
     with pytest.raises(RuntimeError, match="known after its last row"):
         _ = reading.state
     assert len(list(reading)) == 1
     assert reading.state["files"]["a.jsonl"]["version"]
 
 
-def test_a_url_of_another_file_system(tmp_path: Path) -> None:
+def test_files_url_of_another_file_system_is_read(tmp_path: Path) -> None:
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -399,14 +394,14 @@ def test_a_url_of_another_file_system(tmp_path: Path) -> None:
         memory.rm("/bucket", recursive=True)
 
 
-def test_a_url_that_nobody_speaks_is_told_without_its_password() -> None:
+def test_files_unknown_protocol_is_an_error_without_password() -> None:
     message = "nonsense://host/x: .*Protocol not known: nonsense.*: name a folder, a file, or a URL"
     with pytest.raises(AbstainError, match=message) as refused:
         read("nonsense://ann:secret@host/x")
     assert "secret" not in str(refused.value)
 
 
-def test_a_signature_is_not_shown(tmp_path: Path) -> None:
+def test_files_signature_of_a_url_is_not_shown(tmp_path: Path) -> None:
     import threading
     from functools import partial
     from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -420,11 +415,11 @@ def test_a_signature_is_not_shown(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     place = f"http://127.0.0.1:{server.server_port}"
     try:
-        (source,) = by_hand([f"{place}/a.jsonl?signature=secret"])
+        (source,) = explicit_sources([f"{place}/a.jsonl?signature=secret"])
         assert source.name == "a.jsonl"
         assert [found.source for found in source.read({})] == ["a.jsonl"]
         with pytest.raises(AbstainError, match=f"{place}/b.jsonl: no such file or folder") as refused:
-            list(by_hand([f"{place}/b.jsonl?signature=secret"])[0].read({}))
+            list(explicit_sources([f"{place}/b.jsonl?signature=secret"])[0].read({}))
         assert "secret" not in str(refused.value)
     finally:
         server.shutdown()
@@ -432,7 +427,7 @@ def test_a_signature_is_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bucket(s3: str) -> None:
+def test_files_s3_bucket_is_read(s3: str) -> None:
     import boto3
 
     bucket, client = s3.removeprefix("s3://"), boto3.client("s3")
@@ -452,12 +447,12 @@ def test_a_bucket(s3: str) -> None:
     st.lists(st.binary(max_size=200) | st.just(json.dumps(row()).encode()), max_size=6).map(b"\n".join),
     st.sampled_from(files.SUFFIXES),
 )
-def test_any_bytes_in_any_file_are_rows_or_one_error(
+def test_files_any_bytes_are_rows_or_one_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
 ) -> None:
     file = tmp_path_factory.getbasetemp() / f"any{suffix}"
     file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") and len(content) % 3 else content)
-    found_anyway, _ = read(file, unattended=True)
+    found_anyway, _ = read(file, scheduled=True)
     try:
         rows, _ = read(file)
     except AbstainError as error:

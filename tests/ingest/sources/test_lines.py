@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.ingest.sources import lines as module
-from abstain.ingest.sources.lines import KEPT, LIMIT, TooLong, lines, utf8, whole
+from abstain.ingest.sources.lines import KEPT, TooLong, lines, utf8, whole
 
 cuts = st.lists(st.integers(0, 40), max_size=6)
 
@@ -18,9 +18,7 @@ def chunked(content: bytes, at: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.binary().map(lambda line: line.replace(b"\n", b"")), max_size=8), st.booleans(), cuts)
-def test_lines_are_what_stands_between_line_breaks_wherever_the_chunks_end(
-    wanted: list[bytes], ends: bool, at: list[int]
-) -> None:
+def test_lines_do_not_depend_on_chunks(wanted: list[bytes], ends: bool, at: list[int]) -> None:
     content = b"\n".join(wanted) + (b"\n" if ends else b"")
     expected = content.split(b"\n")
     if not expected[-1]:
@@ -33,13 +31,13 @@ def test_lines_are_what_stands_between_line_breaks_wherever_the_chunks_end(
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be"]),
     cuts,
 )
-def test_text_is_utf_8_whatever_it_was_written_in(text: str, encoding: str, at: list[int]) -> None:
+def test_utf8_decodes_every_encoding_with_a_mark(text: str, encoding: str, at: list[int]) -> None:
     mark = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}.get(encoding, b"")
     text = text.lstrip("\ufeff\ufffe")
     assert b"".join(utf8(chunked(mark + text.encode(encoding), at))) == text.encode()
 
 
-def test_what_is_no_utf_16_spoils_its_own_line_only() -> None:
+def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
     content = codecs.BOM_UTF16_LE + "good\n".encode("utf-16-le") + b"\x00\xd8\n\x00" + "fine".encode("utf-16-le") + b"x"
     good, bad, half = lines(utf8([content]))
     assert good == b"good"
@@ -49,7 +47,7 @@ def test_what_is_no_utf_16_spoils_its_own_line_only() -> None:
             line.decode()
 
 
-def test_a_line_beyond_the_limit_is_counted_and_hashed_and_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIMIT", 10_000)
     long = bytes(range(32, 127)) * 200
     before, found, after = lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
@@ -62,7 +60,3 @@ def test_a_line_beyond_the_limit_is_counted_and_hashed_and_not_held(monkeypatch:
     assert isinstance(other, TooLong) and other.head == found.head and other.raw != found.raw
     exactly = long[:10_000]
     assert list(lines([exactly])) == [exactly]
-
-
-def test_the_limit_is_beyond_any_honest_row() -> None:
-    assert LIMIT == 16 * 1024 * 1024

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.rows import Rows
 from abstain.learning.estimators.zoo import ZOO
 from abstain.learning.metrics.weighted_metrics import auroc
+from tests.conftest import ROOT
 from tests.learning.estimators.builders import PARAMS, D, Watched, groups_of, planted, weights
 from tests.tolerance import assert_near
 
@@ -137,7 +137,7 @@ def test_a_fit_is_the_same_on_any_number_of_threads() -> None:
     said = [
         subprocess.run(
             [sys.executable, "-c", THREADS],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
             stdout=subprocess.PIPE,
             text=True,

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
-from abstain.learning.estimators.fusion import Fusion, fit_fusion
+from abstain.learning.estimators.fusion import STRENGTHS, Fusion, fit_fusion
 
 
 def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
@@ -45,6 +45,15 @@ def test_no_score_is_heard_as_its_opposite() -> None:
     fusion, without = fit_fusion(upside_down, labels), fit_fusion(scores.drop(columns="one"), labels)
     assert fusion.coefficients["one"] == 0 < fusion.coefficients["two"]
     assert fusion.score(upside_down) == pytest.approx(without.score(scores), abs=1e-6)
+
+
+def test_how_far_it_listens_is_chosen_by_groups_that_it_was_not_fitted_to() -> None:
+    """Scores that know each group's verdict by heart, and nothing of other groups."""
+    generator = np.random.default_rng(3)
+    groups = np.repeat(np.arange(30), 10)
+    scores = pd.DataFrame(generator.random((30, 25))[groups], columns=[f"s{n}" for n in range(25)])
+    labels = Labels((np.arange(30) % 2)[groups], np.ones(300), groups)
+    assert fit_fusion(scores, labels).strength == STRENGTHS[0]
 
 
 @pytest.mark.parametrize("weights", [np.ones(600), np.random.default_rng(5).random(600)])

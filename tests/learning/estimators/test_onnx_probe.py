@@ -17,6 +17,7 @@ from abstain.learning.estimators.onnx_probe import OnnxProbe, parity, stamp
 from abstain.learning.estimators.probes.base import Probe, confidence
 from abstain.learning.estimators.rows import pad
 from abstain.learning.estimators.zoo import ZOO
+from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, probe_of, ragged, write_mean_probe
 from tests.tolerance import assert_near
 
@@ -68,7 +69,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     running = [
         subprocess.Popen(
             [sys.executable, "-c", EXPORT, *map(str, of_one)],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -130,7 +131,7 @@ def test_the_graph_is_that_of_one_answer_and_does_nothing_twice(
 def test_the_same_probe_is_the_same_bytes_from_any_process(files: dict[str, Path]) -> None:
     one, other = (files[name].read_bytes() for name in ("lstm", "lstm again"))
     assert one == other
-    assert str(Path(__file__).parents[2]).encode() not in one
+    assert str(ROOT).encode() not in one
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.evaluation.reviewed_answers import Judged, calibrate, calibration_rows
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples
+from abstain.learning.metrics.calibration import Method, fit_calibrator
 
 
 def judged(rows: int, seed: int, wrong_share: float = 0.4) -> Judged:
@@ -55,6 +56,15 @@ def test_every_method_is_measured_on_the_hold_out() -> None:
     assert (
         max(by_method[name]["brier"] for name in ("temperature", "isotonic", "venn_abers")) < by_method["none"]["brier"]
     )
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic", "venn_abers"])
+def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) -> None:
+    validation, holdout = judged(800, 0), judged(300, 1, wrong_share=0.7)
+    fitted = fit_calibrator(method, validation.raw("sure"), validation.correct, validation.weight, 0)
+    expected = metrics.brier(holdout.correct, fitted.apply(holdout.raw("sure")), holdout.weight)
+    found = {row["method"]: row for row in calibration_rows(validation, holdout, "sure", [], 0, Resamples(2, 1))}
+    assert found[method]["brier"] == pytest.approx(expected)
 
 
 def test_weights_are_those_of_the_inclusion_probabilities() -> None:

@@ -292,13 +292,13 @@ def test_every_family_here_can_be_packed(family: str) -> None:
 def test_a_model_whose_attention_is_not_as_packing_needs_it_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_model()
     expected = states_of(loaded, tiny_passes(), (2, LAYERS))
-    honest = attention.Forest._of_path
+    honest = attention.PackedBatch._of_path
 
     def forgets_the_prefix(self: Any, run: Any, layer: int, k: Tensor, v: Tensor) -> Any:
         keys, values = honest(self, run, layer, k, v)
         return keys * 0.5, values
 
-    monkeypatch.setattr(attention.Forest, "_of_path", forgets_the_prefix)
+    monkeypatch.setattr(attention.PackedBatch, "_of_path", forgets_the_prefix)
     assert not Engine(loaded, 4096).decoder.packs
     assert largest_difference(states_of(loaded, tiny_passes(), (2, LAYERS)), expected) <= TOLERANCE
 
@@ -323,7 +323,7 @@ def test_a_model_with_longrope_reads_what_it_was_trained_on() -> None:
     assert window_of(config) == 32
 
 
-def test_keys_and_values_are_let_go_of(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_values_are_released_after_use(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
     honest = Plan.__init__
     monkeypatch.setattr(Plan, "__init__", lambda self, *given: (honest(self, *given), plans.append(self))[0])
@@ -334,7 +334,7 @@ def test_keys_and_values_are_let_go_of(llama: LoadedModel, monkeypatch: pytest.M
         most = max(most, sum(len(node) for node in plans[0].kept))
     longest = max(len(encode_pass(llama.tokenizer, pass_).ids) for pass_ in tiny_passes().values())
     assert 0 < most <= longest + 64  # one path, and what the next batch has begun
-    assert not plans[0].kept and not plans[0].found
+    assert not plans[0].kept and not plans[0].results
 
 
 def test_an_early_exit_leaves_the_model_as_it_was(llama: LoadedModel) -> None:

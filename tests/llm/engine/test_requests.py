@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine import engine, vocabulary
+from abstain.llm.engine import decoder, engine
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import Generated
-from abstain.llm.engine.incremental_decoder import Stepper
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Pass, load_layout
 from abstain.llm.engine.requests import NLL, Choices, Generate, Request, States, relevant
@@ -224,12 +224,12 @@ def test_all_asks_of_one_pass_cost_one_pass() -> None:
             close(found[name], alone)
 
 
-def test_the_vocabulary_is_never_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_is_projected_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = shared_model()
     seen: list[int] = []
     engine = Engine(loaded, 4096)
     head = loaded.model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: seen.append(out.shape[0]))
-    monkeypatch.setitem(vocabulary.CHUNK_BYTES, "cpu", 4 * 300 * 7)
+    monkeypatch.setitem(decoder.CHUNK_BYTES, "cpu", 4 * 300 * 7)
     ask = NLL(("context", "question_mark", "question", "turn", "answer"))
     found = dict(engine.run({key: Request(pass_, ask, key) for key, pass_ in tiny_passes().items()}))
     head.remove()
@@ -272,13 +272,13 @@ def test_an_empty_pass_is_refused_by_name() -> None:
 
 def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    honest = Stepper.read
+    honest = KVCacheDecoder.read
 
-    def watched(self: Stepper, tokens: Any, taps: Any) -> Any:
+    def watched(self: KVCacheDecoder, tokens: Any, hooks: Any) -> Any:
         widths.append(len(tokens))
-        return honest(self, tokens, taps)
+        return honest(self, tokens, hooks)
 
-    monkeypatch.setattr(Stepper, "read", watched)
+    monkeypatch.setattr(KVCacheDecoder, "read", watched)
     prompts = {f"{n}": tiny_pass(context="c" * n)[PROMPT] for n in range(4)}
     asks = {key: Generate(2 if key != "0" else 9) for key in prompts}
     found = dict(Engine(shared_model(), 4096).run({k: Request(p, asks[k], k) for k, p in prompts.items()}))
@@ -405,13 +405,13 @@ def test_threads_that_share_a_model_wait_for_each_other() -> None:
 
 def test_many_samples_of_long_prompts_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    honest = Stepper.__init__
+    honest = KVCacheDecoder.__init__
 
-    def watched(self: Stepper, decoder: Any, ids: Any, keys_values: Any) -> None:
+    def watched(self: KVCacheDecoder, decoder: Any, ids: Any, keys_values: Any) -> None:
         widths.append(len(ids))
         honest(self, decoder, ids, keys_values)
 
-    monkeypatch.setattr(Stepper, "__init__", watched)
+    monkeypatch.setattr(KVCacheDecoder, "__init__", watched)
     prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
     run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
     assert widths == [40, 40, 40]

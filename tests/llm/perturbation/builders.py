@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
@@ -146,6 +147,55 @@ def steps_of(
         key: Request(chunk(text) if isinstance(text, str) else text, ask, f"text {key}") for key, text in texts.items()
     }
     return {key: to_steps(rows) for key, rows in engine.run(requests)}  # type: ignore[arg-type]
+
+
+Predict = Callable[[list[int], list[int], list[int]], Tensor]
+"""`(ids, places, written)` -> log-probabilities (vocabulary,) in the place after those that `written` fill."""
+
+
+def scores_behind_masks(predict: Predict, ids: list[int], stride: int) -> list[float]:
+    """Log-likelihood of every token, every `stride`-th masked at once."""
+    likely = [0.0] * len(ids)
+    for first in range(stride):
+        places = list(range(first, len(ids), stride))
+        for n, at in enumerate(places):
+            likely[at] = float(predict(ids, places, [ids[before] for before in places[:n]])[ids[at]])
+    return likely
+
+
+def assert_procedure(
+    loaded: LoadedModel,
+    text: Text,
+    ask: Perturb,
+    steps: Sequence[Step],
+    score: Callable[[list[int]], list[float]],
+    predict: Predict,
+) -> None:
+    """`steps` are those of the published procedure, done literally: score all tokens, fill, score all, fill ...
+
+    Random places are taken from `steps`; which they are is tested with the loop.
+    """
+    places = places_of(text, list(steps))
+    assert len(steps) == min(ask.tokens, sum(text.free))
+    ids, left = list(text.ids), [at for at, free in enumerate(text.free) if free]
+    expected: list[tuple[Any, ...]] = []
+    at_once = ask.tokens if ask.when == "single_shot" else 1
+    for first in range(0, len(steps), at_once):
+        likely = score(ids) if ask.where == "entropy" else []
+        lowest = sorted(left, key=lambda at: likely[at]) if likely else places[first:]
+        chosen, written = sorted(lowest[:at_once]), list[int]()
+        for at in chosen:
+            row = predict(ids, chosen, written)
+            others = row.masked_fill(~allowed(loaded), float("-inf"))
+            others[ids[at]] = float("-inf")
+            written.append(int(others.argmax()))
+            expected.append((at, ids[at], written[-1], float(row[ids[at]]), float(others.max())))
+        for at, new in zip(chosen, written, strict=True):
+            ids[at] = new
+            left.remove(at)
+    assert [(at, step.old, step.new) for at, step in zip(places, steps, strict=True)] == [one[:3] for one in expected]
+    for step, (*_, before, after) in zip(steps, expected, strict=True):
+        assert (step.before, step.after) == pytest.approx((before, after), abs=1e-3)
 
 
 def changed(loaded: LoadedModel, text: str, steps: list[Step]) -> str:

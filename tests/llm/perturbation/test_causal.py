@@ -13,9 +13,9 @@ from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
 from abstain.llm.perturbation import causal, engines
-from abstain.llm.perturbation.causal import CausalReader, best_others
+from abstain.llm.perturbation.causal import CausalProposer, best_others
 from abstain.llm.perturbation.engines import CausalEngine
-from abstain.llm.perturbation.loop import Text, encode
+from abstain.llm.perturbation.loop import encode
 from abstain.llm.perturbation.text import Pieces, Step
 from tests.llm.builders import WINDOW, byte_tokenizer
 from tests.llm.perturbation.builders import (
@@ -24,6 +24,7 @@ from tests.llm.perturbation.builders import (
     MANY,
     TEXTS,
     allowed,
+    assert_procedure,
     bpe_tokenizer,
     causal_model,
     chunk,
@@ -42,54 +43,32 @@ def forward(loaded: LoadedModel, ids: list[int]) -> Tensor:
         return loaded.model(row).logits[0].float().log_softmax(-1)
 
 
-def by_hand(loaded: LoadedModel, text: Text, ask: Perturb, drawn: list[int]) -> tuple[list[tuple[Any, ...]], int]:
-    """(place, old, new, before, after) of every step, and the tokens that went through the model for them."""
-    ids, left, tokens = list(text.ids), [at for at, free in enumerate(text.free) if free], 0
-    steps = []
-    at_once = ask.tokens if ask.when == "single_shot" else 1
-    for first in range(0, min(ask.tokens, len(left)), at_once):
-        if ask.where == "entropy":
-            scored, tokens = forward(loaded, ids[:-1]), tokens + len(ids)
-            likely = [float(scored[at, token]) for at, token in enumerate(ids)]
-            chosen = sorted(sorted(left, key=lambda at: likely[at])[:at_once])
-        else:
-            chosen = drawn[first : first + at_once]
-        fills = []
-        for at in chosen:
-            row, tokens = forward(loaded, ids[:at])[-1], tokens + at + 1
-            others = row.masked_fill(~allowed(loaded), float("-inf"))
-            others[ids[at]] = float("-inf")
-            fills.append((at, ids[at], int(others.argmax()), float(row[ids[at]]), float(others.max())))
-        for at, _, new, *_ in fills:
-            ids[at] = new
-            left.remove(at)
-        steps += fills
-    return steps, tokens
-
-
-def run_of(steps: list[Step], text: Text) -> list[tuple[Any, ...]]:
-    places = places_of(text, steps)
-    return [(at, step.old, step.new, step.before, step.after) for at, step in zip(places, steps, strict=True)]
-
-
-def assert_equal_steps(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> None:
-    assert [step[:3] for step in one] == [step[:3] for step in other]
+def assert_equal_steps(one: list[Step], other: list[Step]) -> None:
+    assert [step[:5] for step in one] == [step[:5] for step in other]
     for ours, theirs in zip(one, other, strict=True):
-        assert ours[3:] == pytest.approx(theirs[3:], abs=1e-3)
+        assert ours[5:] == pytest.approx(theirs[5:], abs=1e-3)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: Any, when: Any, packed: bool) -> None:
+def test_causal_steps_equal_the_literal_procedure(family: str, where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model(family)
     ask = Perturb(where, when, 6, seed=3)
     engine = CausalEngine(loaded, 200, packed)
     steps = steps_of(engine, {"a": LONG}, ask)["a"]
     text = text_of(loaded, LONG)
     places = places_of(text, steps)
-    expected, procedure = by_hand(loaded, text, ask, places)
-    assert_equal_steps(run_of(steps, text), expected)
+    procedure: list[int] = []  # the tokens of each forward pass
+
+    def rows(ids: list[int]) -> Tensor:
+        procedure.append(len(ids) + 1)
+        return forward(loaded, ids)
+
+    def score(ids: list[int]) -> list[float]:
+        return [float(row[token]) for row, token in zip(rows(ids[:-1]), ids, strict=True)]
+
+    assert_procedure(loaded, text, ask, steps, score, lambda ids, at, written: rows(ids[: at[len(written)]])[-1])
     n = len(text.ids)
     if where == "random":  # from left to right, up to the last place
         assert places == sorted(places)
@@ -99,21 +78,20 @@ def test_it_is_the_procedure_step_by_step_in_fewer_tokens(family: str, where: An
     else:  # all of it once, and after each replacement but the last what follows it
         needed = n + sum(n - at - 1 if packed else n * (at < n - 1) for at in places[:-1])
     assert engine.work.forward_tokens == needed
-    assert needed < procedure or (not packed and (where, when) == ("random", "iterative"))
+    assert needed < sum(procedure) or (not packed and (where, when) == ("random", "iterative"))
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
-def test_a_text_is_perturbed_alike_alone_and_beside_others(where: Any, when: Any, packed: bool) -> None:
+def test_causal_text_alone_or_in_a_batch_gives_equal_steps(where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model()
     ask = Perturb(where, when, 5)
     together = steps_of(CausalEngine(loaded, 64, packed), MANY, ask)
     backwards = steps_of(CausalEngine(loaded, 512, packed), dict(reversed(MANY.items())), ask)
     for key, text in MANY.items():
         alone = steps_of(CausalEngine(loaded, 512, packed), {key: text}, ask)[key]
-        encoded = text_of(loaded, text)
-        assert_equal_steps(run_of(together[key], encoded), run_of(alone, encoded))
-        assert_equal_steps(run_of(backwards[key], encoded), run_of(alone, encoded))
+        assert_equal_steps(together[key], alone)
+        assert_equal_steps(backwards[key], alone)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -143,13 +121,15 @@ def test_the_work_of_several_texts_is_the_sum_of_theirs() -> None:
 
 
 def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers: list[CausalReader] = []
-    honest = CausalReader.__init__
-    monkeypatch.setattr(CausalReader, "__init__", lambda self, *given: (honest(self, *given), readers.append(self))[0])
+    readers: list[CausalProposer] = []
+    honest = CausalProposer.__init__
+    monkeypatch.setattr(
+        CausalProposer, "__init__", lambda self, *given: (honest(self, *given), readers.append(self))[0]
+    )
     kept: list[tuple[int, int]] = []
-    replace = CausalReader.replace
+    replace = CausalProposer.replace
 
-    def watch(self: CausalReader, *given: Any) -> None:
+    def watch(self: CausalProposer, *given: Any) -> None:
         replace(self, *given)
         own = sum(
             k.untyped_storage().nbytes() // (k.shape[0] * k.shape[2] * 4)
@@ -158,7 +138,7 @@ def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: 
         )
         kept.append((own, sum(row.known for row in self._rows)))
 
-    monkeypatch.setattr(CausalReader, "replace", watch)
+    monkeypatch.setattr(CausalProposer, "replace", watch)
     steps_of(CausalEngine(causal_model(), 512), {"a": LONG, "b": TEXTS[1]}, Perturb("entropy", "iterative", 5))
     assert len(kept) == 10 and all(tokens == known for tokens, known in kept)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -14,17 +15,15 @@ from abstain.llm.engine.loading import LoadedModel, window_of
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.perturbation import masked
 from abstain.llm.perturbation.engines import PerturbationEngine
-from abstain.llm.perturbation.loop import Text
 from abstain.llm.perturbation.masked import STRIDE
-from abstain.llm.perturbation.text import Step
 from tests.llm.perturbation.builders import (
     HOW,
     LONG,
     MANY,
-    allowed,
+    assert_procedure,
     masked_model,
     model_of,
-    places_of,
+    scores_behind_masks,
     steps_of,
     text_of,
     wordpiece_tokenizer,
@@ -40,47 +39,20 @@ def behind_masks(loaded: LoadedModel, ids: list[int], places: list[int]) -> Tens
     return out[places].log_softmax(-1)
 
 
-def by_hand(loaded: LoadedModel, text: Text, ask: Perturb, drawn: list[int]) -> list[tuple[Any, ...]]:
-    ids, left = list(text.ids), [at for at, free in enumerate(text.free) if free]
-    steps = []
-    at_once = ask.tokens if ask.when == "single_shot" else 1
-    for number in range(0, min(ask.tokens, len(left)), at_once):
-        if ask.where == "entropy":
-            likely = {}
-            for first in range(STRIDE):
-                if places := list(range(first, len(ids), STRIDE)):
-                    log_p = behind_masks(loaded, ids, places)
-                    likely |= {at: float(row[ids[at]]) for at, row in zip(places, log_p, strict=True)}
-            chosen = sorted(sorted(left, key=lambda at: likely[at])[:at_once])
-        else:
-            chosen = drawn[number : number + at_once]
-        for at, row in zip(chosen, behind_masks(loaded, ids, chosen), strict=True):
-            others = row.masked_fill(~allowed(loaded), float("-inf"))
-            others[ids[at]] = float("-inf")
-            steps.append((at, ids[at], int(others.argmax()), float(row[ids[at]]), float(others.max())))
-        for at, _, new, *_ in steps[-len(chosen) :]:
-            ids[at] = new
-            left.remove(at)
-    return steps
-
-
-def assert_equal_steps(loaded: LoadedModel, text: Text, steps: list[Step], expected: list[tuple[Any, ...]]) -> None:
-    found = [(at, *step[3:]) for at, step in zip(places_of(text, steps), steps, strict=True)]
-    assert [step[:3] for step in found] == [step[:3] for step in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours[3:] == pytest.approx(theirs[3:], abs=1e-3)
-
-
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize("batch_tokens", [40, 512])
-def test_it_is_the_procedure_text_by_text(where: Any, when: Any, batch_tokens: int) -> None:
+def test_masked_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int) -> None:
     loaded, ask = model_of("masked"), Perturb(where, when, 6)
     found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
+
+    rows = lru_cache(lambda ids, places: behind_masks(loaded, list(ids), list(places)))
+
+    def predict(ids: list[int], places: list[int], written: list[int]) -> Tensor:
+        return rows(tuple(ids), tuple(places))[len(written)]
+
     for key, written in MANY.items():
         text = text_of(loaded, written)
-        assert len(found[key]) == min(6, sum(text.free))
-        expected = by_hand(loaded, text, ask, places_of(text, found[key]))
-        assert_equal_steps(loaded, text, found[key], expected)
+        assert_procedure(loaded, text, ask, found[key], lambda ids: scores_behind_masks(predict, ids, STRIDE), predict)
 
 
 def test_the_work_is_seven_passes_to_score_and_one_to_fill() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,17 +13,16 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.perturbation.engines import PerturbationEngine
-from abstain.llm.perturbation.loop import Text
 from abstain.llm.perturbation.masked import STRIDE
 from tests.llm.perturbation.builders import (
     HOSTILE,
     HOW,
     LONG,
     MANY,
-    allowed,
+    assert_procedure,
     changed,
     model_of,
-    places_of,
+    scores_behind_masks,
     steps_of,
     t5_model,
     text_of,
@@ -46,48 +46,17 @@ def at_place(loaded: LoadedModel, ids: list[int], places: list[int], written: li
     return out.logits[0, -1].log_softmax(-1)
 
 
-def by_hand(loaded: LoadedModel, text: Text, ask: Perturb, drawn: list[int], stride: int) -> list[tuple[Any, ...]]:
-    ids, left = list(text.ids), [at for at, free in enumerate(text.free) if free]
-    steps = []
-    at_once = ask.tokens if ask.when == "single_shot" else 1
-    for number in range(0, min(ask.tokens, len(left)), at_once):
-        if ask.where == "entropy":
-            likely = {}
-            for first in range(stride):
-                places = list(range(first, len(ids), stride))
-                for n, at in enumerate(places):
-                    row = at_place(loaded, ids, places, [ids[one] for one in places[:n]])
-                    likely[at] = float(row[ids[at]])
-            chosen = sorted(sorted(left, key=lambda at: likely[at])[:at_once])
-        else:
-            chosen = drawn[number : number + at_once]
-        written: list[int] = []
-        for at in chosen:
-            row = at_place(loaded, ids, chosen, written)
-            others = row.masked_fill(~allowed(loaded), float("-inf"))
-            others[ids[at]] = float("-inf")
-            written.append(int(others.argmax()))
-            steps.append((at, ids[at], written[-1], float(row[ids[at]]), float(others.max())))
-        for at, new in zip(chosen, written, strict=True):
-            ids[at] = new
-            left.remove(at)
-    return steps
-
-
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize(("batch_tokens", "extra"), [(60, 100), (1024, 9)])
-def test_it_is_the_procedure_text_by_text(where: Any, when: Any, batch_tokens: int, extra: int) -> None:
+def test_seq2seq_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int, extra: int) -> None:
     loaded, ask = t5_model(extra), Perturb(where, when, 4)
     found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
+    predict = partial(at_place, loaded)
     for key, written in MANY.items():
         text = text_of(loaded, written)
-        assert len(found[key]) == min(4, sum(text.free))
         stride = max(STRIDE, -(-len(text.ids) // extra))
-        expected = by_hand(loaded, text, ask, places_of(text, found[key]), stride)
-        ours = [(at, *step[3:]) for at, step in zip(places_of(text, found[key]), found[key], strict=True)]
-        assert [step[:3] for step in ours] == [step[:3] for step in expected]
-        for one, other in zip(ours, expected, strict=True):
-            assert one[3:] == pytest.approx(other[3:], abs=1e-3)
+        score = partial(scores_behind_masks, predict, stride=stride)
+        assert_procedure(loaded, text, ask, found[key], score, predict)
 
 
 def test_what_is_read_once_is_not_read_again() -> None:

@@ -75,6 +75,13 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def cut_windows(short: Sequence[int], long: Sequence[int]) -> list[slice]:
+    """The windows of `long` beside `short` and three special tokens, each of which shares a quarter with the next."""
+    room = WINDOW - 3 - len(short)
+    starts = range(0, len(long), room - room // 4)
+    return [slice(at, at + room) for at in starts if at == 0 or at + room // 4 < len(long)]
+
+
 def save_encoder(folder: Path, head: str, seed: int = 0, family: str = "bert", **config: Any) -> Path:
     """A two-layer encoder with random weights and a head to `classify` pairs or to `answer` questions."""
     sizes = {

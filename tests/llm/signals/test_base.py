@@ -14,7 +14,7 @@ from abstain.llm.signals.base import Answers, Scorer, Signal
 from abstain.llm.signals.compute_features import fill, read_answers, readings_of
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import BASELINE, NORMAL, SIGNALS
-from abstain.llm.signals.verbalized import verbalised_signal
+from abstain.llm.signals.verbalized import verbalized_signal
 from abstain.llm.signals.yes_no import yes_no_signals
 from tests.llm.builders import byte_tokenizer, save_tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, labels
@@ -58,7 +58,7 @@ def test_rows_pair_interactions_with_their_results() -> None:
 
 def scorers() -> list[Scorer]:
     tokenizer = byte_tokenizer()
-    return [*SIGNALS, *yes_no_signals(tokenizer), verbalised_signal(tokenizer), LengthOnly()]
+    return [*SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer), LengthOnly()]
 
 
 def test_what_several_scorers_need_is_asked_once() -> None:

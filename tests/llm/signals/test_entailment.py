@@ -15,10 +15,19 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.signals import auxiliary_model as other_model
+from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.entailment import Entailment, entailment_scorer, probability, supported_label
-from tests.llm.signals.builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread, word_tokenizer
+from tests.llm.signals.builders import (
+    TEXTS,
+    WINDOW,
+    cut_windows,
+    interaction,
+    labels,
+    save_encoder,
+    unread,
+    word_tokenizer,
+)
 from tests.tolerance import assert_near
 
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
@@ -51,12 +60,8 @@ def supported(folder: Path, premise: str, hypothesis: str) -> float:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     one, two = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (premise, hypothesis))
-    room = WINDOW - 3 - len(two)
-    step = room - room // 4
-    starts = [at for at in range(0, len(one), step) if at == 0 or at + room // 4 < len(one)]
     found = []
-    for at in starts:
-        piece = one[at : at + room]
+    for piece in (one[window] for window in cut_windows(two, one)):
         ids = [tokenizer.cls_token_id, *piece, tokenizer.sep_token_id, *two, tokenizer.sep_token_id]
         types = [0] * (len(piece) + 2) + [1] * (len(two) + 1)
         with torch.inference_mode():
@@ -65,7 +70,7 @@ def supported(folder: Path, premise: str, hypothesis: str) -> float:
     return max(found)
 
 
-def test_the_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
+def test_entailment_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
     assert (scorer.name, scorer.readings, scorer.supported) == ("entailment", (), 2)
     assert len(scorer.model.windows(LONG, "Who blocks a card? The hotline.", "first")) > 2
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))
@@ -107,7 +112,7 @@ def test_a_second_run_computes_nothing_and_loads_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(other_model, "_load", refuse)
+    monkeypatch.setattr(auxiliary_model, "_load", refuse)
     again = entailment_scorer(str(folder), settings)
     assert_near(again.score(unread(*rows[::-1])), first[::-1])
     with pytest.raises(AssertionError, match="was loaded"):
@@ -116,9 +121,9 @@ def test_a_second_run_computes_nothing_and_loads_nothing(
 
 def test_a_pair_is_computed_once_whatever_row_it_is_in(scorer: Entailment, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    run = other_model.OtherModel.run
+    run = auxiliary_model.AuxiliaryModel.run
     monkeypatch.setattr(
-        other_model.OtherModel, "run", lambda self, windows: ran.append(len(windows)) or run(self, windows)
+        auxiliary_model.AuxiliaryModel, "run", lambda self, windows: ran.append(len(windows)) or run(self, windows)
     )
     twice = [interaction(name="one"), interaction(name="two"), interaction(contexts=TEXTS[::-1])]
     found = scorer.score(unread(*twice))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from abstain.config.settings import Settings
-from abstain.llm.signals import auxiliary_model as other_model
+from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.extractive_qa import (
     LONGEST,
@@ -26,7 +26,7 @@ from abstain.llm.signals.extractive_qa import (
     extractive_scorer,
     token_f1,
 )
-from tests.llm.signals.builders import TEXTS, WINDOW, interaction, labels, save_encoder, unread
+from tests.llm.signals.builders import TEXTS, cut_windows, interaction, labels, save_encoder, unread
 from tests.tolerance import assert_near
 
 LONG = " ".join(f"Line {n} says that {word} is not what it was." for n, word in enumerate("abcdefghijklmn"))
@@ -69,7 +69,7 @@ def readouts(draw: st.DrawFn) -> list[Readout]:
     return found
 
 
-def by_hand(windows: Sequence[Readout], longest: int) -> dict[tuple[int, int, int], float]:
+def explicit_sources(windows: Sequence[Readout], longest: int) -> dict[tuple[int, int, int], float]:
     """p of every span, in plain Python."""
     scores: dict[tuple[int, int, int], float] = {}
     for one in windows:
@@ -86,7 +86,7 @@ def by_hand(windows: Sequence[Readout], longest: int) -> dict[tuple[int, int, in
 def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
     windows: list[Readout], top: int, longest: int
 ) -> None:
-    expected = by_hand(windows, longest)
+    expected = explicit_sources(windows, longest)
     found = best_spans(windows, top, longest)
     assert found.shape == (min(top, len(expected)), 4)
     spans = [(int(chunk), int(first), int(last)) for chunk, first, last, _ in found]
@@ -171,28 +171,24 @@ def score_by_hand(folder: Path, question: str, contexts: Sequence[str], answer: 
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = tokenizer(question, add_special_tokens=False)["input_ids"]
-    room = WINDOW - 3 - len(asked)
-    step = room - room // 4
     windows = []
     for chunk, text in enumerate(contexts):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         whole, places = encoded["input_ids"], np.array(encoded["offset_mapping"])
-        for at in (at for at in range(0, len(whole), step) if at == 0 or at + room // 4 < len(whole)):
-            piece = whole[at : at + room]
+        for window in cut_windows(asked, whole):
+            piece = whole[window]
             ids = [tokenizer.cls_token_id, *asked, tokenizer.sep_token_id, *piece, tokenizer.sep_token_id]
             types = [0] * (len(asked) + 2) + [1] * (len(piece) + 1)
             with torch.inference_mode():
                 out = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
             start, end = out.start_logits[0].double().numpy(), out.end_logits[0].double().numpy()
             of_text = slice(len(asked) + 2, len(asked) + 2 + len(piece))
-            windows.append(
-                Readout(chunk, start[of_text], end[of_text], places[at : at + room], float(start[0] + end[0]))
-            )
-    spans = sorted(by_hand(windows, LONGEST).items(), key=lambda item: -item[1])[:TOP]
+            windows.append(Readout(chunk, start[of_text], end[of_text], places[window], float(start[0] + end[0])))
+    spans = sorted(explicit_sources(windows, LONGEST).items(), key=lambda item: -item[1])[:TOP]
     return expected_f1(answer, [(contexts[chunk][first:last], p) for (chunk, first, last), p in spans])
 
 
-def test_the_score_is_that_of_a_plain_loop_over_windows(scorer: ExtractiveQA, folder: Path) -> None:
+def test_extractive_qa_score_equals_a_plain_loop_over_windows(scorer: ExtractiveQA, folder: Path) -> None:
     assert (scorer.name, scorer.readings) == ("extractive_qa", ())
     assert len(scorer.model.windows("When?", LONG, "second")) > 2
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))
@@ -218,7 +214,7 @@ def test_another_answer_to_the_same_question_costs_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(other_model, "_load", refuse)
+    monkeypatch.setattr(auxiliary_model, "_load", refuse)
     again = extractive_scorer(str(folder), settings)
     assert_near(again.score(unread(*ROWS, interaction(contexts=[]))), first)
     other, own = again.score(unread(ROWS[1].model_copy(update={"answer": "nothing else"}), ROWS[1]))

@@ -102,9 +102,9 @@ def test_where_nothing_is_compared_length_is(tmp_path: Path, settings: Settings)
 def test_a_layout_that_nothing_is_asked_after_leaves_out_the_fused_score_alone(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A team's own layout, without a question beside it in llm/questions."""
-    shutil.copytree(resources.files("abstain.llm") / "layouts", tmp_path / "layouts")
-    shutil.copytree(resources.files("abstain.llm") / "questions", tmp_path / "questions")
+    """A team's own layout, without a question beside it in engine/questions."""
+    shutil.copytree(resources.files("abstain.llm.engine") / "layouts", tmp_path / "layouts")
+    shutil.copytree(resources.files("abstain.llm.engine") / "questions", tmp_path / "questions")
     (tmp_path / "layouts" / "rag-plain-v1.yaml").rename(tmp_path / "layouts" / "teams-own-v1.yaml")
     monkeypatch.setattr(layout.resources, "files", lambda package: tmp_path)
     params = params_for(tmp_path, compare=("yes_score", "yes_score_fused", "entropy"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from abstain.llm.engine.requests import Generate
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.verbalized import TOKENS, probability, verbalised_signal
+from abstain.llm.signals.verbalized import TOKENS, probability, verbalized_signal
 from tests.llm.builders import byte_tokenizer
 from tests.llm.signals.builders import interaction
 
@@ -118,7 +118,7 @@ def test_what_is_no_single_number_is_none(reply: str) -> None:
 
 def test_the_signal_reads_the_reply_that_was_written() -> None:
     tokenizer = byte_tokenizer()
-    signal = verbalised_signal(tokenizer)
+    signal = verbalized_signal(tokenizer)
     (reading,) = signal.readings
     assert (reading.ask, reading.prompt) == (Generate(TOKENS), "probability")
 

@@ -174,7 +174,7 @@ def test_an_accepted_batch_says_what_it_brought() -> None:
     assert "5 answer: missing" in words
     assert "a.jsonl, line 7 answer: this field is missing" in words and "and 3 more" in words
     assert "2 thumbs and reviews wait for their interaction" in words
-    assert "abstain quarantine release ID" in words
+    assert "abstain quarantine retry ID" in words
     assert "alert(1)" not in words
 
 

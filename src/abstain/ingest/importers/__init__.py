@@ -1,21 +1,17 @@
-"""Published feedback and question sets -> what `abstain ingest` takes. docs/importers.md says what becomes of each.
+"""Importers turn published feedback and question sets into files for `abstain ingest` (docs/importers.md).
 
-Two decisions:
-
-* An importer writes files, and `abstain ingest` reads them like anybody else's: what is imported can be looked at,
-  counted and mended before it counts as feedback.
-* An importer is a pure generator. Ids and times come from what it reads, never from the clock or from chance: the same
-  file again gives the same rows, which are duplicates.
+An importer is a module with a pure generator `read(files, **options)`, which raises `AbstainError` for a file of
+another format. Ids and times come from what it reads, so the same file gives the same rows again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from abstain.config.yaml_model import Section
+Flags = tuple[bool, bool, bool]
+"""Whether an answer is complete, correct and truthful."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class DocumentFile:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A record that is not brought over, and why."""
+    """A record that is not imported, and why."""
 
     reason: str
 
@@ -37,11 +33,13 @@ Item = Mapping[str, Any] | DocumentFile | Skipped
 """What an importer gives. A mapping is a row for a JSON Lines file: of the import format, a thumb, or a review."""
 
 
-@dataclass(frozen=True)
-class Importer:
-    """One format. `options` is the model of what can be chosen; `read` raises `AbstainError` for a file of another."""
-
-    name: str
-    summary: str
-    options: type[Section]
-    read: Callable[[Sequence[Path], Any], Iterator[Item]]
+def review(reviewed_at: str, reviewer: str, flags: Flags) -> dict[str, Any]:
+    """Return the fields of a review, without its interaction."""
+    complete, correct, truthful = flags
+    return {
+        "reviewed_at": reviewed_at,
+        "reviewer": reviewer,
+        "complete": complete,
+        "correct": correct,
+        "truthful": truthful,
+    }

@@ -1,11 +1,7 @@
 """FeedbackQA (Li et al., Findings of ACL 2022): passages of public-health pages, rated as answers by a few people.
 
-Two kinds of records, told apart by their fields: those of `human_feedback.jsonl` (`id`, `domain`, `question`,
-`answer_passage`, `ratings`) and those of `kb_passages.jsonl` (`kb_id`, `domain`, `uri`, `page_title`,
-`section_headers`, `text`).
-
-The answer is the passage itself, word for word, so it is truthful whatever it is worth; raters said how well it
-answers.
+Two kinds of files, recognized by their fields: `human_feedback.jsonl` holds ratings, `kb_passages.jsonl` the passages.
+The answer is a passage word for word, so it is always truthful; raters judged how well it answers.
 """
 
 from __future__ import annotations
@@ -13,25 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from abstain.config.yaml_model import Section
 from abstain.core.errors import AbstainError
-from abstain.core.timestamps import Timestamp
-from abstain.ingest.importers import Importer, Item, Skipped
+from abstain.ingest.importers import Flags, Item, Skipped, review
 from abstain.ingest.importers.pages import doc_id, page
-from abstain.ingest.importers.upstream import Record, records
+from abstain.ingest.importers.upstream import Record, read_records
 
-_FLAGS = {
-    "Excellent": {"complete": True, "correct": True, "truthful": True},
-    "Acceptable": {"complete": False, "correct": True, "truthful": True},
-    "Could be Improved": {"complete": False, "correct": False, "truthful": True},
-    "Bad": {"complete": False, "correct": False, "truthful": True},
+_FLAGS: dict[str, Flags] = {
+    "Excellent": (True, True, True),
+    "Acceptable": (False, True, True),
+    "Could be Improved": (False, False, True),
+    "Bad": (False, False, True),
 }
 
 
-class Options(Section):
-    asked_at: Timestamp = datetime(2022, 1, 1, tzinfo=UTC)
+PUBLISHED = datetime(2022, 1, 1, tzinfo=UTC)
+"""The year of the set; the ratings have no times of their own."""
 
 
 class _Passage(Record):
@@ -59,39 +53,38 @@ class _Rated(Record):
 
 
 class _Kind(Record):
-    """Enough of a record to tell the published files apart."""
+    """Enough of a record to distinguish the published files."""
 
     kb_id: str | None = None
     gold_kb_id: str | None = None
 
 
-def read(files: Sequence[Path], options: Options) -> Iterator[Item]:
-    """An interaction with a review a rater; a document a page."""
-    at = options.asked_at.isoformat()
+def read(files: Sequence[Path], *, asked_at: datetime = PUBLISHED) -> Iterator[Item]:
+    """Yield an interaction for each rated answer, a review for each rater, and a document for each page."""
+    at = asked_at.isoformat()
     pages: dict[str, list[_Passage]] = {}
     for file in files:
-        kind = next(records(file, _Kind), _Kind())
+        kind = next(read_records(file, _Kind), _Kind())
         if kind.gold_kb_id is not None:
             raise AbstainError(f"{file}: holds questions without an answer: name human_feedback or kb_passages")
         if kind.kb_id is None:
-            for rated in records(file, _Rated):
-                yield from _rows(rated, at)
+            for rated in read_records(file, _Rated):
+                yield from _convert(rated, at)
         else:
-            for passage in records(file, _Passage):
+            for passage in read_records(file, _Passage):
                 pages.setdefault(passage.doc_id, []).append(passage)
     for name, passages in pages.items():
-        first = passages[0]
-        yield page(name, first.page_title, at, ((one.section_headers, one.text) for one in passages), first.domain)
+        texts = [(passage.section_headers, passage.text) for passage in passages]
+        yield page(name, passages[0].page_title, at, texts, passages[0].domain)
 
 
-def _rows(rated: _Rated, at: str) -> Iterator[Item]:
+def _convert(rated: _Rated, at: str) -> Iterator[Item]:
     passage = rated.answer_passage
     if not rated.question.strip() or not passage.text.strip():
         yield Skipped("the question or the passage is empty")
         return
-    key = f"feedbackqa-{rated.id}"
-    row: dict[str, Any] = {
-        "interaction_id": key,
+    interaction = {
+        "interaction_id": f"feedbackqa-{rated.id}",
         "asked_at": at,
         "question": rated.question,
         "answer": passage.text,
@@ -101,11 +94,8 @@ def _rows(rated: _Rated, at: str) -> Iterator[Item]:
         "group": passage.doc_id,
     }
     reviews = [
-        {"reviewed_at": at, "reviewer": f"feedbackqa-rater-{number}", **_FLAGS[rating]}
-        for number, rating in enumerate(rated.ratings, start=1)
+        review(at, f"feedbackqa-rater-{number}", _FLAGS[rating]) for number, rating in enumerate(rated.ratings, start=1)
     ]
-    yield row | ({"review": reviews[0]} if reviews else {})
-    yield from ({"interaction_id": key, **review} for review in reviews[1:])
-
-
-IMPORTER = Importer("feedbackqa", "FeedbackQA: human_feedback.jsonl and kb_passages.jsonl (.jsonl.gz)", Options, read)
+    yield interaction | ({"review": reviews[0]} if reviews else {})
+    for other in reviews[1:]:
+        yield {"interaction_id": interaction["interaction_id"], **other}

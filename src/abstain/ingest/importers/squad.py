@@ -1,10 +1,7 @@
 """SQuAD v1.1 and v2.0 in the official JSON: questions about Wikipedia paragraphs, with the answers that people marked.
 
-    {"version": "v2.0", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [{"id", "question",
-     "answers": [{"text", "answer_start"}], "is_impossible", "plausible_answers"}]}]}]}
-
-No model answered these questions, so people's answers stand in: the first marked answer is a right one; of a v2.0
-question that the paragraph does not answer, the first plausible answer is a wrong one, unless `unanswerable: skip`.
+No model answered these questions, so the first marked answer stands for a correct one; of a v2.0 question that the
+paragraph does not answer, the first plausible answer stands for an incorrect one.
 """
 
 from __future__ import annotations
@@ -12,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from abstain.config.yaml_model import Section
-from abstain.core.timestamps import Timestamp
-from abstain.ingest.importers import Importer, Item, Skipped
-from abstain.ingest.importers.pages import doc_id, page
-from abstain.ingest.importers.upstream import Record, parse, read_bytes
+from abstain.ingest.importers import Item, Skipped, review
+from abstain.ingest.importers.pages import Articles
+from abstain.ingest.importers.upstream import Record, read_document
 
-
-class Options(Section):
-    unanswerable: Literal["plausible", "skip"] = "plausible"
-    asked_at: Timestamp = datetime(2018, 6, 11, tzinfo=UTC)  # the day v2.0 was published
+PUBLISHED = datetime(2018, 6, 11, tzinfo=UTC)
+"""The day of v2.0; the questions have no times of their own."""
 
 
 class _Answer(Record):
@@ -52,34 +45,32 @@ class _File(Record):
     data: tuple[_Article, ...]
 
 
-def read(files: Sequence[Path], options: Options) -> Iterator[Item]:
-    """A document an article; an interaction with a review a question."""
-    at = options.asked_at.isoformat()
-    paragraphs: dict[str, dict[str, int]] = {}  # of all files: an article may be in several, and is one document
+def read(
+    files: Sequence[Path], *, unanswerable: Literal["plausible", "skip"] = "plausible", asked_at: datetime = PUBLISHED
+) -> Iterator[Item]:
+    """Yield an interaction with a review for each question, and a document for each article."""
+    at = asked_at.isoformat()
+    articles = Articles("squad", "paragraph")
     for file in files:
-        for article in parse(read_bytes(file), _File, str(file)).data:
-            known = paragraphs.setdefault(article.title, {})
+        for article in read_document(file, _File).data:
             for paragraph in article.paragraphs:
-                number = known.setdefault(paragraph.context, len(known) + 1)
-                chunk_id = f"{doc_id('squad', article.title)}#paragraph-{number}"
+                chunk_id = articles.chunk_id(article.title, ((), paragraph.context))
                 context = {"chunk_id": chunk_id, "text": paragraph.context}
                 for question in paragraph.qas:
-                    yield _item(question, article.title, context, at, options)
-    for title, contexts in paragraphs.items():
-        yield page(doc_id("squad", title), title.replace("_", " "), at, (((), context) for context in contexts))
+                    yield _convert(question, article.title, context, at, unanswerable)
+    yield from articles.documents(at)
 
 
-def _item(question: _Question, title: str, context: dict[str, str], at: str, options: Options) -> Item:
+def _convert(question: _Question, title: str, context: dict[str, str], at: str, unanswerable: str) -> Item:
     if not question.question.strip():
         return Skipped("the question is empty")
-    if question.is_impossible and options.unanswerable == "skip":
+    if question.is_impossible and unanswerable == "skip":
         return Skipped("unanswerable, as asked for")
     answers = question.plausible_answers if question.is_impossible else question.answers
-    answer = next((one.text for one in answers if one.text.strip()), None)
+    answer = next((answer.text for answer in answers if answer.text.strip()), None)
     if answer is None:
         return Skipped("unanswerable, without a plausible answer" if question.is_impossible else "no answer is marked")
-    right = not question.is_impossible
-    verdict: dict[str, Any] = {"complete": right, "correct": right, "truthful": right}
+    is_correct = not question.is_impossible
     return {
         "interaction_id": f"squad-{question.id}",
         "asked_at": at,
@@ -88,8 +79,5 @@ def _item(question: _Question, title: str, context: dict[str, str], at: str, opt
         "contexts": [context],
         "model": "squad-annotators",
         "group": title,
-        "review": {"reviewed_at": at, "reviewer": "squad", **verdict},
+        "review": review(at, "squad", (is_correct, is_correct, is_correct)),
     }
-
-
-IMPORTER = Importer("squad", "SQuAD v1.1 or v2.0, the official JSON (.json, .json.gz)", Options, read)

@@ -1,6 +1,6 @@
-"""Reading the files that others publish: packed or not, each record held against a model of what is needed of it.
+"""Reading published files, plain or packed (.gz): each record is validated against a model of the needed fields.
 
-An unknown field there is none of our business, a missing or odd one stops the import: half a set is no set.
+Unknown fields are ignored; a missing or invalid one stops the import, because half a set would be misleading.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-def read_bytes(file: Path) -> bytes:
-    """The whole file, unpacked where its name ends in .gz. Raises `AbstainError` where it cannot be read."""
+def read_document(file: Path, model: type[M]) -> M:
+    """Read a JSON file as one record. Raises `AbstainError` that names the field."""
+    return _parse(_read_bytes(file), model, str(file))
+
+
+def read_records(file: Path, model: type[M]) -> Iterator[M]:
+    """Yield the records of a JSON Lines file. Raises `AbstainError` that names line and field."""
+    for number, line in enumerate(_read_bytes(file).split(b"\n"), start=1):
+        if line.strip():
+            yield _parse(line, model, f"{file} line {number}")
+
+
+def _read_bytes(file: Path) -> bytes:
     try:
         content = file.read_bytes()
         return gzip.decompress(content) if file.suffix.lower() == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
-        said = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise AbstainError(f"{file}: cannot be read: {said}") from None
+        message = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise AbstainError(f"{file}: cannot be read: {message}") from None
 
 
-def parse(content: bytes, model: type[M], where: str) -> M:
-    """`content` as a `model`. Raises `AbstainError` that names the field."""
+def _parse(content: bytes, model: type[M], where: str) -> M:
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
-        raise AbstainError(
-            f"{where}: {field + ': ' if field else ''}{problem['msg']}: is this the right FORMAT?"
-        ) from None
-
-
-def records(file: Path, model: type[M]) -> Iterator[M]:
-    """The records of a JSON Lines file. Raises `AbstainError` that names line and field."""
-    for number, line in enumerate(read_bytes(file).split(b"\n"), start=1):
-        if line.strip():
-            yield parse(line, model, f"{file} line {number}")
+        place = f"{where}: {field}" if field else where
+        raise AbstainError(f"{place}: {problem['msg']}: is this the right FORMAT?") from None

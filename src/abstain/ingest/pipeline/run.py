@@ -140,6 +140,6 @@ def _require_few_refused(
     staging.publish(FOLDER)
     raise BatchRefused(
         f"{message}: mend the rows listed by `abstain quarantine list` at their source and ingest again, or do without "
-        f"them: `abstain quarantine drop {name}`",
+        f"them: `abstain quarantine discard {name}`",
         report,
     )

@@ -7,7 +7,7 @@ Three decisions:
 * An id that is a pseudonym already stays as it is, so that data can be ingested again. Somebody whose id in the source
   looks like one would go by it; ids come from the assistant's own log-in and are not typed by users.
 * The key lies in the home, made once, where one machine does all of the ingest. Several machines would make several
-  keys, one user several names, and `abstain forget` would miss rows: with ABSTAIN_ORIGIN the key has to be given.
+  keys, one user several names, and `abstain erase-user` would miss rows: with ABSTAIN_ORIGIN the key has to be given.
 """
 
 from __future__ import annotations

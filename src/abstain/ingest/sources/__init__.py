@@ -1,28 +1,29 @@
-"""Where interactions, thumbs, reviews and documents come from: what a source is, and what it gives.
+"""Sources of interactions, thumbs, reviews and documents: what each can do and what one reading of it gives.
 
-Two decisions:
-
-* A source gives rows one at a time, and says only after the last one where it is to go on the next time (`state`).
-  Whoever reads stores both in one step, or neither: then every row arrives exactly once, whatever is killed.
-* A source may give a row again, and never leaves one out. Telling what is new is not its business.
+A source gives rows one at a time, and after the last one the `state` from which its next reading goes on. Rows and
+state are stored in one step, so every row arrives exactly once wherever a run is killed. A source may give a row again,
+but never leaves one out; detecting duplicates is not its task.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
+from abstain.config.yaml_model import Section
 from abstain.ingest.pipeline.parsing import InputRow
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known once a source was read to its end.
+    """The result of a reading that reached its end.
 
-    `state` goes into the next `Source.read`, as JSON. `ignored` names files that were passed over. A source that
-    mirrors a folder of documents knows which ones are there (`present`, by `doc_id`), and which of those that it gave
-    earlier are `vanished`; for any other source `present` is None.
+    `state` is JSON for the next `Source.read`; `ignored` names skipped files. A source that mirrors a folder of
+    documents also reports the `doc_id`s that are `present` (None for other sources) and those given earlier that have
+    `vanished`.
     """
 
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -32,21 +33,21 @@ class Outcome:
 
 
 class Reading:
-    """The rows of one source, to be walked through once, documents first; then, its outcome.
+    """The rows of one source, documents first, to be iterated once; then its outcome.
 
-    Walking raises `AbstainError` where the source cannot be read to its end; what it gave by then counts for nothing.
+    Iterating raises `AbstainError` if the source cannot be read to its end; rows given before that do not count.
     """
 
-    def __init__(self, steps: Generator[InputRow, None, Outcome]) -> None:
-        self._steps = steps
+    def __init__(self, rows: Generator[InputRow, None, Outcome]) -> None:
+        self._rows = rows
         self._outcome: Outcome | None = None
 
     def __iter__(self) -> Iterator[InputRow]:
-        self._outcome = yield from self._steps
+        self._outcome = yield from self._rows
 
     @property
     def outcome(self) -> Outcome:
-        """Raises `RuntimeError` before the last row was taken."""
+        """The outcome. Raises `RuntimeError` before the last row was taken."""
         if self._outcome is None:
             raise RuntimeError("a source's outcome is known after its last row, not before")
         return self._outcome
@@ -69,12 +70,28 @@ class Reading:
 
 
 class Source(Protocol):
-    """Something that rows can be read from, again and again; `name` is unique among a project's sources."""
+    """Something that rows can be read from repeatedly; `name` is unique among the sources of a project."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, state: Mapping[str, Any]) -> Reading:
+        """Read everything, or, given the `state` of an earlier reading, what that one cannot have given.
+
+        Raises:
+            AbstainError: there is no such folder, file, server or table.
+        """
+
+
+class SourceModel(Section):
+    """Base of the sources that sources.yaml declares: the parsed configuration is itself the `Source`."""
 
     name: str
 
-    def read(self, state: Mapping[str, Any]) -> Reading:
-        """What is there, or, with the `state` of an earlier reading, what that one cannot have given.
+    @abstractmethod
+    def in_home(self, home: Path) -> Self:
+        """Return this source with its relative paths resolved against `home`."""
 
-        Raises `AbstainError` where there is nothing to read from: no such folder, file, server or table.
-        """
+    @abstractmethod
+    def read(self, state: Mapping[str, Any]) -> Reading:
+        """See `Source.read`."""

@@ -1,12 +1,7 @@
-"""CSV: a header that names fields of the contracts, and records that may run over several lines.
+"""CSV: a header that names fields of the contracts, and records that may extend over several lines.
 
-Three decisions:
-
-* Quoting is read strictly. Where a quote is opened and not closed as it should be, only the line with it is refused,
-  and reading goes on with the next one: a forgotten quote costs one row, and not the rest of the file.
-* A record with more or fewer cells than the header is refused by their number: its columns are shifted, and what
-  stands under `correct` may be another field's value.
-* The delimiter is the one by which the header names most fields.
+An unclosed quote would swallow all rows after it, so quoting is strict: only the line with the quote is refused, and
+reading goes on with the line after it.
 """
 
 from __future__ import annotations
@@ -30,28 +25,33 @@ KNOWN = frozenset(
 
 _DELIMITERS = ",;\t"
 _REREAD = 4 * LIMIT
-"""How many bytes are read once more because of quotes that were not closed, before a file is given up."""
+"""How many bytes may be read again because of unclosed quotes before the file is refused."""
 
 
 def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Iterator[InputRow]:
-    """One row a record of `lines` below the header; records without a filled cell are passed over.
+    """Yield one row a record below the header; records without a filled cell are skipped.
 
-    `source` is the rows' own, `shown` names the file in messages. Raises `AbstainError` for a header that names
-    no column, or names one twice.
+    Args:
+        lines: the lines of the file, in UTF-8.
+        source: the source of the rows; `InputRow.line` is the line in which a record begins, from 1.
+        shown: what the file is called in error messages.
+
+    Raises:
+        AbstainError: the header names no known column or one twice, or too many quotes are not closed.
     """
     csv.field_size_limit(LIMIT)
     feed = _Feed(lines)
-    delimiter, columns = _header(feed, shown)
+    delimiter, columns = _read_header(feed, shown)
     records = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
-        feed.begin()
+        feed.record.clear()
         try:
             cells = next(records)
         except StopIteration:
             return
         except csv.Error as error:
             number, line = feed.give_back()
-            if feed.given_back > _REREAD:
+            if feed.reread > _REREAD:
                 raise AbstainError(
                     f"{shown}: too many rows open a quote and do not close it, the last in line {number}: write it "
                     'again with every text in "double quotes", and "" for a quote inside'
@@ -63,23 +63,25 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
             continue
         if not any(cell.strip() for cell in cells):
             continue
+        number, _ = feed.record[0]
         if len(cells) == len(columns):
-            yield parse_object(object_of(dict(zip(columns, cells, strict=True))), source, feed.number)
+            yield parse_object(object_of(dict(zip(columns, cells, strict=True))), source, number)
         else:
+            raw = b"\n".join(line for _, line in feed.record if isinstance(line, bytes)).rstrip(b"\r\n")
             reason = f"line: {len(cells)} cells, but the header names {len(columns)} columns: they are shifted"
-            yield InputRow(source, feed.number, feed.taken.rstrip(b"\r\n"), (reason,))
+            yield InputRow(source, number, raw, (reason,))
 
 
-def _header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
+def _read_header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
+    """Return the delimiter by which the first line names most known columns, and the names of all columns."""
     try:
         text = next((line for line in feed if line.strip()), "")
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        cells = {one: next(csv.reader([text], delimiter=one), []) for one in _DELIMITERS}
+        rows = {delimiter: next(csv.reader([text], delimiter=delimiter), []) for delimiter in _DELIMITERS}
     except csv.Error as error:
         raise AbstainError(f"{shown}: its first line holds no column names: {error}") from None
-    found = {one: [cell.strip() for cell in named] for one, named in cells.items()}
-    delimiter = max(_DELIMITERS, key=lambda one: len(KNOWN.intersection(found[one])))
-    columns = found[delimiter]
+    headers = {delimiter: [cell.strip() for cell in row] for delimiter, row in rows.items()}
+    delimiter, columns = max(headers.items(), key=lambda header: len(KNOWN.intersection(header[1])))
     if not KNOWN.intersection(columns):
         raise AbstainError(
             f"{shown}: its first line names no known column ({' '.join(text.split())[:60]}): begin with a line such as "
@@ -91,21 +93,22 @@ def _header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
 
 
 class _Feed:
-    """Lines for `csv.reader`, which takes as many as a record needs, and can give all but the first of them back."""
+    """Numbered lines for `csv.reader`: `record` holds those of the current record, which can be given back."""
 
     def __init__(self, lines: Iterable[bytes | TooLong]) -> None:
+        self.record: list[tuple[int, bytes | TooLong]] = []
+        self.reread = 0
         self._lines = enumerate(lines, start=1)
-        self._again: deque[tuple[int, bytes | TooLong]] = deque()
-        self._taken: list[tuple[int, bytes | TooLong]] = []
-        self._size = 0
-        self.given_back = 0
+        self._returned: deque[tuple[int, bytes | TooLong]] = deque()
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        number, line = self._again.popleft() if self._again else next(self._lines)
-        self._taken.append((number, line))
+        number, line = self._returned.popleft() if self._returned else next(self._lines)
+        if not self.record:
+            self._size = 0
+        self.record.append((number, line))
         if isinstance(line, TooLong):
             raise csv.Error("a line is too long")
         self._size += len(line) + 1
@@ -113,23 +116,9 @@ class _Feed:
             raise csv.Error(f"a row of more than {LIMIT:,} bytes: is a quote not closed?")
         return line.decode("utf-8", "surrogateescape") + "\n"
 
-    def begin(self) -> None:
-        """What is taken from now on is a new record."""
-        self._taken, self._size = [], 0
-
-    @property
-    def number(self) -> int:
-        """The line in which the record begins, from 1."""
-        return self._taken[0][0]
-
-    @property
-    def taken(self) -> bytes:
-        """The record as it came."""
-        return b"\n".join(line for _, line in self._taken if isinstance(line, bytes))
-
     def give_back(self) -> tuple[int, bytes | TooLong]:
-        """The record's first line with its number; the others are to be read as records of their own."""
-        first, *rest = self._taken
-        self._again.extendleft(reversed(rest))
-        self.given_back += sum(len(line) for _, line in rest if isinstance(line, bytes))
+        """Return the record's first line with its number; its other lines are read again as records of their own."""
+        first, *rest = self.record
+        self._returned.extendleft(reversed(rest))
+        self.reread += sum(len(line) for _, line in rest if isinstance(line, bytes))
         return first

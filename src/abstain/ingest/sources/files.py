@@ -1,29 +1,24 @@
-"""A folder or a file, of this host or behind an fsspec URL: JSON Lines, CSV, Parquet, Markdown and HTML.
+"""A folder or file as a source, local or behind an fsspec URL: JSON Lines, CSV, Parquet, Markdown and HTML.
 
-Four decisions:
-
-* The kind is told by the name. What has another one is named in `ignored`, so that nobody wonders where it went.
-* An unchanged file is not read again. That only saves work: the rows of a file that is would be duplicates.
-* A document counts as present as long as its file is there, even where the file's new content is refused: a typing
-  error in a handbook must not take the page out of the knowledge base.
-* Where somebody names a file, one that cannot be read is an error. Where nobody looks on, it is one refused row, and
-  the others are read: a single upload must not hold up every source. Its version is not remembered, so that one that
-  was still being written is read once it is whole.
+The kind of a file is decided by its name. Unchanged files are not read again; that only saves work, because their rows
+would be duplicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import may_be_no_lines, no_lines
+from abstain.core.json_lines import no_lines
 from abstain.ingest.pipeline.parsing import InputRow, is_document, parse_line, read_document
-from abstain.ingest.sources import Outcome, Reading
+from abstain.ingest.sources import Outcome, Reading, SourceModel
 from abstain.ingest.sources.csv_file import read_csv
-from abstain.ingest.sources.lines import LIMIT, TooLong, lines, utf8, whole
+from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 from abstain.ingest.sources.parquet_file import read_parquet
 from abstain.ingest.sources.storage import Storage, Stored, shown
 from abstain.knowledge.documents.reader import KINDS
@@ -38,100 +33,114 @@ _KINDS = (
 )
 
 
-class FileSource:
-    """What lies at `url`. With `mirror` its documents are all that there are: one whose file is gone has vanished.
+class FileSource(SourceModel):
+    """A folder or file that scheduled runs read. With `mirror`, a document whose file is gone has vanished.
 
-    `unattended` is for a place that is read again and again: it may be empty, and a bad file in it is a refused row.
+    The folder may be empty. A file that cannot be read is one refused row, so that it does not hold up the others; its
+    version is not stored, so a file that was still being written is read again when it is complete.
     """
 
-    def __init__(self, name: str, url: str, *, mirror: bool = False, unattended: bool = False) -> None:
-        self.name = name
-        self._url = url
-        self._mirror = mirror
-        self._unattended = unattended
+    kind: Literal["files"] = "files"
+    url: str = Field(min_length=1, description="a path, or an fsspec URL")
+    mirror: bool = Field(False, description="documents that are gone here are removed")
+    scheduled: ClassVar[bool] = True
+
+    def in_home(self, home: Path) -> Self:
+        """Return this source with an absolute path; a relative folder is created, so that users find it."""
+        if "://" in self.url:
+            return self
+        path = Path(self.url).expanduser()
+        if not path.is_absolute() and not self.url.lower().endswith(SUFFIXES):
+            (home / path).mkdir(parents=True, exist_ok=True)
+        return self.model_copy(update={"url": str(home / path)})
 
     def read(self, state: Mapping[str, Any]) -> Reading:
-        """Every file that is new or changed since the reading that gave `state`.
+        """Read every file that is new or has changed since the reading that gave `state`.
 
-        Raises `AbstainError` for a place that is missing, a single file of another kind, and, unless it is
-        `unattended`, for a folder in which there is nothing to read and, while it is walked, for an empty or
-        unreadable file.
+        Raises:
+            AbstainError: the place is missing, is a file of another kind, or lost all its mirrored documents; and,
+                unless `scheduled`, the folder holds no file to read or, while iterating, a file cannot be read.
         """
-        storage = Storage(self._url)
+        storage = Storage(self.url)
         listing = storage.list()
-        taken = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
-        ignored = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
-        if listing.is_folder and not taken and not self._unattended:
+        files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
+        ignored = tuple(file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES))
+        if listing.is_folder and not files and not self.scheduled:
             raise AbstainError(f"{storage.url}: this folder holds no file to read: {_KINDS}")
         if not listing.is_folder and ignored:
-            raise AbstainError(f"{storage.url}: is no {_KINDS} by its name: rename or convert it")
-        known: Mapping[str, Mapping[str, Any]] = state.get("files", {})
-        if self._mirror and not taken and any(entry.get("doc_id") for entry in known.values()):
+            raise AbstainError(f"{storage.url}: its name is not that of {_KINDS}: rename or convert it")
+        earlier: Mapping[str, Mapping[str, Any]] = state.get("files", {})
+        if self.mirror and not files and _doc_ids(earlier):
             raise AbstainError(
-                f"{storage.url}: every document of the source '{self.name}' is gone: look whether the folder is "
-                "mounted; if this is meant, take the source out of sources.yaml"
+                f"{storage.url}: every document of the source '{self.name}' is gone: check that the folder is "
+                "mounted; if this is intended, remove the source from sources.yaml"
             )
-        return Reading(self._steps(storage, taken, tuple(ignored), known))
+        return Reading(self._rows(storage, files, ignored, earlier))
 
-    def _steps(
+    def _rows(
         self,
         storage: Storage,
-        taken: Sequence[Stored],
+        files: Sequence[Stored],
         ignored: tuple[str, ...],
-        known: Mapping[str, Mapping[str, Any]],
+        earlier: Mapping[str, Mapping[str, Any]],
     ) -> Generator[InputRow, None, Outcome]:
-        files: dict[str, dict[str, Any]] = {}
-        for file in sorted(taken, key=lambda file: (not is_document(file.name), file.name)):
-            before = known.get(file.name, {})
-            doc_id = before.get("doc_id")
-            version = file.version
-            if version is None or version != before.get("version"):
+        entries: dict[str, dict[str, Any]] = {}
+        for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
+            entry = earlier.get(file.name, {})
+            # A document whose new content is refused keeps its doc_id: a typing error must not remove the page.
+            doc_id, version = entry.get("doc_id"), file.version
+            if version is None or version != entry.get("version"):
                 try:
-                    for row in _rows(storage, file):
+                    for row in _read_file(storage, file):
                         doc_id = row.document.doc_id if row.document else doc_id
                         yield row
                 except AbstainError as error:
-                    if not self._unattended:
+                    if not self.scheduled:
                         raise
-                    # Where the whole place is gone, this raises, and nothing of the reading counts.
-                    if file.name not in {one.name for one in storage.list().files}:
-                        continue
+                    if file.name not in {existing.name for existing in storage.list().files}:
+                        continue  # the file was deleted; if the whole folder was, `list` raises
                     version = None
-                    yield _refused(file, str(error))
-            files[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
-        state = {"files": files}
-        if not self._mirror:
+                    yield _refuse(file, str(error))
+            entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
+        state = {"files": entries}
+        if not self.mirror:
             return Outcome(state, ignored)
-        present = _documents(files)
-        return Outcome(state, ignored, present, _documents(known) - present)
+        present = _doc_ids(entries)
+        return Outcome(state, ignored, present, _doc_ids(earlier) - present)
 
 
-def by_hand(urls: Sequence[str]) -> tuple[FileSource, ...]:
-    """Sources for places that somebody named, each read whole. Raises `AbstainError` where none is named."""
+class ExplicitFiles(FileSource):
+    """A folder or file that a user named: an error if it is empty or cannot be read."""
+
+    scheduled: ClassVar[bool] = False
+
+
+def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
+    """Return a source for each of `urls`, paths or fsspec URLs. Raises `AbstainError` if there are none."""
     if not urls:
         raise AbstainError(f"nothing to ingest: name files, or folders of them: {_KINDS}")
-    return tuple(FileSource(shown(url).rstrip("/").rpartition("/")[2] or url, url) for url in urls)
+    return tuple(ExplicitFiles(name=shown(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
 
 
-def _documents(files: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
-    return frozenset(entry["doc_id"] for entry in files.values() if entry.get("doc_id"))
+def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 
-def _refused(file: Stored, problem: str) -> InputRow:
-    """What stands for a file that cannot be read. Its `raw` is the same as long as the file is, however it fails."""
+def _refuse(file: Stored, problem: str) -> InputRow:
+    """Return the row that stands for an unreadable file; its `raw` is the same for every attempt at this version."""
     raw = f"[the file {file.name}, version {file.version}]".encode("utf-8", "surrogateescape")
     return InputRow(file.name, 1, raw, (f"file: {problem.removeprefix(f'{file.shown}: ')}",))
 
 
-def _rows(storage: Storage, file: Stored) -> Iterator[InputRow]:
-    """Every row of one file. Raises `AbstainError` for an empty one, and for JSON that is no JSON Lines."""
+def _read_file(storage: Storage, file: Stored) -> Iterator[InputRow]:
+    """Yield every row of one file. Raises `AbstainError` if it is empty, unreadable, or JSON but not JSON Lines."""
     name = file.name.lower()
     if name.endswith(PARQUET):
         with storage.open(file) as opened:
             yield from read_parquet(opened, file.name, file.shown)
         return
     chunks = storage.chunks(file)
-    if KINDS.get(PurePosixPath(name).suffix) != "html":  # a page says itself how it is encoded
+    if KINDS.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
         chunks = utf8(chunks)
     chunks = _require_text(chunks, file)
     if is_document(name):
@@ -143,43 +152,28 @@ def _rows(storage: Storage, file: Stored) -> Iterator[InputRow]:
     elif name.endswith(CSV):
         yield from read_csv(lines(chunks), file.name, file.shown)
     else:
-        yield from _json_lines(_require_lines(lines(chunks), file), file.name)
-
-
-def _json_lines(found: Iterator[bytes | TooLong], source: str) -> Iterator[InputRow]:
-    for number, line in enumerate(found, start=1):
-        if isinstance(line, TooLong):
-            yield InputRow(source, number, line.raw, (line.reason,))
-        elif line.strip():
-            yield parse_line(line.removesuffix(b"\r"), source, number)
-
-
-def _require_lines(found: Iterator[bytes | TooLong], file: Stored) -> Iterator[bytes | TooLong]:
-    """The same lines. Of a file that may be no JSON Lines, at most `LIMIT` bytes are held until that is told."""
-    begun: list[bytes | TooLong] = []
-    for line in found:
-        begun.append(line)
-        head = line.head if isinstance(line, TooLong) else line
-        if head.strip():
-            break
-    if begun and may_be_no_lines(head):
-        size = 0
-        for line in found if isinstance(begun[-1], bytes) else ():
-            begun.append(line)
-            size += LIMIT if isinstance(line, TooLong) else len(line)
-            if size >= LIMIT:
-                break
-        whole = b"\n".join(line.head if isinstance(line, TooLong) else line for line in begun)
-        is_whole = size < LIMIT and not any(isinstance(line, TooLong) for line in begun)
-        if problem := no_lines(whole, is_whole=is_whole):
-            raise AbstainError(f"{file.shown}: {problem}")
-    return chain(begun, found)
+        for number, line in enumerate(lines(_require_json_lines(chunks, file)), start=1):
+            if isinstance(line, TooLong):
+                yield InputRow(file.name, number, line.raw, (line.reason,))
+            elif line.strip():
+                yield parse_line(line.removesuffix(b"\r"), file.name, number)
 
 
 def _require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
-    is_empty = True
+    """Yield `chunks`. Raises `AbstainError` at the end if all of them are blank."""
+    is_blank = True
     for chunk in chunks:
-        is_empty = is_empty and not chunk.strip()
+        is_blank = is_blank and not chunk.strip()
         yield chunk
-    if is_empty:
+    if is_blank:
         raise AbstainError(f"{file.shown}: the file is empty")
+
+
+def _require_json_lines(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
+    """Return `chunks`. Raises `AbstainError` if the first one begins a JSON array, or an object over several lines."""
+    begun = [next(chunks, b"")]
+    if no_lines(begun[0], is_whole=False):
+        begun.append(next(chunks, b""))
+        if problem := no_lines(begun[0], is_whole=not begun[1]):
+            raise AbstainError(f"{file.shown}: {problem}")
+    return chain(begun, chunks)

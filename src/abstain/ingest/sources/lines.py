@@ -1,11 +1,4 @@
-"""Bytes as they come -> UTF-8 lines, in constant memory.
-
-Two decisions:
-
-* A line beyond `LIMIT` is never held: it is hashed and counted on the way, and of its bytes only the first `KEPT` stay.
-* A file that opens with the byte order mark of UTF-16 is read as what it is. What it holds that is no text comes out as
-  bytes that are no UTF-8 either, so that only the lines that hold it are refused.
-"""
+"""Chunks of bytes -> UTF-8 lines, in constant memory: of a line beyond `LIMIT` only its hash and beginning are kept."""
 
 from __future__ import annotations
 
@@ -13,21 +6,20 @@ import codecs
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 LIMIT = 16 * 1024 * 1024
 """The longest line or document, in bytes."""
 
 KEPT = 4096
-"""How much is kept of a longer one, in bytes."""
+"""How many bytes are kept of a longer one."""
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-_NO_TEXT = b"\xff"
+_NOT_UTF8 = b"\xff"
 
 
 @dataclass(frozen=True)
 class TooLong:
-    """What stands for a line or document beyond `LIMIT`."""
+    """What is kept of a line or document beyond `LIMIT`."""
 
     head: bytes
     size: int
@@ -35,7 +27,7 @@ class TooLong:
 
     @property
     def raw(self) -> bytes:
-        """The beginning, and enough to tell this content from any other with the same one."""
+        """The beginning, with what distinguishes this content from others with the same beginning."""
         return self.head + f" [... {self.size} bytes in all, sha256 {self.sha256}]".encode()
 
     @property
@@ -44,80 +36,66 @@ class TooLong:
 
 
 def utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """`chunks` in UTF-8 without a byte order mark; what is neither UTF-8 nor UTF-16 with a mark is left as it is."""
-    pending = iter(chunks)
+    """Yield `chunks` in UTF-8 without a byte order mark; UTF-16 is recognized by its mark, other encodings are left.
+
+    Invalid UTF-16 becomes invalid UTF-8, so that only the lines that hold it are refused.
+    """
+    rest = iter(chunks)
     head = b""
-    for chunk in pending:
+    for chunk in rest:
         head += chunk
         if len(head) >= len(codecs.BOM_UTF8):
             break
     encoding = _MARKS.get(head[:2])
     if encoding is None:
         yield head.removeprefix(codecs.BOM_UTF8)
-        yield from pending
+        yield from rest
         return
     decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
     yield decoder.decode(head[2:]).encode("utf-8", "surrogatepass")
-    for chunk in pending:
+    for chunk in rest:
         yield decoder.decode(chunk).encode("utf-8", "surrogatepass")
-    try:
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:  # half a character at the end
-        yield _NO_TEXT
+    if decoder.getstate()[0]:  # half a character at the end
+        yield _NOT_UTF8
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes | TooLong]:
-    """Every line, without the `\\n` at its end, blank ones too; the last needs none."""
-    held = _Held()
+    """Yield every line without its `\\n`, blank lines included; the last one needs no `\\n`."""
+    line = _Line()
     for chunk in chunks:
-        first, *rest = chunk.split(b"\n")
-        held.add(first)
-        if not rest:
-            continue
-        yield held.take()
-        for line in rest[:-1]:
-            held.add(line)
-            yield held.take()
-        held.add(rest[-1])
-    if held.size:
-        yield held.take()
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line.add(end)
+            yield line.content()
+            line = _Line()
+        line.add(rest)
+    if line.size:
+        yield line.content()
 
 
 def whole(chunks: Iterable[bytes]) -> bytes | TooLong:
-    """Everything, as if it were one line."""
-    held = _Held()
+    """Return everything, as if it were one line."""
+    line = _Line()
     for chunk in chunks:
-        held.add(chunk)
-    return held.take()
+        line.add(chunk)
+    return line.content()
 
 
-class _Held:
-    """One line in the making."""
+class _Line:
+    """One line while it is being read."""
 
     def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
         self.size = 0
         self._parts: list[bytes] = []
-        self._hash: Any = None
+        self._digest = hashlib.sha256()
 
     def add(self, part: bytes) -> None:
-        if not part:
-            return
         self.size += len(part)
-        if self._hash is None:
-            self._parts.append(part)
-            if self.size <= LIMIT:
-                return
-            held = b"".join(self._parts)
-            self._parts, self._hash = [held[:KEPT]], hashlib.sha256(held)
-        else:
-            self._hash.update(part)
+        self._digest.update(part)
+        self._parts.append(part)
+        if self.size > LIMIT:
+            self._parts = [b"".join(self._parts)[:KEPT]]
 
-    def take(self) -> bytes | TooLong:
-        """The line; the next one begins."""
+    def content(self) -> bytes | TooLong:
         content = b"".join(self._parts)
-        taken = content if self._hash is None else TooLong(content, self.size, self._hash.hexdigest())
-        self._clear()
-        return taken
+        return content if self.size <= LIMIT else TooLong(content, self.size, self._digest.hexdigest())

@@ -1,156 +1,263 @@
-"""A database: tables of interactions, thumbs and reviews, read on from where the last reading ended.
+"""A database as a source: tables of interactions, thumbs and reviews, each read from a watermark on.
 
-A watermark alone loses rows: clocks differ, and a transaction that began early may be committed late. So
-
-* each reading begins `late_by` before the highest watermark that the one before saw;
-* and it counts the rows below that. Where they are not as many as they were then, some came later than `late_by` (or
-  were deleted), and everything is read again: what is known by then is a duplicate, and no harm.
-
-The count is taken before the rows are read, so whatever it counts has been given once the reading ends. A connection
-that breaks is made anew, and reading goes on after the last row.
+A watermark alone would lose rows, because clocks differ and a transaction may be committed late. Therefore each reading
+begins `late_by_days` before the highest watermark of the last one, and the rows before that point are counted: if the
+count has changed, the whole table is read again (docs/sources.md, "late rows").
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Generator, Mapping
-from datetime import date, timedelta
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from sqlalchemy import Connection, inspect, literal_column, select
-from sqlalchemy.engine import URL
+from pydantic import Field, StringConstraints, model_validator
+from sqlalchemy import ColumnElement, Select, case, column, func, inspect, literal_column, null, or_, select, text
+from sqlalchemy import table as named_table
 
+from abstain.config.yaml_model import Section, nearest
+from abstain.core.contracts import Feedback, Interaction, Review, Row
 from abstain.ingest.pipeline.parsing import InputRow, parse_object
-from abstain.ingest.sources import Outcome, Reading
+from abstain.ingest.sources import Outcome, Reading, SourceModel
 from abstain.ingest.sources.cells import object_of
-from abstain.ingest.sources.config import CONTRACTS, TableConfig, TablesConfig
 from abstain.ingest.sources.sql_database import Database, parse_url
-from abstain.ingest.sources.sql_table import Below, Table, bound_of, origin_of, same_type, start_of
+
+CONTRACTS: dict[str, type[Row]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
+"""The tables that a database may give, in the order in which they are read."""
 
 _TIMES = {"interactions": "asked_at", "feedback": "given_at", "reviews": "reviewed_at"}
 
+Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
-class SqlSource:
-    """Tables of a database. `tables` None stands for those called interactions, feedback and reviews."""
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        tables: TablesConfig | None = None,
-        *,
-        home: Path = Path(),
-        late_by: timedelta = timedelta(days=1),
-        naive_is_utc: bool = False,
-    ) -> None:
-        self.name = name
-        self._url = parse_url(url, name, home)
-        self._tables = tables
-        self._late_by = late_by
-        self._naive_is_utc = naive_is_utc
+class TableConfig(Section):
+    """Rows of one contract: a table, or a query whose result is read like a table."""
+
+    table: Words | None = Field(None, description="a table or view, also schema.table")
+    query: Words | None = None
+    columns: dict[str, Words] = Field({}, description="contract field -> column; others go by their own names")
+    watermark: Words | None = Field(
+        None, description="column of the time a row was written; default: the row's own time"
+    )
+    key: Words | None = Field(None, description="column of rising whole numbers; default: the table's primary key")
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> TableConfig:
+        if (self.table is None) == (self.query is None):
+            raise ValueError("name either a table or a query")
+        return self
+
+
+class TablesConfig(Section):
+    """The tables of a database, by contract."""
+
+    interactions: TableConfig | None = None
+    feedback: TableConfig | None = None
+    reviews: TableConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> TablesConfig:
+        for name, config in self.by_contract().items():
+            fields = CONTRACTS[name].model_fields
+            for unknown in config.columns.keys() - fields.keys():
+                raise ValueError(f"{name}.columns: unknown field '{unknown}': {nearest(unknown, fields)}")
+        return self
+
+    def by_contract(self) -> dict[str, TableConfig]:
+        """Return the configured tables, in the order of `CONTRACTS`."""
+        tables = {name: getattr(self, name) for name in CONTRACTS}
+        return {name: config for name, config in tables.items() if config is not None}
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table or query with its columns: `fields` maps each contract field that it has to its column."""
+
+    label: str
+    origin: Any
+    fields: Mapping[str, str]
+    watermark: ColumnElement[Any]
+    key: ColumnElement[Any] | None
+
+    def select(self, *columns: Any) -> Select[Any]:
+        return select(*columns).select_from(self.origin)
+
+    def rows(self, since: Any) -> Select[Any]:
+        """All rows from the watermark `since` on (None: every row): fields, key, watermark.
+
+        Rows without a watermark belong to no point in time, so they are always included.
+        """
+        order = [self.watermark] if self.key is None else [self.watermark, self.key]
+        key = null() if self.key is None else self.key
+        statement = self.select(*map(column, self.fields.values()), key, self.watermark).order_by(*order)
+        if since is None:
+            return statement
+        return statement.where(or_(self.watermark >= since, self.watermark.is_(None)))
+
+    def count_before(self, *watermarks: Any, key: ColumnElement[Any] | None) -> Select[Any]:
+        """The number of rows before each of `watermarks` and their highest `key`, all in one consistent statement."""
+        columns: list[Any] = []
+        for watermark in watermarks:
+            is_before = self.watermark < watermark
+            columns.append(func.count(case((is_before, literal_column("1")))))
+            columns.append(null() if key is None else func.max(case((is_before, key))))
+        return self.select(*columns)
+
+
+class SqlSource(SourceModel):
+    """Tables of a database that SQLAlchemy supports. `tables` None: those called interactions, feedback and reviews."""
+
+    kind: Literal["sql"] = "sql"
+    url: Words = Field(
+        "sqlite:///feedback.db", repr=False, description="SQLAlchemy URL, ${VARIABLE} from the environment"
+    )
+    tables: TablesConfig | None = None
+    late_by_days: Annotated[float, Field(ge=0)] = Field(1, description="how far before the watermark readings begin")
+    naive_is_utc: bool = Field(False, description="read timestamps without a time zone as UTC; else they are refused")
+
+    def in_home(self, home: Path) -> Self:
+        """Return this source with its URL complete. Raises `AbstainError` for an unset variable or a malformed URL."""
+        url = parse_url(self.url, self.name, home).render_as_string(hide_password=False)
+        return self.model_copy(update={"url": url})
 
     def read(self, state: Mapping[str, Any]) -> Reading:
-        """What the reading that gave `state` cannot have seen.
+        """Read what the reading that gave `state` cannot have seen.
 
-        Raises `AbstainError` for a database that cannot be reached, and for tables that are not as configured; and,
-        while it is walked, for a connection that breaks for good.
+        Raises:
+            AbstainError: the database cannot be reached, or its tables are not as configured; while iterating: the
+                connection breaks and cannot be re-established, or a value has no equivalent in Python.
         """
-        database = Database(self._url)
-        tables = {name: self._resolve(database, name, config) for name, config in self._configured(database)}
-        return Reading(self._steps(database, tables, state.get("tables", {})))
+        database = Database(parse_url(self.url, self.name))
+        configs = self.tables.by_contract() if self.tables else _find_tables(database)
+        tables = {name: _resolve(database, name, config) for name, config in configs.items()}
+        return Reading(self._rows(database, tables, state.get("tables", {})))
 
-    def _steps(
-        self, database: Database, tables: Mapping[str, Table], known: Mapping[str, Mapping[str, Any]]
+    def _rows(
+        self, database: Database, tables: Mapping[str, _Table], earlier: Mapping[str, Mapping[str, Any]]
     ) -> Generator[InputRow, None, Outcome]:
         state: dict[str, dict[str, Any]] = {}
         for name, table in tables.items():
-            since, left = self._plan(database, table, known.get(name, {}))
-            for number, row in enumerate(database.rows(table, since), start=1):
-                cells = {field: value for (field, _), value in zip(table.fields, row, strict=False)}
-                key = row[-1] if len(table.key) == 1 else None
-                line = key if isinstance(key, int) else number
-                yield parse_object(object_of(cells, naive_is_utc=self._naive_is_utc), f"{self.name}/{name}", line)
-            state[name] = left
+            since, state[name] = self._plan(database, table, earlier.get(name, {}))
+            rows = database.stream(table.rows, since, table.label)
+            for number, (*values, key, _) in enumerate(rows, start=1):
+                cells = dict(zip(table.fields, values, strict=True))
+                fields = object_of(cells, naive_is_utc=self.naive_is_utc)
+                yield parse_object(fields, f"{self.name}/{name}", key if isinstance(key, int) else number)
         return Outcome({"tables": state})
 
-    def _plan(self, database: Database, table: Table, known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Where to begin (None: with everything), and what to remember once that is read."""
-        identity = _identity(self._url, table)
-        samples = database.ask(lambda link: list(link.execute(table.probe())))
-        if not samples:
-            return None, {"of": identity}
-        # A text among times is one that Python cannot hold.
-        sample = next((one for kind in (date, str) for one in samples if isinstance(one[0], kind)), None)
+    def _plan(self, database: Database, table: _Table, earlier: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the watermark to begin at (None: read everything), and the state to store after the reading."""
+        key = null() if table.key is None else table.key
+        samples = table.select(table.watermark, key).where(table.watermark.is_not(None)).limit(100)
+        found = database.ask(lambda connection: list(connection.execute(samples)), table.label)
+        sample = next((row for row in found if isinstance(row[0], date | str)), None)
         if sample is None:
-            held = type(samples[0][0]).__name__
-            raise database.refuse(
-                f"the watermark '{table.watermark}' of {table.origin} holds {held}: name a column of timestamps"
-            )
-        bound = bound_of(sample[0])
-        highest = database.first(table.highest_before(bound))
-        start = start_of(highest[0], self._late_by) if highest else None
-        if start is None:
-            return None, {"of": identity}
-        before = same_type(known["since"], sample[0]) if known.get("of") == identity and "since" in known else None
-        numbers = isinstance(sample[1], int)
-        counted = database.first(table.below(start, before if before is not None else start, numbers=numbers))
-        assert counted is not None
-        now, then = Below(*counted[:2]), Below(*counted[2:])
-        left = {"of": identity, "since": _written(start), "count": now.count, "highest": now.highest}
-        same = before is not None and then == Below(known["count"], known["highest"])
-        return (before if same else None), left
-
-    def _configured(self, database: Database) -> list[tuple[str, TableConfig]]:
-        if self._tables is not None:
-            configs = [(name, getattr(self._tables, name)) for name in CONTRACTS]
-            return [(name, config) for name, config in configs if config is not None]
-        there = database.ask(lambda link: {*inspect(link).get_table_names(), *inspect(link).get_view_names()})
-        found = [name for name in CONTRACTS if name in there]
-        if not found:
-            names = ", ".join(CONTRACTS)
-            raise database.refuse(f"none of the tables {names} is there: name yours under `tables` in sources.yaml")
-        return [(name, TableConfig(table=name)) for name in found]
-
-    def _resolve(self, database: Database, name: str, config: TableConfig) -> Table:
-        """The table with its columns. Raises `AbstainError` where a required one is missing."""
-        origin, is_query = config.query or config.table or "", config.query is not None
-        shown = f"{name}: " + ("the query" if is_query else f"the table '{origin}'")
-        statement: Any = select(literal_column("*")).select_from(origin_of(origin, is_query)).limit(0)
-        columns = database.ask(lambda link: list(link.execute(statement).keys()), shown)
-        contract = CONTRACTS[name]
-        fields = [(field, config.columns.get(field, field)) for field in contract.model_fields]
-        for field, column in fields:
-            if column not in columns and (field in config.columns or contract.model_fields[field].is_required()):
-                raise database.refuse(
-                    f"{shown} has no column '{column}' (it has {', '.join(columns)}): "
-                    f"under `columns`, name the one that holds the field {field}"
+            if found:
+                kind = type(found[0][0]).__name__
+                raise database.error(
+                    f"{table.label}: the watermark '{table.watermark}' holds {kind}: name a column of timestamps"
                 )
-        watermark = config.watermark or dict(fields)[_TIMES[name]]
-        key = config.key or (() if is_query else database.ask(lambda link: _primary_key(link, origin), shown))
-        if not key and name == "interactions":
-            key = (dict(fields)["interaction_id"],)
-        if not key:
-            raise database.refuse(f"{shown} has no primary key: say which columns tell its rows apart, as in key: [id]")
-        for column in (watermark, *key):
-            if column not in columns:
-                raise database.refuse(f"{shown} has no column '{column}': it has {', '.join(columns)}")
-        present = tuple((field, column) for field, column in fields if column in columns)
-        return Table(origin, is_query, present, watermark, key)
+            return None, {}
+        moment = sample[0]
+        identity = self._identity(table, moment)
+        is_ahead = table.watermark >= _now(moment)
+        highest = database.first(table.select(func.max(table.watermark)).where(~is_ahead), table.label)[0]
+        start = _before(highest, timedelta(days=self.late_by_days))
+        if start is None:
+            return None, {}
+        is_known = earlier.get("of") == identity
+        begun = _parse(earlier["since"], moment) if is_known else start
+        numbers = table.key if isinstance(sample[1], int) else None
+        counts = tuple(database.first(table.count_before(begun, start, key=numbers), table.label))
+        state = {"of": identity, "since": _write(start), "count": counts[2], "highest": counts[3]}
+        is_unchanged = is_known and counts[:2] == (earlier["count"], earlier["highest"])
+        return begun if is_unchanged else None, state
+
+    def _identity(self, table: _Table, moment: Any) -> str:
+        """Return a digest of what a stored watermark refers to: this database, table, columns and type of time."""
+        place = parse_url(self.url, self.name).set(username=None, password=None).render_as_string()
+        kind = f"{type(moment).__name__} {getattr(moment, 'tzinfo', None) is None}"
+        parts = [place, str(table.origin), list(table.fields.items()), str(table.watermark), str(table.key), kind]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _primary_key(link: Connection, table: str) -> tuple[str, ...]:
-    schema, _, name = table.rpartition(".")
-    return tuple(inspect(link).get_pk_constraint(name, schema=schema or None)["constrained_columns"])
+def _find_tables(database: Database) -> dict[str, TableConfig]:
+    existing = database.ask(lambda connection: _table_names(inspect(connection)))
+    found = {name: TableConfig(table=name) for name in CONTRACTS if name in existing}
+    if not found:
+        raise database.error(f"it has none of the tables {', '.join(CONTRACTS)}: name yours under `tables`")
+    return found
 
 
-def _identity(url: URL, table: Table) -> str:
-    """What a remembered watermark holds for: it means nothing for another table, or another reading of this one."""
-    place = url.set(username=None, password=None).render_as_string()
-    parts = [place, table.origin, table.fields, table.watermark, table.key]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+def _table_names(inspector: Any) -> set[str]:
+    return {*inspector.get_table_names(), *inspector.get_view_names()}
 
 
-def _written(start: Any) -> str:
-    return start if isinstance(start, str) else str(start.isoformat())
+def _resolve(database: Database, name: str, config: TableConfig) -> _Table:
+    """Look up the columns of one table. Raises `AbstainError` if a required one is missing."""
+    label = f"{name}: " + ("the query" if config.table is None else f"the table '{config.table}'")
+    schema, _, table = (config.table or "").rpartition(".")
+    origin: Any = named_table(table, schema=schema or None)
+    if config.query is not None:
+        query = config.query.rstrip().rstrip(";").replace(":", r"\:")  # a colon is no parameter of ours
+        origin = text(f"({query}\n) AS source_rows")  # on a line of its own: the query may end with a comment
+    statement: Select[Any] = select(literal_column("*")).select_from(origin).limit(0)
+    columns = database.ask(lambda connection: list(connection.execute(statement).keys()), label)
+    contract = CONTRACTS[name].model_fields
+    fields = {field: config.columns.get(field, field) for field in contract}
+    for field, source in fields.items():
+        if source not in columns and (field in config.columns or contract[field].is_required()):
+            raise database.error(
+                f"{label} has no column '{source}' (it has {', '.join(columns)}): under `columns`, name the one that "
+                f"holds the field {field}"
+            )
+    watermark, key = config.watermark or fields[_TIMES[name]], config.key
+    for wanted in (watermark, key or watermark):
+        if wanted not in columns:
+            raise database.error(f"{label} has no column '{wanted}': it has {', '.join(columns)}")
+    if key is None and config.table is not None:
+        primary = database.ask(
+            lambda connection: inspect(connection).get_pk_constraint(table, schema=schema or None), label
+        )
+        key = primary["constrained_columns"][0] if len(primary["constrained_columns"]) == 1 else None
+    present = {field: source for field, source in fields.items() if source in columns}
+    return _Table(label, origin, present, column(watermark), None if key is None else column(key))
+
+
+def _now(sample: Any) -> Any:
+    """Return now as a time of the type of `sample`; rows at or after it were written by a wrong clock.
+
+    A text or a date is compared by its day, so for these it is tomorrow.
+    """
+    now = datetime.now(UTC)
+    if isinstance(sample, datetime):
+        return now if sample.tzinfo else now.replace(tzinfo=None)
+    tomorrow = (now + timedelta(days=1)).date()
+    return tomorrow if isinstance(sample, date) else tomorrow.isoformat()
+
+
+def _before(highest: Any, late_by: timedelta) -> Any:
+    """Return the time `late_by` before the watermark `highest`; None if that is no time."""
+    try:
+        if isinstance(highest, datetime):
+            return highest - late_by
+        if isinstance(highest, date):
+            return highest - timedelta(days=math.ceil(late_by / timedelta(days=1)))
+        # "2026-01-31" sorts before every time of that day, however it is written.
+        return (datetime.fromisoformat(highest[:10]) - late_by).date().isoformat()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _write(moment: Any) -> str:
+    return moment if isinstance(moment, str) else str(moment.isoformat())
+
+
+def _parse(written: str, sample: Any) -> Any:
+    """Read a watermark that `_write` wrote, as the type of `sample`."""
+    return type(sample).fromisoformat(written) if isinstance(sample, date) else written

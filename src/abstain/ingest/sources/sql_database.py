@@ -1,164 +1,144 @@
-"""Connections to the database of a source: made again when they break, never written through.
+"""Read-only connections to a source's database, re-established when they break, with one-line errors.
 
-What is asked for is read into memory before it is worked on, page by page: no statement is open meanwhile for which
-others would have to wait, and a page that breaks can be asked for again.
+An SQLite database is read from a temporary copy: while rows are streamed, its application can go on writing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.pool import NullPool, StaticPool
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.sources.sql_postgres import keep_odd_times
-from abstain.ingest.sources.sql_table import Table
 
 T = TypeVar("T")
 
-PAGE = 20_000
-"""Rows that are asked for at once, at most."""
+ATTEMPTS = 5
+"""How often a statement is sent, at most, when the connection breaks."""
 
-WAITS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before each attempt to connect again."""
+WAIT = wait_exponential(multiplier=0.5)
+"""Seconds before the next attempt: 0.5, 1, 2, 4."""
 
-_PAGE_BYTES = 32 * 1024 * 1024
-_AT_ONCE = 500
+CHUNK = 500
+"""Rows held in memory at once."""
+
 _SECRET = re.compile("pass|secret|token", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class Database:
-    """Connections to one database, made again when they break; nothing is ever written through them."""
+    """One database, for reading."""
 
     def __init__(self, url: URL) -> None:
         masked = {key: "hidden" if _SECRET.search(key) else value for key, value in url.query.items()}
         self._shown = url.set(query=masked).render_as_string(hide_password=True)
         self._secret = url.password
+        self._reached = False
+        with self._translate_errors():
+            self._engine = self._connect(url)
+
+    def error(self, problem: object) -> AbstainError:
+        """The one-line error about this database, without its password."""
+        message = " ".join(str(problem).split())
+        return AbstainError(f"{self._shown}: {message.replace(self._secret, '***') if self._secret else message}")
+
+    def ask(self, question: Callable[[Connection], T], about: str = "") -> T:
+        """Return the answer to one question; `about` is what an error message calls its subject."""
+        with self._translate_errors(about):
+            answer: T = self._retrying()(self._ask_once, question)
+            return answer
+
+    def first(self, statement: Any, about: str = "") -> Any:
+        """Return the first row of `statement`, or None."""
+        return self.ask(lambda connection: connection.execute(statement).first(), about)
+
+    def stream(self, statement: Callable[[Any], Any], since: Any, about: str) -> Iterator[Any]:
+        """Yield the rows of `statement(since)`, whose last column is the watermark that they are ordered by.
+
+        After a broken connection it continues at the last watermark, so some rows may come twice, but none is left out.
+        """
+        with self._translate_errors(about):
+            for attempt in self._retrying():
+                with attempt, self._engine.connect() as connection:
+                    self._reached = True
+                    for row in connection.execution_options(yield_per=CHUNK).execute(statement(since)):
+                        since = since if row[-1] is None else row[-1]
+                        yield row
+
+    def _connect(self, url: URL) -> Engine:
+        if url.get_backend_name() == "sqlite":
+            return _copy_sqlite(url)
         options: dict[str, Any] = {}
         if url.get_backend_name() == "postgresql":
             options = {"connect_args": {"connect_timeout": 10}, "execution_options": {"postgresql_readonly": True}}
-        try:
-            self._engine = create_engine(url, poolclass=NullPool, **options)
-        except (ImportError, NoSuchModuleError) as error:
-            raise self.refuse(f"{error}: install the package that SQLAlchemy needs for '{url.drivername}'") from None
-        if url.get_backend_name() == "sqlite":
-            _require_file(url, self)
-            event.listen(self._engine, "connect", _tame_sqlite)
-        if self._engine.dialect.driver == "psycopg":
-            event.listen(self._engine, "connect", keep_odd_times)
-        self._failures = 0
-        self._was_there = False
+        return create_engine(url, poolclass=NullPool, **options)
 
-    def refuse(self, problem: object) -> AbstainError:
-        """The one-line error about this database, without its password."""
-        said = " ".join(str(problem).split())
-        return AbstainError(f"{self._shown}: {said.replace(self._secret, '***') if self._secret else said}")
+    def _ask_once(self, question: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            self._reached = True
+            return question(connection)
 
-    def ask(self, question: Callable[[Connection], T], about: str = "") -> T:
-        """The answer to one question; asked again where the connection breaks."""
-        while True:
-            with self._speaking(about), self._engine.connect() as link:
-                self._was_there = True
-                answer = question(link)
-                self._failures = 0
-                return answer
+    def _retrying(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception(self._is_broken), stop=stop_after_attempt(ATTEMPTS), wait=WAIT, reraise=True
+        )
 
-    def first(self, statement: Any) -> Sequence[Any] | None:
-        """The first row."""
-        return self.ask(lambda link: link.execute(statement).first())
-
-    def rows(self, table: Table, since: Any) -> Iterator[Sequence[Any]]:
-        """Every row from the watermark `since` on, in order; every row of all, orphans last, where that is None."""
-        after: Sequence[Any] | None = None
-        is_last = False
-        while not is_last:
-            rows, is_last = self.ask(partial(_page, table=table, since=since, after=after))
-            yield from rows
-            if not is_last:
-                after = rows[-1][-len(table.key) - 1 :]
-                self._require_no_twin(table, after)
-        if since is None:
-            # All at once, because nothing tells where to go on: there are few, or the watermark is a wrong one.
-            yield from self.ask(lambda link: list(link.execute(table.orphans())))
-
-    def _require_no_twin(self, table: Table, last: Sequence[Any]) -> None:
-        """The next page begins after `last`, so a second row like it would be left out."""
-        twins = self.first(table.twins(last))
-        if twins and twins[0] > 1:
-            raise self.refuse(
-                f"{twins[0]} rows of {table.origin} have the key {', '.join(map(str, last[1:]))}: "
-                f"say which columns tell its rows apart, as in key: [id]"
-            )
+    def _is_broken(self, error: BaseException) -> bool:
+        """Whether the connection broke; a server that was never reached is not tried again."""
+        if not isinstance(error, DBAPIError):
+            return False
+        is_unreachable = isinstance(error, OperationalError) and error.statement is None
+        return error.connection_invalidated or (self._reached and is_unreachable)
 
     @contextmanager
-    def _speaking(self, about: str = "") -> Iterator[None]:
-        """Swallows a broken connection, after a while, a few times; whoever asked asks again."""
+    def _translate_errors(self, about: str = "") -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError:
+            raise self.error("no such database file") from None
+        except (ImportError, NoSuchModuleError) as error:
+            raise self.error(f"{error}: install the package that SQLAlchemy needs for this URL") from None
+        except sqlite3.Error as error:
+            raise self.error(error) from None
         except DBAPIError as error:
-            said = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
-            cannot_connect = self._was_there and error.statement is None
-            if not (error.connection_invalidated or cannot_connect or self._failures):
-                raise self.refuse(f"{about}: {said}" if about else said) from None
-            if self._failures == len(WAITS):
-                raise self.refuse(f"the connection broke, and {len(WAITS)} attempts to go on failed: {said}") from None
-            time.sleep(WAITS[self._failures])
-            self._failures += 1
+            message = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
+            if self._is_broken(error):
+                about = f"the connection broke, and {ATTEMPTS - 1} attempts to go on failed"
+            if isinstance(error, DataError):
+                message += ": correct this value, or leave its row out by a query"
+            raise self.error(f"{about}: {message}" if about else message) from None
 
 
-def _page(link: Connection, table: Table, since: Any, after: Sequence[Any] | None) -> tuple[list[Sequence[Any]], bool]:
-    """The next rows, no more than fit into little memory, and whether they are the last."""
-    rows: list[Sequence[Any]] = []
-    size = 0
-    try:
-        for row in link.execution_options(yield_per=_AT_ONCE).execute(table.page(since, after, PAGE)):
-            rows.append(row)
-            size += sum(map(_size, row))
-            if size > _PAGE_BYTES:
-                return rows, False
-    except DBAPIError:
-        if not rows:
-            raise
-        return rows, False  # what came before the break has come; the next page will tell whether it was one
-    return rows, len(rows) < PAGE
+def parse_url(url: str, name: str, home: Path = Path()) -> URL:
+    """Parse the URL of the source `name`: `${VARIABLE}` is replaced, SQLite's path is relative to `home`.
 
+    Raises:
+        AbstainError: a variable is not set, or SQLAlchemy cannot parse the URL.
+    """
+    is_whole = _VARIABLE.fullmatch(url)
 
-def _size(value: Any) -> int:
-    """How many characters `value` holds, about."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 8
-
-
-def parse_url(url: str, name: str, home: Path) -> URL:
-    whole = _VARIABLE.fullmatch(url)
-
-    def value(match: re.Match[str]) -> str:
+    def expand(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
             raise AbstainError(f"source '{name}': the environment variable {match[1]} in its url is not set")
-        found = os.environ[match[1]]
-        return found if whole else quote(found, safe="")  # a part of a URL, as a password is, may hold any character
+        value = os.environ[match[1]]
+        return value if is_whole else quote(value, safe="")  # a part of a URL, such as a password, may be any text
 
     try:
-        parsed = make_url(_VARIABLE.sub(value, url))
+        parsed = make_url(_VARIABLE.sub(expand, url))
     except (ArgumentError, ValueError):
         raise AbstainError(
-            f"source '{name}': its url is none that SQLAlchemy reads: write it as "
-            "postgresql://user:${PASSWORD}@host/database"
+            f"source '{name}': SQLAlchemy cannot parse its url: write it as postgresql://user:${{PASSWORD}}@host/database"
         ) from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -167,13 +147,12 @@ def parse_url(url: str, name: str, home: Path) -> URL:
     return parsed
 
 
-def _require_file(url: URL, database: Database) -> None:
-    """SQLite would make an empty database where there is none."""
+def _copy_sqlite(url: URL) -> Engine:
+    """Copy a database into a temporary one on disk, which SQLite deletes when its connection is closed."""
     if url.database and not url.database.startswith("file:") and not Path(url.database).is_file():
-        raise database.refuse("no such database file")
-
-
-def _tame_sqlite(link: Any, _record: Any) -> None:
-    link.execute("PRAGMA query_only = ON")
-    link.execute("PRAGMA busy_timeout = 30000")
-    link.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
+        raise FileNotFoundError(url.database)  # SQLite would create an empty one
+    copy = sqlite3.connect("", check_same_thread=False)
+    copy.text_factory = lambda content: content.decode("utf-8", "surrogateescape")
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+        cast(sqlite3.Connection, connection.connection.driver_connection).backup(copy)
+    return create_engine("sqlite://", creator=lambda: copy, poolclass=StaticPool)

@@ -1,15 +1,4 @@
-"""Attention over a packed forest of token runs: passes of any length share one forward pass without padding.
-
-Three decisions:
-
-* The model is Hugging Face's own; only its attention function is another, by transformers' public registry. The
-  runs of all passes stand in one row of tokens, every projection sees that row whole, and a token attends to its
-  own run and to the runs before it in its pass. (Transformers' own packing, and variable-length flash attention,
-  need CUDA and know no shared prefixes.)
-* On CUDA a run is one fused kernel, causal from the bottom right. On CPU the fused kernel takes 2 to 3 times as
-  long as two plain matrix products over blocks of queries, which leave out what lies above the diagonal.
-* Keys and values of a run that later forward passes go on from are kept until the last of them is done.
-"""
+"""Attention over a packed prefix tree: prompts share one forward pass without padding (docs/decisions/071)."""
 
 from __future__ import annotations
 
@@ -25,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from abstain.llm.engine.prefix_tree import Node
 
-NAME = "abstain_forest"
+NAME = "abstain_packed"
 QUERY_BLOCK = 128
 
 KeysValues = list[tuple[Tensor, Tensor]]
@@ -36,7 +25,7 @@ class KeysSeen(Exception):
     """Raised to leave a block once its keys and values are known."""
 
 
-class Forest:
+class PackedBatch:
     """The runs of one forward pass, in the order in which their tokens stand in the packed row.
 
     `kept` holds keys and values of runs of earlier forward passes; those of `keep` are added to it.
@@ -175,7 +164,7 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, so
     return torch.bmm(weights, v).view(heads, queries, v.shape[2])
 
 
-_forest: ContextVar[Forest] = ContextVar("forest")
+_packed_batch: ContextVar[PackedBatch] = ContextVar("packed_batch")
 
 
 def _attention(
@@ -196,7 +185,7 @@ def _attention(
         raise TypeError("attention sinks and position biases are not for packed passes")
     layer: Any = module.layer_idx
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = _forest.get().attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)
+    out = _packed_batch.get().attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)
     return out.transpose(0, 1)[None], None
 
 
@@ -208,14 +197,14 @@ def _register() -> None:
 
 
 @contextmanager
-def packed_attention(config: Any, forest: Forest) -> Iterator[None]:
-    """Within the block, the model of `config` attends as `forest` says; afterwards it is what it was."""
+def packed_attention(config: Any, batch: PackedBatch) -> Iterator[None]:
+    """Within the block, the model of `config` attends as `batch` says; afterwards it is what it was."""
     _register()
     before = config._attn_implementation
-    token = _forest.set(forest)
+    token = _packed_batch.set(batch)
     config._attn_implementation = NAME
     try:
         yield
     finally:
         config._attn_implementation = before
-        _forest.reset(token)
+        _packed_batch.reset(token)

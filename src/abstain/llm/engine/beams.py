@@ -15,8 +15,8 @@ from torch import Tensor
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.decoder import Decoder, Tap
-from abstain.llm.engine.incremental_decoder import Stepper
+from abstain.llm.engine.decoder import Decoder, Hook
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.requests import Generate
 
 
@@ -46,13 +46,13 @@ def search(
     phrases = _phrases(decoder, ask.contains)
     if phrases and min(map(len, phrases)) > ask.max_new_tokens:
         raise AbstainError(f"{ask.contains} has more tokens than the {ask.max_new_tokens} of an answer: allow more")
-    stepper = Stepper(decoder, [ids], [keys_values])
+    kv_decoder = KVCacheDecoder(decoder, [ids], [keys_values])
     beams, finished = [Beam(lacks=_lacks((), phrases))], list[Beam]()
     rows: list[int] = []
     for _ in range(ask.max_new_tokens):
         if rows:  # what was chosen last is read only where something is to follow it
-            stepper.select(rows)
-            state = stepper.read([beam.tokens[-1] for beam in beams], set())[Tap(decoder.n_layers)]
+            kv_decoder.select(rows)
+            state = kv_decoder.read([beam.tokens[-1] for beam in beams], set())[Hook(decoder.n_layers)]
         candidates = _continuations(beams, decoder.logits(state).log_softmax(-1), phrases, ask, eos)
         finished += [beam for beam, _ in candidates if beam.ended]
         going_on = _shared_out([(beam, row) for beam, row in candidates if not beam.ended], ask.beams)

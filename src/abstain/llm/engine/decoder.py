@@ -1,21 +1,11 @@
-"""A base model's decoder, read at taps: which layers run, for which tokens, and what is seen on the way.
-
-Three decisions:
-
-* Early exit by a hook that raises: the plain Hugging Face forward runs, and stops the moment the deepest layer
-  asked for has been seen. No model is rewritten, and nothing above that layer is ever computed.
-* The deepest layer is computed for the tokens that somebody asked for alone: of the others it needs no more than
-  keys and values. Its block is called twice, once until those are known, once with what was asked for.
-* Passes are packed (attention.py) where a check at the start shows that this gives what a plain forward gives.
-  Elsewhere they are padded on the right, in batches of similar length, without a mask: under causal attention no
-  valid token can see a later one, and the kernels without a mask are the fast ones.
-"""
+"""Forward passes through a base model with hooks, early exit and chunked vocabulary projection (docs/decisions/071)."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,19 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.attention import Forest, KeysValues, packed_attention
+from abstain.llm.engine.attention import KeysValues, PackedBatch, packed_attention
 from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
 from abstain.llm.engine.prefix_tree import Node, build, walk
 from abstain.llm.engine.requests import Site
 
 log = logging.getLogger(__name__)
 
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Of one chunk's logits in float32: small enough for a CPU's cache, large enough to keep a GPU busy."""
 CHECK_TOLERANCE = 0.1
 """Of a relative difference: bfloat16 reaches 0.03, a token that is not seen 0.5 and more."""
 
 
 @dataclass(frozen=True)
-class Tap:
+class Hook:
     """A place in the decoder: after block `layer` (from 1), or its feed-forward part's output."""
 
     layer: int
@@ -46,14 +38,14 @@ class Tap:
 
 
 Span = tuple[int, int]
-Wanted = Mapping[Node, Mapping[Tap, Span]]
-"""Of which tokens of a run (first, past the last) a tap's rows are wanted."""
-Readings = dict[Node, dict[Tap, Tensor]]
+Wanted = Mapping[Node, Mapping[Hook, Span]]
+"""Of which tokens of a run (first, past the last) a hook's rows are wanted."""
+NodeStates = dict[Node, dict[Hook, Tensor]]
 """Those rows, each (tokens, d), on the model's device."""
 
 
 @dataclass
-class Work:
+class ComputeStats:
     """What was done, for tests, plans and benchmarks that count work instead of timing it.
 
     `pass_tokens`: tokens of the passes that were asked for. `forward_tokens`: those that were really run, of what
@@ -82,7 +74,7 @@ class Decoder:
 
     def __init__(self, loaded: LoadedModel, packed: bool | None = None) -> None:
         self.loaded = loaded
-        self.work = Work()
+        self.work = ComputeStats()
         self.config = loaded.model.config.get_text_config()
         self.n_layers: int = self.config.num_hidden_layers
         self.window = window_of(self.config)
@@ -99,18 +91,18 @@ class Decoder:
             final = [one.hidden_states[-1][0] for one in plain]
             self.packs = self._packing_agrees(passes, final) if packed is None else packed
             self._projects = _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE
-        self.work = Work()
+        self.work = ComputeStats()
 
     @property
     def device(self) -> torch.device:
         device: torch.device = self.loaded.model.device
         return device
 
-    def site(self, tap: Tap) -> nn.Module:
-        """The module whose output `tap` is. Raises `AbstainError` for a layer or site that is not there."""
-        require_layer(tap.layer, self.loaded.ref, self.n_layers)
-        block = self._blocks[tap.layer - 1]
-        if tap.site == "residual":
+    def site(self, hook: Hook) -> nn.Module:
+        """The module whose output `hook` is. Raises `AbstainError` for a layer or site that is not there."""
+        require_layer(hook.layer, self.loaded.ref, self.n_layers)
+        block = self._blocks[hook.layer - 1]
+        if hook.site == "residual":
             return block
         for name in ("mlp", "feed_forward", "ffn"):
             if hasattr(block, name):
@@ -119,7 +111,7 @@ class Decoder:
 
     def read(
         self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
-    ) -> Readings:
+    ) -> NodeStates:
         """One forward pass of `runs` through layers 1 to `depth`.
 
         Where the model packs, runs may go on from others, in `runs` or in `kept`; `keep` names runs whose keys and
@@ -147,26 +139,26 @@ class Decoder:
 
     def _packed(
         self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
-    ) -> Readings:
-        forest = Forest(runs, kept, keep)
+    ) -> NodeStates:
+        batch = PackedBatch(runs, kept, keep)
         ids = torch.tensor([[token for run in runs for token in run.ids]])
         positions = torch.cat([torch.arange(run.start, run.end) for run in runs])[None]
-        asked = {run: hull([span for tap, span in wanted.get(run, {}).items() if tap.layer == depth]) for run in runs}
-        rows = torch.cat([torch.arange(*asked[run]) + forest.offsets[run] for run in runs]).to(self.device)
-        with packed_attention(self.config, forest), self._narrowed(depth, forest, rows, asked):
+        asked = {run: hull([span for hook, span in wanted.get(run, {}).items() if hook.layer == depth]) for run in runs}
+        rows = torch.cat([torch.arange(*asked[run]) + batch.offsets[run] for run in runs]).to(self.device)
+        with packed_attention(self.config, batch), self._narrowed(depth, batch, rows, asked):
             captured = self._run(ids, wanted, depth, position_ids=positions.to(self.device))
-        self.count(forest.tokens, depth, len(rows))
-        readings: Readings = {run: {} for run in wanted}
+        self.count(batch.tokens, depth, len(rows))
+        node_states: NodeStates = {run: {} for run in wanted}
         at = 0  # in `rows`, which is all that the deepest block puts out
         for run in runs:
-            for tap, (first, last) in wanted.get(run, {}).items():
-                everything = tap.layer < depth or tap == Tap(self.n_layers)
-                start = forest.offsets[run] if everything else at - asked[run][0]
-                readings[run][tap] = captured[tap][0, start + first : start + last]
+            for hook, (first, last) in wanted.get(run, {}).items():
+                everything = hook.layer < depth or hook == Hook(self.n_layers)
+                start = batch.offsets[run] if everything else at - asked[run][0]
+                node_states[run][hook] = captured[hook][0, start + first : start + last]
             at += asked[run][1] - asked[run][0]
-        return readings
+        return node_states
 
-    def _padded(self, runs: Sequence[Node], wanted: Wanted, depth: int) -> Readings:
+    def _padded(self, runs: Sequence[Node], wanted: Wanted, depth: int) -> NodeStates:
         longest = max(len(run) for run in runs)
         ids = torch.zeros(len(runs), longest, dtype=torch.long)
         for row, run in enumerate(runs):
@@ -174,21 +166,21 @@ class Decoder:
         captured = self._run(ids, wanted, depth)
         self.count(ids.numel(), depth, ids.numel())
         return {
-            run: {tap: captured[tap][row, first:last] for tap, (first, last) in wanted.get(run, {}).items()}
+            run: {hook: captured[hook][row, first:last] for hook, (first, last) in wanted.get(run, {}).items()}
             for row, run in enumerate(runs)
         }
 
-    def _run(self, ids: Tensor, wanted: Wanted, depth: int, **positions: Tensor) -> dict[Tap, Tensor]:
-        """Call the model down to `depth`: tap -> (rows, tokens, d)."""
-        taps = {tap for of_run in wanted.values() for tap in of_run}
-        captured: dict[Tap, Tensor] = {}
+    def _run(self, ids: Tensor, wanted: Wanted, depth: int, **positions: Tensor) -> dict[Hook, Tensor]:
+        """Call the model down to `depth`: hook -> (rows, tokens, d)."""
+        hooks = {hook for of_run in wanted.values() for hook in of_run}
+        captured: dict[Hook, Tensor] = {}
         # After the last block comes the final norm, whose output is what `hidden_states[-1]` holds.
-        final = Tap(self.n_layers)
-        last = Tap(depth) if Tap(depth) in taps else Tap(depth, "mlp")
-        with ExitStack() as hooks:
-            for tap in taps - {final}:
-                hook = _capture(captured, tap, exit_after=tap == last)
-                hooks.callback(self.site(tap).register_forward_hook(hook).remove)
+        final = Hook(self.n_layers)
+        last = Hook(depth) if Hook(depth) in hooks else Hook(depth, "mlp")
+        with ExitStack() as stack:
+            for hook in hooks - {final}:
+                capture = _capture(captured, hook, exit_after=hook == last)
+                stack.callback(self.site(hook).register_forward_hook(capture).remove)
             try:
                 output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
                 captured[final] = output.last_hidden_state
@@ -197,25 +189,25 @@ class Decoder:
         return captured
 
     @contextmanager
-    def _narrowed(self, depth: int, forest: Forest, rows: Tensor, asked: Mapping[Node, Span]) -> Iterator[None]:
+    def _narrowed(self, depth: int, batch: PackedBatch, rows: Tensor, asked: Mapping[Node, Span]) -> Iterator[None]:
         """Within it, block `depth` computes packed `rows` alone, once it knows the keys and values of all."""
-        if len(rows) == forest.tokens:
+        if len(rows) == batch.tokens:
             yield
             return
         block = self._blocks[depth - 1]
         whole = block.forward
 
         def pick(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, forest.tokens):
+            if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, batch.tokens):
                 return value[:, rows]
             return tuple(map(pick, value)) if isinstance(value, tuple) else value
 
         def narrow(hidden: Tensor, *arguments: Any, **named: Any) -> Any:
-            with forest.keys_only():
+            with batch.keys_only():
                 whole(hidden, *arguments, **named)
             if not len(rows):
                 raise _DeepestLayerSeen
-            forest.narrow(asked)
+            batch.narrow(asked)
             output = whole(pick(hidden), *map(pick, arguments), **{name: pick(value) for name, value in named.items()})
             if depth < self.n_layers:
                 return output
@@ -231,27 +223,28 @@ class Decoder:
             del block.forward
 
     def count(self, tokens: int, depth: int, at_depth: int) -> None:
+        """Add one forward pass of `tokens` to the statistics; block `depth` ran for `at_depth` of them."""
         self.work.layer_tokens.update(dict.fromkeys(range(1, depth), tokens))
         self.work.layer_tokens[depth] += at_depth
         self.work.forward_tokens += tokens
 
     def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
         """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""
-        tap = Tap(self.n_layers)
+        hook = Hook(self.n_layers)
         runs = list(walk(build(passes, 32)))
         kept: dict[Node, KeysValues] = {}
         try:
-            found = self._packed(runs[:1], {runs[0]: {tap: (0, 1)}}, tap.layer, kept, {runs[0]})
-            found |= self._packed(runs[1:], {run: {tap: (0, len(run))} for run in runs[1:]}, tap.layer, kept, set())
+            found = self._packed(runs[:1], {runs[0]: {hook: (0, 1)}}, hook.layer, kept, {runs[0]})
+            found |= self._packed(runs[1:], {run: {hook: (0, len(run))} for run in runs[1:]}, hook.layer, kept, set())
         except torch.OutOfMemoryError:
             raise
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             log.info("%s is read in padded batches (%s: %s)", self.loaded.ref.name, type(error).__name__, error)
             return False  # its attention is not taken from the registry, or needs more than that
         differences = []
-        for run, taps in found.items():
+        for run, hooks in found.items():
             of_pass = next(at for at, ids in enumerate(passes) if ids[run.start : run.end] == run.ids)
-            rows = taps[tap]
+            rows = hooks[hook]
             differences.append(_relative(rows, expected[of_pass][run.start : run.start + len(rows)]))
         return max(differences) <= CHECK_TOLERANCE
 
@@ -285,13 +278,13 @@ def hull(spans: Sequence[Span]) -> Span:
     return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else (0, 0)
 
 
-def _capture(captured: dict[Tap, Tensor], tap: Tap, *, exit_after: bool) -> Callable[..., None]:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        captured[tap] = output[0] if isinstance(output, tuple) else output
+def _capture(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> Callable[..., None]:
+    def callback(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        captured[hook] = output[0] if isinstance(output, tuple) else output
         if exit_after:
             raise _DeepestLayerSeen
 
-    return hook
+    return callback
 
 
 def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
@@ -317,3 +310,28 @@ def copies_done(device: torch.device) -> Callable[[], None]:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event.synchronize
+
+
+def log_probabilities(
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, rows: Sequence[int], tokens: Sequence[int], vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """log p of each of `tokens` after its row of `hidden`, and the entropy of that row's p, in nats.
+
+    `logits` maps (n, d) to (n, vocabulary) in float32; `hidden` (n, d); `rows` ascend. Results (len(tokens),), float32,
+    on the device of `hidden`.
+    """
+    chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 1 << 28) // (4 * vocabulary))
+    row, token = (torch.tensor(part, device=hidden.device) for part in (rows, tokens))
+    log_p = torch.empty(len(row), device=hidden.device)
+    entropy = torch.empty(len(hidden), device=hidden.device)
+    for at in range(0, len(hidden), chunk):
+        scores = logits(hidden[at : at + chunk])
+        pairs = slice(bisect_left(rows, at), bisect_left(rows, at + chunk))
+        chosen = scores[row[pairs] - at, token[pairs]]
+        highest = scores.amax(-1, keepdim=True)
+        scores -= highest
+        weights = scores.exp()
+        total = weights.sum(-1)
+        log_p[pairs] = chosen - (highest.squeeze(1) + total.log())[row[pairs] - at]
+        entropy[at : at + chunk] = total.log() - torch.linalg.vecdot(weights, scores) / total
+    return log_p, entropy[row]

@@ -1,13 +1,4 @@
-"""The one way through the base model: requests in, what they ask for out, with the least work that gives it.
-
-Three decisions:
-
-* Requests of one call are planned together (plan.py): whatever two of them share from the beginning is computed once,
-  whoever asks and for what.
-* Batches of at most `batch_tokens` go through the decoder; a result leaves as soon as its pass is through, and what
-  only it needed is dropped. Memory is bounded by the batch and one path, not by the requests.
-* An NLL, a choice or an answer is a final state that is projected to the vocabulary: the decoder knows taps alone.
-"""
+"""Run requests through the base model with the least work that gives their results (docs/decisions/070)."""
 
 from __future__ import annotations
 
@@ -18,14 +9,13 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.decoder import Decoder, Tap, Work, copies_done, to_host
+from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, copies_done, log_probabilities, to_host
 from abstain.llm.engine.generation import Generated, Prompt, decode
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.planner import Plan, Want, by_depth
+from abstain.llm.engine.planner import EncodedRequest, Plan, by_depth
 from abstain.llm.engine.prefix_tree import Node
 from abstain.llm.engine.requests import NLL, Choices, Generate, Request, States, relevant
 from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.engine.vocabulary import log_probabilities
 
 NUMERICS = "forest-1"
 """To be changed with whatever changes the last bits of a result: it is part of every cache key."""
@@ -48,7 +38,7 @@ class Engine:
         self.decoder = Decoder(loaded, packed)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ComputeStats:
         """What has been done so far, counted."""
         return self.decoder.work
 
@@ -58,13 +48,13 @@ class Engine:
         Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
         than the model's window, a choice of several tokens, and for states that are not finite, naming the row.
         """
-        wants = [self._encode(key, request) for key, request in requests.items()]
-        self.work.passes += len(wants)
-        self.work.pass_tokens += sum(len(want.ids) for want in wants)
-        for depth, group in by_depth(wants, self.decoder.n_layers, self.decoder.packs):
+        entries = [self._encode(key, request) for key, request in requests.items()]
+        self.work.passes += len(entries)
+        self.work.pass_tokens += sum(len(entry.ids) for entry in entries)
+        for depth, group in by_depth(entries, self.decoder.n_layers, self.decoder.packs):
             yield from self._run_group(depth, group)
 
-    def _encode(self, key: str, request: Request) -> Want:
+    def _encode(self, key: str, request: Request) -> EncodedRequest:
         ask, tokenizer = request.ask, self.loaded.tokenizer
         encoded = encode_pass(tokenizer, relevant(request.pass_, ask))
         ids = encoded.ids
@@ -81,14 +71,14 @@ class Engine:
         first, last = encoded.span(*ask.segments) if isinstance(ask, States | NLL) else (len(ids) - 1, len(ids))
         offered = ask.tokens if isinstance(ask, Choices) else ask.choices if isinstance(ask, Generate) else ()
         choices = tuple(_single(tokenizer, token) for token in offered)
-        want = Want(key, request, ids, first, last, choices)
-        self.decoder.site(want.tap(self.decoder.n_layers)[0])
+        entry = EncodedRequest(key, request, ids, first, last, choices)
+        self.decoder.site(entry.hook(self.decoder.n_layers)[0])
         if isinstance(ask, Generate) and ask.states:
-            self.decoder.site(Tap(ask.states.layer, ask.states.site))
-        return want
+            self.decoder.site(Hook(ask.states.layer, ask.states.site))
+        return entry
 
-    def _run_group(self, depth: int, wants: Sequence[Want]) -> Iterator[tuple[str, Result]]:
-        plan = Plan(wants, self.decoder, self.batch_tokens)
+    def _run_group(self, depth: int, entries: Sequence[EncodedRequest]) -> Iterator[tuple[str, Result]]:
+        plan = Plan(entries, self.decoder, self.batch_tokens)
         prompts: list[Prompt] = []
         copied: Callable[[], None] = self._launch(plan, 0, depth)
         for number in range(len(plan.batches)):
@@ -96,16 +86,16 @@ class Engine:
             if number + 1 < len(plan.batches):  # one ahead: on CUDA, copies to the host overlap with the next batch
                 copied = self._launch(plan, number + 1, depth)
             finish()
-            for want, path in plan.finished(number):
-                if isinstance(want.request.ask, Generate):
-                    prompts.append(_prompt(want, path, plan))
+            for entry, path in plan.finished(number):
+                if isinstance(entry.request.ask, Generate):
+                    prompts.append(_prompt(entry, path, plan))
                     rows = sum(prompt.rows for prompt in prompts)
                     tokens = sum(prompt.rows * len(prompt.ids) for prompt in prompts)
                     if rows >= DECODE_ROWS or tokens >= DECODE_BATCHES * self.batch_tokens:
                         yield from decode(self.decoder, prompts)
                         prompts = []
                 else:
-                    yield want.key, _assemble(want, path, plan)
+                    yield entry.key, _assemble(entry, path, plan)
         if prompts:
             yield from decode(self.decoder, prompts)
 
@@ -113,20 +103,20 @@ class Engine:
         """Run one batch; what it gives may be read once the returned function has been called."""
         batch = plan.batches[number]
         wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
-        readings = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))
-        final = Tap(self.decoder.n_layers)
+        node_states = self.decoder.read(batch, wanted, depth, plan.kept, plan.keep(number))
+        final = Hook(self.decoder.n_layers)
         rows = _Rows()
-        for run, taps in readings.items():
-            for tap in plan.exported[run]:
-                plan.found[run].states[tap] = (wanted[run][tap][0], to_host(taps[tap]))
-            for want in plan.ending(run):
-                if isinstance(want.request.ask, Generate):
-                    plan.last_state[want.key] = taps[final][-1:].clone()
+        for run, hooks in node_states.items():
+            for hook in plan.exported[run]:
+                plan.results[run].states[hook] = (wanted[run][hook][0], to_host(hooks[hook]))
+            for entry in plan.ending(run):
+                if isinstance(entry.request.ask, Generate):
+                    plan.last_state[entry.key] = hooks[final][-1:].clone()
             if plan.projected[run]:
                 chosen = sorted(plan.projected[run])
-                hidden = taps[final][[at - wanted[run][final][0] for at in chosen]]
+                hidden = hooks[final][[at - wanted[run][final][0] for at in chosen]]
                 rows.add(
-                    run, chosen, hidden, [want for want in plan.ending(run) if isinstance(want.request.ask, Choices)]
+                    run, chosen, hidden, [entry for entry in plan.ending(run) if isinstance(entry.request.ask, Choices)]
                 )
         values = to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
         copied = copies_done(self.decoder.device)
@@ -152,7 +142,7 @@ class _Rows:
         self._token: list[int] = []
         self._count = 0
 
-    def add(self, run: Node, tokens: Sequence[int], hidden: Tensor, ending: Sequence[Want]) -> None:
+    def add(self, run: Node, tokens: Sequence[int], hidden: Tensor, ending: Sequence[EncodedRequest]) -> None:
         """`hidden` are the states of `tokens` of `run`: each predicts the next token, the last one every child's."""
         inner = [at for at in tokens if at + 1 < len(run)]
         self._pairs(range(self._count, self._count + len(inner)), [run.ids[at + 1] for at in inner])
@@ -161,8 +151,8 @@ class _Rows:
             last = self._count + len(inner)
             for child in run.children:
                 self.of_runs.append((child, [0], self._pairs([last], child.ids[:1])))
-            for want in ending:
-                self.of_choices.append((want.key, self._pairs([last] * len(want.choices), want.choices)))
+            for entry in ending:
+                self.of_choices.append((entry.key, self._pairs([last] * len(entry.choices), entry.choices)))
         self.hidden.append(hidden)
         self._count += len(tokens)
 
@@ -189,36 +179,36 @@ def _single(tokenizer: Any, token: str) -> int:
     return int(ids[0])
 
 
-def _assemble(want: Want, path: Sequence[Node], plan: Plan) -> Tensor:
+def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: Plan) -> Tensor:
     """The result of a request from what was found of the runs of its pass."""
-    ask = want.request.ask
+    ask = entry.request.ask
     if isinstance(ask, Choices):
-        return plan.choices.pop(want.key)
+        return plan.choices.pop(entry.key)
     parts = []
     for node in path:
-        first, last = max(want.first - node.start, 0), min(want.last - node.start, len(node))
+        first, last = max(entry.first - node.start, 0), min(entry.last - node.start, len(node))
         if first < last and isinstance(ask, States):
-            offset, states = plan.found[node].states[Tap(ask.layer, ask.site)]
+            offset, states = plan.results[node].states[Hook(ask.layer, ask.site)]
             parts.append(states[first - offset : last - offset])
         elif first < last:
             parts.append(plan.surprise(node)[first:last])
     if not parts:  # the segment is empty
         return plan.no_rows if isinstance(ask, States) else torch.empty(0, 2)
     result = torch.cat(parts)
-    known = result[1:] if isinstance(ask, NLL) and want.first == 0 else result
+    known = result[1:] if isinstance(ask, NLL) and entry.first == 0 else result
     if not torch.isfinite(known).all():
         what = f"states at layer {ask.layer}" if isinstance(ask, States) else "probabilities"
         raise AbstainError(
-            f"{want.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out"
+            f"{entry.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out"
         )
     return result
 
 
-def _prompt(want: Want, path: Sequence[Node], plan: Plan) -> Prompt:
+def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: Plan) -> Prompt:
     """A pass that is to be answered, with what the decoder knows of it already."""
-    assert isinstance(want.request.ask, Generate)
+    assert isinstance(entry.request.ask, Generate)
     keys_values = None
     if all(node in plan.kept for node in path):
         layers = zip(*(plan.kept[node] for node in path), strict=True)
         keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
-    return Prompt(want.key, want.ids, want.request.ask, plan.last_state.pop(want.key), keys_values, want.choices)
+    return Prompt(entry.key, entry.ids, entry.request.ask, plan.last_state.pop(entry.key), keys_values, entry.choices)

@@ -1,12 +1,4 @@
-"""Answers, token by token: many passes at once, with log-probabilities and hidden states captured as they go.
-
-Two decisions:
-
-* Decoding goes on from the keys and values that the engine computed for the passes, so a context that many questions
-  share was read once. Where the model does not pack (decoder.py) the passes are read here.
-* Every token of an answer, and the EOS after it, is fed to the model once, as a pass of the finished answer would:
-  the states seen on the way are those of such a pass, and an answer and its confidence come from one reading.
-"""
+"""Generate answers for many prompts at once, with log-probabilities and hidden states (docs/decisions/072)."""
 
 from __future__ import annotations
 
@@ -19,8 +11,8 @@ from torch import Tensor
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.beams import search
-from abstain.llm.engine.decoder import Decoder, Tap
-from abstain.llm.engine.incremental_decoder import Stepper
+from abstain.llm.engine.decoder import Decoder, Hook
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.requests import Generate
 
 
@@ -82,9 +74,9 @@ class _Row:
     done: bool = False
 
     @property
-    def tap(self) -> Tap | None:
+    def hook(self) -> Hook | None:
         states = self.prompt.ask.states
-        return Tap(states.layer, states.site) if states else None
+        return Hook(states.layer, states.site) if states else None
 
 
 def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, list[Generated]]]:
@@ -117,7 +109,7 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
 
 def _finish(decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
     """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
-    stepper = Stepper(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
+    kv_decoder = KVCacheDecoder(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
     for row in rows:
         row.prompt.keys_values = None
     final = torch.cat([row.prompt.state for row in rows])
@@ -127,13 +119,13 @@ def _finish(decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
         if not alive:
             return
         if 2 * len(alive) <= len(rows):
-            stepper.select(alive)
+            kv_decoder.select(alive)
             rows = [rows[at] for at in alive]
-        seen = stepper.read([row.feed for row in rows], {row.tap for row in rows if row.tap})
+        seen = kv_decoder.read([row.feed for row in rows], {row.hook for row in rows if row.hook})
         for at, row in enumerate(rows):
-            if row.tap and not row.done:
-                row.states.append(seen[row.tap][at].cpu().clone())
-        final = seen[Tap(decoder.n_layers)]
+            if row.hook and not row.done:
+                row.states.append(seen[row.hook][at].cpu().clone())
+        final = seen[Hook(decoder.n_layers)]
 
 
 def _choose(decoder: Decoder, rows: Sequence[_Row], final: Tensor, eos: int | None) -> None:

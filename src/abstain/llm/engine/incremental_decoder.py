@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.decoder import Decoder, Tap
+from abstain.llm.engine.decoder import Decoder, Hook
 
 
-class Stepper:
+class KVCacheDecoder:
     """Rows that go on from passes `ids`, whose keys and values are `keys_values` where the model packs."""
 
     def __init__(self, decoder: Decoder, ids: Sequence[list[int]], keys_values: Sequence[KeysValues | None]) -> None:
-        from transformers import DynamicCache  # as in llm/attention.py
+        from transformers import DynamicCache  # as in attention.py
 
         self._decoder = decoder
         width = max(map(len, ids))
@@ -38,19 +38,19 @@ class Stepper:
             )
             self._cache.update(keys, values, layer)
 
-    def read(self, tokens: Sequence[int], taps: set[Tap]) -> dict[Tap, Tensor]:
-        """Read one more token of every row: tap -> its states (rows, d); that of the final states always."""
+    def read(self, tokens: Sequence[int], hooks: set[Hook]) -> dict[Hook, Tensor]:
+        """Read one more token of every row: hook -> its states (rows, d); that of the final states always."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
-        final = Tap(self._decoder.n_layers)
-        seen: dict[Tap, Tensor] = {}
-        with self._decoder.lock, ExitStack() as hooks:
-            for tap in taps - {final}:
+        final = Hook(self._decoder.n_layers)
+        seen: dict[Hook, Tensor] = {}
+        with self._decoder.lock, ExitStack() as stack:
+            for hook in hooks - {final}:
 
-                def keep(_module: Any, _inputs: Any, output: Any, tap: Tap = tap) -> None:
+                def keep(_module: Any, _inputs: Any, output: Any, hook: Hook = hook) -> None:
                     # Some families' feed-forward parts see (rows x tokens, d), the others (rows, tokens, d).
-                    seen[tap] = (output[0] if isinstance(output, tuple) else output).reshape(len(tokens), -1)
+                    seen[hook] = (output[0] if isinstance(output, tuple) else output).reshape(len(tokens), -1)
 
-                hooks.callback(self._decoder.site(tap).register_forward_hook(keep).remove)
+                stack.callback(self._decoder.site(hook).register_forward_hook(keep).remove)
             ids = torch.tensor(tokens)[:, None]
             seen[final] = self._forward(ids, self._mask.sum(1, keepdim=True) - 1)[:, -1]
         return seen

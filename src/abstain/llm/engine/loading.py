@@ -57,7 +57,7 @@ AUTO: dict[Kind, str] = {
     "masked": "AutoModelForMaskedLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }
-"""The class of transformers that loads each. Only a causal one can be a base model; any can perturb (llm/perturb)."""
+"""The class of transformers that loads each. Only a causal one can be a base model; any can perturb contexts."""
 COUNTED_AFTER_PADDING = frozenset(
     [
         "camembert",
@@ -159,7 +159,7 @@ def kind_of(config: Any) -> Kind:
 
 @lru_cache(maxsize=4)
 def load_tokenizer(ref: ModelRef) -> Any:
-    """The tokenizer of `ref` alone, loaded once a process: it is the same for everybody who asks."""
+    """The tokenizer of `ref` alone, loaded once a process and shared by all callers."""
     from transformers import AutoTokenizer
 
     _ensure_files(ref)

@@ -1,11 +1,4 @@
-"""How requests become forward passes: their passes as one tree of token runs, cut into batches.
-
-Two decisions:
-
-* Requests that need deeper layers are planned apart from those that do not, unless sharing a prefix saves more than
-  the extra layers cost.
-* Runs go in depth-first order, so that of what has been computed only one path has to be kept for the runs to come.
-"""
+"""Plan requests as forward passes: their prompts become one prefix tree, cut into batches (docs/decisions/070)."""
 
 from __future__ import annotations
 
@@ -18,14 +11,17 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.decoder import Decoder, Span, Tap, hull
+from abstain.llm.engine.decoder import Decoder, Hook, Span, hull
 from abstain.llm.engine.prefix_tree import Node, build, common_prefix, walk
 from abstain.llm.engine.requests import NLL, Generate, Request, States
 
 
 @dataclass(frozen=True)
-class Want:
-    """One request, encoded: `first`..`last` are the tokens whose states or NLLs it wants; `choices` are token ids."""
+class EncodedRequest:
+    """One request, encoded: `first`..`last` are the tokens whose states or NLLs are requested.
+
+    `choices`: token ids.
+    """
 
     key: str
     request: Request
@@ -34,37 +30,37 @@ class Want:
     last: int
     choices: tuple[int, ...] = ()
 
-    def tap(self, n_layers: int) -> tuple[Tap, Span]:
-        """The rows of the tap that it reads. What predicts a token is the state of the token before it."""
+    def hook(self, n_layers: int) -> tuple[Hook, Span]:
+        """The rows of the hook that it reads. What predicts a token is the state of the token before it."""
         match self.request.ask:
             case States(layer, site):
-                return Tap(layer, site), (self.first, self.last)
+                return Hook(layer, site), (self.first, self.last)
             case NLL():
-                return Tap(n_layers), (max(self.first - 1, 0), self.last - 1)
+                return Hook(n_layers), (max(self.first - 1, 0), self.last - 1)
             case _:
-                return Tap(n_layers), (len(self.ids) - 1, len(self.ids))
+                return Hook(n_layers), (len(self.ids) - 1, len(self.ids))
 
 
 @dataclass
-class Found:
+class NodeResults:
     """What is known of a run, on the CPU, until the last of its passes is done.
 
-    `states`: tap -> (first token, rows); `surprise`: NLL and entropy of every token, nan where nobody asked.
+    `states`: hook -> (first token, rows); `surprise`: NLL and entropy of every token, nan where not requested.
     """
 
     users: int = 0
-    states: dict[Tap, tuple[int, Tensor]] = field(default_factory=dict)
+    states: dict[Hook, tuple[int, Tensor]] = field(default_factory=dict)
     surprise: Tensor | None = None
 
 
 class Plan:
-    """The tree of the passes of `wants`, cut into batches, and what has been found on the way."""
+    """The tree of the passes of `entries`, cut into batches, and what has been found on the way."""
 
-    def __init__(self, wants: Sequence[Want], decoder: Decoder, batch_tokens: int) -> None:
-        self.wants: defaultdict[tuple[int, ...], list[Want]] = defaultdict(list)
-        for want in wants:
-            self.wants[tuple(want.ids)].append(want)
-        self.passes = sorted(self.wants)
+    def __init__(self, entries: Sequence[EncodedRequest], decoder: Decoder, batch_tokens: int) -> None:
+        self.entries: defaultdict[tuple[int, ...], list[EncodedRequest]] = defaultdict(list)
+        for entry in entries:
+            self.entries[tuple(entry.ids)].append(entry)
+        self.passes = sorted(self.entries)
         if decoder.packs:
             self.runs = list(walk(build(self.passes, batch_tokens)))
             self.batches = _fill(self.runs, batch_tokens)
@@ -74,9 +70,9 @@ class Plan:
             self.batches = _fill_padded(self.runs, batch_tokens)
         self.no_rows = torch.empty(0, decoder.config.hidden_size, dtype=decoder.loaded.model.dtype)
         self.kept: dict[Node, KeysValues] = {}
-        self.found = {run: Found() for run in self.runs}
-        self.wanted: defaultdict[Node, dict[Tap, Span]] = defaultdict(dict)
-        self.exported: defaultdict[Node, set[Tap]] = defaultdict(set)
+        self.results = {run: NodeResults() for run in self.runs}
+        self.wanted: defaultdict[Node, dict[Hook, Span]] = defaultdict(dict)
+        self.exported: defaultdict[Node, set[Hook]] = defaultdict(set)
         self.projected: defaultdict[Node, set[int]] = defaultdict(set)
         self.choices: dict[str, Tensor] = {}
         self.last_state: dict[str, Tensor] = {}
@@ -86,33 +82,33 @@ class Plan:
                 for node in run.path:
                     self._last_use[node] = number
         for run in self.runs:
-            for want in self.ending(run):
-                self._note(want, run, decoder.n_layers)
+            for entry in self.ending(run):
+                self._note(entry, run, decoder.n_layers)
 
-    def _note(self, want: Want, end: Node, n_layers: int) -> None:
-        tap, (first, last) = want.tap(n_layers)
+    def _note(self, entry: EncodedRequest, end: Node, n_layers: int) -> None:
+        hook, (first, last) = entry.hook(n_layers)
         for node in end.path:
-            self.found[node].users += 1
+            self.results[node].users += 1
             local = max(first - node.start, 0), min(last - node.start, len(node))
             if local[0] < local[1]:
                 here = self.wanted[node]
-                here[tap] = hull([local, here[tap]]) if tap in here else local
-                if isinstance(want.request.ask, States):
-                    self.exported[node].add(tap)
-                elif not isinstance(want.request.ask, Generate):
+                here[hook] = hull([local, here[hook]]) if hook in here else local
+                if isinstance(entry.request.ask, States):
+                    self.exported[node].add(hook)
+                elif not isinstance(entry.request.ask, Generate):
                     self.projected[node].update(range(*local))
 
-    def ending(self, run: Node) -> Iterator[Want]:
+    def ending(self, run: Node) -> Iterator[EncodedRequest]:
         """The requests whose passes end with `run`."""
         for index in run.passes:
-            yield from self.wants[self.passes[index]]
+            yield from self.entries[self.passes[index]]
 
     def surprise(self, run: Node) -> Tensor:
         """NLL and entropy of the tokens of `run`, (tokens, 2), to be read and written."""
-        found = self.found[run]
-        if found.surprise is None:
-            found.surprise = torch.full((len(run), 2), float("nan"))
-        return found.surprise
+        results = self.results[run]
+        if results.surprise is None:
+            results.surprise = torch.full((len(run), 2), float("nan"))
+        return results.surprise
 
     def keep(self, number: int) -> set[Node]:
         """Runs of batch `number` whose keys and values a later batch, or an answer, goes on from."""
@@ -120,46 +116,46 @@ class Plan:
         answered = {
             node
             for run in batch
-            if any(isinstance(want.request.ask, Generate) for want in self.ending(run))
+            if any(isinstance(entry.request.ask, Generate) for entry in self.ending(run))
             for node in run.path
         }
         return {run for run in batch if self._last_use[run] > number or run in answered}
 
-    def finished(self, number: int) -> Iterator[tuple[Want, list[Node]]]:
+    def finished(self, number: int) -> Iterator[tuple[EncodedRequest, list[Node]]]:
         """The requests whose passes end in batch `number`, each with its path; what no other needs is then dropped."""
         for run in self.batches[number]:
-            for want in self.ending(run):
+            for entry in self.ending(run):
                 path = run.path
-                yield want, path
+                yield entry, path
                 for node in path:
-                    self.found[node].users -= 1
-                    if not self.found[node].users:
-                        del self.found[node]
+                    self.results[node].users -= 1
+                    if not self.results[node].users:
+                        del self.results[node]
         for node in [node for node in self.kept if self._last_use[node] <= number]:
             del self.kept[node]
 
 
-def by_depth(wants: Sequence[Want], n_layers: int, shares: bool) -> list[tuple[int, list[Want]]]:
+def by_depth(entries: Sequence[EncodedRequest], n_layers: int, shares: bool) -> list[tuple[int, list[EncodedRequest]]]:
     """Requests grouped by the layers they need, deepest first.
 
     A shallower one joins a deeper group where the prefix that it shares with it saves more than the layers that its
     other tokens then go through in vain. Without prefixes that are shared (`shares`), where it is equal to one of them.
     """
-    groups: dict[int, list[Want]] = {}
-    for depth in sorted({want.tap(n_layers)[0].layer for want in wants}, reverse=True):
-        passes = {deeper: sorted(want.ids for want in group) for deeper, group in groups.items()}
-        own: list[Want] = []
-        for want in (want for want in wants if want.tap(n_layers)[0].layer == depth):
+    groups: dict[int, list[EncodedRequest]] = {}
+    for depth in sorted({entry.hook(n_layers)[0].layer for entry in entries}, reverse=True):
+        passes = {deeper: sorted(entry.ids for entry in group) for deeper, group in groups.items()}
+        own: list[EncodedRequest] = []
+        for entry in (entry for entry in entries if entry.hook(n_layers)[0].layer == depth):
             for deeper, ids in passes.items():
-                at = bisect.bisect(ids, want.ids)
-                shared = max(common_prefix(want.ids, near) for near in ids[max(at - 1, 0) : at + 1])
-                if shared < len(want.ids) and not shares:
+                at = bisect.bisect(ids, entry.ids)
+                shared = max(common_prefix(entry.ids, near) for near in ids[max(at - 1, 0) : at + 1])
+                if shared < len(entry.ids) and not shares:
                     continue
-                if (len(want.ids) - shared) * deeper <= len(want.ids) * depth:
-                    groups[deeper].append(want)
+                if (len(entry.ids) - shared) * deeper <= len(entry.ids) * depth:
+                    groups[deeper].append(entry)
                     break
             else:
-                own.append(want)
+                own.append(entry)
         if own:
             groups[depth] = own
     return list(groups.items())

@@ -1,11 +1,7 @@
-"""Passes as a tree of token runs: what two passes have in common from their beginning is one run, computed once.
+"""A tree of prompts over token ids: what two prompts share from the beginning is one node, computed once.
 
-Two decisions:
-
-* The tree is over token ids, not over text: it merges equal passes, passes that continue others, and passes that
-  share an instruction or a context, by one rule and whatever the layout.
-* A run that is shared is at least `MIN_SHARED` tokens long (or a whole pass): a shorter one would cost more in
-  extra attention calls than its tokens do.
+A shared node has at least `MIN_SHARED` tokens (or is a whole prompt): a shorter one would cost more in extra attention
+calls than its tokens do.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Four decisions:
 * `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was never
   taught to say EOS: that text is what ends its answers, and its states are read there.
 
-Questions about an answer that was given are laid out in the same way, in `llm/questions`: `after-NAME` goes on from the
-pass of layout NAME, the others are whole prompts.
+Questions about a given answer are laid out in the same way, in `engine/questions`: `after-NAME` continues the prompt
+of layout NAME, the others are whole prompts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from abstain.core.errors import AbstainError
 class Segment:
     """A named piece of a pass. `literal` text may hold special tokens; `eos` stands for the tokenizer's own.
 
-    One named `bos`, without a text, is the BOS with which the tokenizer begins a text, if it does (tokens.py).
+    One named `bos`, without a text, is the BOS with which the tokenizer begins a text, if it does (tokenization.py).
     """
 
     name: str
@@ -51,7 +51,7 @@ Pass = tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt layout, read from `llm/layouts/NAME.yaml`, or a question from `llm/questions/NAME.yaml`."""
+    """A prompt layout, read from `engine/layouts/NAME.yaml`, or a question from `engine/questions/NAME.yaml`."""
 
     name: str
     source: str
@@ -101,7 +101,7 @@ def load_layout(name: str, folder: str = "layouts") -> Layout:
 
     Raises `AbstainError` listing those that there are.
     """
-    files = resources.files("abstain.llm") / folder
+    files = resources.files("abstain.llm.engine") / folder
     file = files / f"{name}.yaml"
     if not file.is_file():
         known = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))

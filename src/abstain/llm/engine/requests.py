@@ -92,11 +92,11 @@ class Generate:
 
 @dataclass(frozen=True)
 class Perturb:
-    """Replace `tokens` tokens of a text by what the model would have written there instead (llm/perturb).
+    """Replace `tokens` tokens of a text by what the model would have written there instead (llm/perturbation).
 
     `where`: `entropy`, the tokens that it finds least likely, or `random`, under `seed`. `when`: `single_shot`, all in
     the text as it was, or `iterative`, each in a text where those before it are changed. Literals of the pass stay.
-    Result: (replacements, 7), float32: the fields of `llm.perturb.text.Step`. There are fewer than `tokens` where the
+    Result: (replacements, 7), float32: the fields of `perturbation.text.Step`. There are fewer than `tokens` where the
     text has fewer that may be replaced.
     """
 

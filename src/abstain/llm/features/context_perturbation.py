@@ -17,10 +17,10 @@ from functools import cached_property
 from abstain.config.params import PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.context_length import Window
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import Perturb, Request
+from abstain.llm.engine.tokenization import Window
 from abstain.llm.features.compute import Progress, RowSource, Together
 from abstain.llm.features.shard_job import Done, ShardRunner, row_key
 from abstain.llm.perturbation.engines import AROUND

@@ -18,11 +18,11 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
 from abstain.data.store.state_table import write_table
-from abstain.llm.engine.context_length import Window
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Ask, Generate, Request, States
+from abstain.llm.engine.tokenization import Window
 from abstain.llm.features.cache import FeatureCache, Space
 from abstain.llm.features.compute import Progress, RowSource
 from abstain.llm.features.feature_request import Reading

@@ -1,11 +1,4 @@
-"""A causal language model as perturbation model: what it would have written next, from what stands to the left.
-
-Two decisions:
-
-* One forward pass says both how likely every token is and what else could stand in its place: filling costs nothing.
-* After a replacement only what follows it is read again, from the keys and values of what precedes it, and only as far
-  as somebody asks. Texts are packed side by side, as everywhere (llm/attention.py).
-"""
+"""A causal model as perturbation model: it proposes tokens from what stands to the left (docs/decisions/073)."""
 
 from __future__ import annotations
 
@@ -16,9 +9,8 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.decoder import Decoder, Tap
+from abstain.llm.engine.decoder import Decoder, Hook, log_probabilities
 from abstain.llm.engine.prefix_tree import Node
-from abstain.llm.engine.vocabulary import log_probabilities
 from abstain.llm.perturbation.loop import Fill
 
 LOGIT_BYTES = 1 << 28
@@ -41,7 +33,7 @@ class _Row:
     scored: int = 0
 
 
-class CausalReader:
+class CausalProposer:
     """Texts of token ids, each read after `start`, BOS or else EOS: so the first token can be replaced, too."""
 
     def __init__(
@@ -118,11 +110,11 @@ class CausalReader:
         return Node(row.ids[row.known : min(end, row.known + self._batch_tokens)], start=row.known, parent=last)
 
     def _run(self, batch: Mapping[Node, _Row]) -> None:
-        tap = Tap(self._decoder.n_layers)
-        wanted = {run: {tap: (0, len(run))} for run in batch}
-        found = self._decoder.read(list(batch), wanted, tap.layer, self._kept, set(batch))
+        hook = Hook(self._decoder.n_layers)
+        wanted = {run: {hook: (0, len(run))} for run in batch}
+        found = self._decoder.read(list(batch), wanted, hook.layer, self._kept, set(batch))
         for run, row in batch.items():
-            row.final[run.start : run.end] = found[run][tap]
+            row.final[run.start : run.end] = found[run][hook]
             row.known = run.end
             if self._decoder.packs:
                 row.path.append(run)

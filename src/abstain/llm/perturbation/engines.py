@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.decoder import Work
+from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.engine import Engine, Result
 from abstain.llm.engine.loading import LoadedModel, window_of
 from abstain.llm.engine.requests import Perturb, Request
-from abstain.llm.perturbation.causal import CausalReader
-from abstain.llm.perturbation.loop import Reader, Text, allowed_tokens, encode, perturb
-from abstain.llm.perturbation.masked import MaskedReader
-from abstain.llm.perturbation.seq2seq import Seq2SeqReader
+from abstain.llm.perturbation.causal import CausalProposer
+from abstain.llm.perturbation.loop import Text, TokenProposer, allowed_tokens, encode, perturb
+from abstain.llm.perturbation.masked import MaskedProposer
+from abstain.llm.perturbation.seq2seq import Seq2SeqProposer
 from abstain.llm.perturbation.text import Pieces, to_rows
 
 AROUND = 2
@@ -24,12 +24,16 @@ AROUND = 2
 BATCHES = 4
 """How many batches' tokens of texts are perturbed side by side: after a replacement only a part of each is read."""
 
-MakeReader = Callable[[Sequence[Sequence[int]], Tensor], Reader]
+MakeProposer = Callable[[Sequence[Sequence[int]], Tensor], TokenProposer]
 """From texts of token ids, and which tokens may take a place."""
 
 
 def run_perturbations(
-    requests: Mapping[str, Request], loaded: LoadedModel, batch_tokens: int, work: Work, make_reader: MakeReader
+    requests: Mapping[str, Request],
+    loaded: LoadedModel,
+    batch_tokens: int,
+    work: ComputeStats,
+    make_proposer: MakeProposer,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield `(key, steps)` for every request, all of them `Perturb`: (replacements, 7) each, none of a text in which
     nothing may be replaced. Raises `AbstainError` for a tokenizer that cannot say where its tokens are in the text,
@@ -58,7 +62,7 @@ def run_perturbations(
     for ask, rows in by_ask.items():
         for some in _side_by_side(rows, BATCHES * batch_tokens):
             texts = [text for _, text in some]
-            steps = perturb(make_reader([text.ids for text in texts], allowed), texts, ask)
+            steps = perturb(make_proposer([text.ids for text in texts], allowed), texts, ask)
             for (key, _), of_row in zip(some, steps, strict=True):
                 if not all(math.isfinite(step.before + step.after) for step in of_row):
                     raise AbstainError(
@@ -75,15 +79,15 @@ class CausalEngine(Engine):
         """As `Engine.run`; perturbation requests are done first."""
         perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
         if perturbed:
-            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._reader)
+            yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._proposer)
         yield from super().run({key: request for key, request in requests.items() if key not in perturbed})
 
-    def _reader(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
+    def _proposer(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
         tokenizer = self.loaded.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if start is None:
             raise AbstainError(f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token")
-        return CausalReader(self.decoder, texts, start, allowed, self.batch_tokens)
+        return CausalProposer(self.decoder, texts, start, allowed, self.batch_tokens)
 
 
 class PerturbationEngine:
@@ -92,19 +96,19 @@ class PerturbationEngine:
     def __init__(self, loaded: LoadedModel, batch_tokens: int) -> None:
         self.loaded = loaded
         self.batch_tokens = batch_tokens
-        self.work = Work()
+        self.work = ComputeStats()
 
     def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Tensor]]:
         """As `Engine.run`, for `Perturb` alone."""
-        kind = Seq2SeqReader if self.loaded.model.config.is_encoder_decoder else MaskedReader
+        kind = Seq2SeqProposer if self.loaded.model.config.is_encoder_decoder else MaskedProposer
         for request in requests.values():
             if not isinstance(request.ask, Perturb):
                 raise AbstainError(f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts")
 
-        def reader(texts: Sequence[Sequence[int]], allowed: Tensor) -> Reader:
+        def proposer(texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
             return kind(self.loaded, texts, allowed, self.batch_tokens, self.work)
 
-        yield from run_perturbations(requests, self.loaded, self.batch_tokens, self.work, reader)
+        yield from run_perturbations(requests, self.loaded, self.batch_tokens, self.work, proposer)
 
 
 def _side_by_side(rows: Sequence[tuple[str, Text]], tokens: int) -> Iterator[list[tuple[str, Text]]]:

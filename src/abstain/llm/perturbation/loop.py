@@ -26,7 +26,7 @@ class Fill(NamedTuple):
     after: float
 
 
-class Reader(Protocol):
+class TokenProposer(Protocol):
     """A perturbation model over some texts of token ids, `texts`, side by side."""
 
     def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
@@ -92,7 +92,7 @@ def allowed_tokens(tokenizer: Any, vocabulary: int) -> Tensor:
     return allowed
 
 
-def perturb(reader: Reader, texts: Sequence[Text], ask: Perturb) -> list[list[Step]]:
+def perturb(proposer: TokenProposer, texts: Sequence[Text], ask: Perturb) -> list[list[Step]]:
     """Replace `ask.tokens` tokens of every text, or all that may be where there are fewer: the steps, in order.
 
     `entropy`: the least likely of those that have not been replaced; `random`: drawn beforehand, and gone through from
@@ -107,14 +107,14 @@ def perturb(reader: Reader, texts: Sequence[Text], ask: Perturb) -> list[list[St
         if drawn:
             chosen = {row: drawn[row][first : first + at_once] for row in rows}
         else:
-            found = reader.log_likelihoods(rows)
+            found = proposer.log_likelihoods(rows)
             chosen = {row: _lowest(value, left[row], at_once) for row, value in zip(rows, found, strict=True)}
         chosen = {row: places for row, places in chosen.items() if places}
         if not chosen:
             break
-        for row, fills in reader.fill(chosen).items():
+        for row, fills in proposer.fill(chosen).items():
             text, places = texts[row], chosen[row]
-            reader.replace(row, places, [fill.new for fill in fills])
+            proposer.replace(row, places, [fill.new for fill in fills])
             left[row] -= set(places)
             steps[row] += [Step(*text.spans[at], text.ids[at], *fill) for at, fill in zip(places, fills, strict=True)]
     return steps

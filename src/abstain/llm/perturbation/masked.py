@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.decoder import Work
+from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.perturbation.causal import LOGIT_BYTES, best_others
 from abstain.llm.perturbation.loop import Fill
@@ -21,14 +21,19 @@ Masked = tuple[int, Sequence[int]]
 """Text number, and the places of it that are masked."""
 
 
-class MaskedReader:
+class MaskedProposer:
     """Texts of token ids, each between the tokens that the model was trained to see around a text.
 
     Raises `AbstainError` for a model without a mask token.
     """
 
     def __init__(
-        self, loaded: LoadedModel, texts: Sequence[Sequence[int]], allowed: Tensor, batch_tokens: int, work: Work
+        self,
+        loaded: LoadedModel,
+        texts: Sequence[Sequence[int]],
+        allowed: Tensor,
+        batch_tokens: int,
+        work: ComputeStats,
     ) -> None:
         tokenizer = loaded.tokenizer
         if tokenizer.mask_token_id is None:

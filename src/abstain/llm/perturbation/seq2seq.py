@@ -9,21 +9,26 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.decoder import Work
+from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.perturbation.causal import best_others
 from abstain.llm.perturbation.loop import Fill
 from abstain.llm.perturbation.masked import STRIDE, Masked, padded, side_by_side
 
 
-class Seq2SeqReader:
+class Seq2SeqProposer:
     """Texts of token ids, each before EOS, for an encoder and a decoder that were trained on corrupted spans.
 
     Raises `AbstainError` for a model without T5's sentinels, `<extra_id_0>` and so on.
     """
 
     def __init__(
-        self, loaded: LoadedModel, texts: Sequence[Sequence[int]], allowed: Tensor, batch_tokens: int, work: Work
+        self,
+        loaded: LoadedModel,
+        texts: Sequence[Sequence[int]],
+        allowed: Tensor,
+        batch_tokens: int,
+        work: ComputeStats,
     ) -> None:
         tokenizer = loaded.tokenizer
         vocabulary = tokenizer.get_vocab()

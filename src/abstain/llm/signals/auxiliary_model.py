@@ -1,13 +1,4 @@
-"""Models beside the base model, of entailment or of question answering: found, run, and what they say kept.
-
-Three decisions:
-
-* What such a model says depends on its files and the texts alone: it is kept in the feature cache by content, so a
-  second comparison computes nothing, and does not even load the model.
-* It runs in float32 unless `ABSTAIN_DTYPE` is bfloat16: these models are small, and bfloat16 makes many scores equal.
-* A long text is cut into overlapping windows by the model's own tokenizer. What people wrote holds no special tokens,
-  and no code that comes with a model is run.
-"""
+"""Find, load and run auxiliary models (entailment, QA), and cache their outputs (docs/decisions/074)."""
 
 from __future__ import annotations
 
@@ -53,7 +44,7 @@ class TextWindow:
 
 
 @dataclass(frozen=True)
-class OtherModel:
+class AuxiliaryModel:
     """A model that has been found; its weights are loaded when something has to be computed."""
 
     ref: ModelRef
@@ -64,17 +55,17 @@ class OtherModel:
     def tokenizer(self) -> Any:
         return _load(self.ref, self.head, self.settings).tokenizer
 
-    def kept(
-        self, ask: str, numerics: str, passes: Sequence[Pass], compute: Callable[[list[Pass]], list[Tensor]]
+    def cached(
+        self, ask: str, version: str, passes: Sequence[Pass], compute: Callable[[list[Pass]], list[Tensor]]
     ) -> list[Tensor]:
         """What `compute` makes of `passes`, float32 (n, w) each, in order; only what the cache lacks is computed."""
         dtype = str(_dtype(self.settings)).removeprefix("torch.")
-        cache = FeatureCache(self.settings.features, Space(str(self.ref), dtype, ask, numerics))
+        cache = FeatureCache(self.settings.features, Space(str(self.ref), dtype, ask, version))
         keys = [pass_key(pass_) for pass_ in passes]
         rows = dict(cache.read(keys))
-        lacking = [(key, pass_) for key, pass_ in dict(zip(keys, passes, strict=True)).items() if key not in rows]
-        for at in range(0, len(lacking), BLOCK):
-            block = lacking[at : at + BLOCK]
+        missing = [(key, pass_) for key, pass_ in dict(zip(keys, passes, strict=True)).items() if key not in rows]
+        for at in range(0, len(missing), BLOCK):
+            block = missing[at : at + BLOCK]
             found = compute([pass_ for _, pass_ in block])
             new = {key: row for (key, _), row in zip(block, found, strict=True)}
             cache.put(new)
@@ -134,7 +125,7 @@ class OtherModel:
                 yield at, tuple(one[row] for one in logits)
 
 
-def find_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[OtherModel, Any]:
+def find_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[AuxiliaryModel, Any]:
     """The model that `setting` of params.yaml names, a folder or a Hugging Face `id[@revision]`, and its configuration.
 
     No weights are loaded. Raises `ScorerUnavailable` where there is none, it has another head, or nothing to read words
@@ -162,7 +153,7 @@ def find_model(name: str | None, setting: str, head: Head, settings: Settings) -
         raise ScorerUnavailable(
             f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}"
         )
-    return OtherModel(ref, head, settings), config
+    return AuxiliaryModel(ref, head, settings), config
 
 
 @dataclass(frozen=True)
@@ -187,9 +178,9 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
         model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
             ref.path, dtype=_dtype(settings), trust_remote_code=False, output_loading_info=True
         )
-    if lacking := sorted(info["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise AbstainError(
-            f"{ref.name}: its weights lack {lacking[0]}, so that what it says would be random: "
+            f"{ref.name}: its weights lack {missing[0]}, so that what it says would be random: "
             "choose a model that was trained for this"
         )
     model = model.to(choose_device(settings)).eval().requires_grad_(False)

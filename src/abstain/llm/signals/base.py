@@ -1,11 +1,7 @@
-"""What every confidence is behind one protocol: it says what it asks of the base model, is fitted, and scores answers.
+"""The protocol of all scorers: declare feature requests, fit, score.
 
-Two decisions:
-
-* A scorer declares `readings`; it never runs the base model. One fill computes the readings of all of them together
-  (features/rows.py), and what two of them share is computed once.
-* A score is a confidence from 0 to 1, higher means more likely right, and nan where the scorer cannot say. It need not
-  be a probability: calibration is fitted to every scorer alike (decide/calibration.py).
+A scorer never runs the base model: the feature requests of all scorers are computed together (features/compute.py).
+A score is a confidence from 0 to 1, higher means more likely correct, and nan where the scorer has none.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from abstain.config.settings import Settings
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.features.feature_request import Reading
-from abstain.llm.signals.auxiliary_model import OtherModel, find_model
+from abstain.llm.signals.auxiliary_model import AuxiliaryModel, find_model
 from abstain.llm.signals.base import Answers, ScorerUnavailable
 
 SETTING = "scorers.entailment_model"
-NUMERICS = "entailment-1"
+SCORER_VERSION = "entailment-1"
 """To be changed with whatever changes a score: it is part of every cache key."""
 SUPPORTED = ("entailment", "entailed", "entails", "support", "supported", "supports", "consistent", "faithful")
 
@@ -42,7 +42,7 @@ class Entailment:
     nan without chunks, and where question and answer alone fill the model's window.
     """
 
-    model: OtherModel
+    model: AuxiliaryModel
     supported: int | None
     name: str = "entailment"
     readings: tuple[Reading, ...] = ()
@@ -58,7 +58,7 @@ class Entailment:
             ]
             for one in answers.interactions
         ]
-        found = iter(self.model.kept("entailment", NUMERICS, list(chain.from_iterable(pairs)), self._compute))
+        found = iter(self.model.cached("entailment", SCORER_VERSION, list(chain.from_iterable(pairs)), self._compute))
         return np.array([max((float(next(found)) for _ in of_row), default=float("nan")) for of_row in pairs], float)
 
     def _compute(self, pairs: list[Pass]) -> list[Tensor]:

@@ -26,11 +26,11 @@ from abstain.config.settings import Settings
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.features.feature_request import Reading
-from abstain.llm.signals.auxiliary_model import OtherModel, TextWindow, find_model
+from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextWindow, find_model
 from abstain.llm.signals.base import Answers
 
 SETTING = "scorers.extractive_qa_model"
-NUMERICS = "extractive-1"
+SCORER_VERSION = "extractive-1"
 """To be changed with whatever changes the spans: it is part of every cache key."""
 TOP = 20
 LONGEST = 30
@@ -62,7 +62,7 @@ class ExtractiveQA:
     nan without chunks, for an answer without words, and where the question alone fills the model's window.
     """
 
-    model: OtherModel
+    model: AuxiliaryModel
     name: str = "extractive_qa"
     readings: tuple[Reading, ...] = ()
 
@@ -74,7 +74,7 @@ class ExtractiveQA:
             (Segment("question", one.question), *(Segment("context", context.text) for context in one.contexts))
             for one in answers.interactions
         ]
-        found = self.model.kept(f"spans top={TOP} longest={LONGEST}", NUMERICS, asked, self._compute)
+        found = self.model.cached(f"spans top={TOP} longest={LONGEST}", SCORER_VERSION, asked, self._compute)
         scores = []
         for one, rows in zip(answers.interactions, found, strict=True):
             spans = [(one.contexts[int(at)].text[int(first) : int(last)], p) for at, first, last, p in rows.tolist()]

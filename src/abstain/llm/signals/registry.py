@@ -16,12 +16,12 @@ from abstain.llm.signals.base import Scorer, ScorerUnavailable
 from abstain.llm.signals.entailment import entailment_scorer
 from abstain.llm.signals.extractive_qa import extractive_scorer
 from abstain.llm.signals.length import LengthOnly
-from abstain.llm.signals.verbalized import verbalised_signal
+from abstain.llm.signals.verbalized import verbalized_signal
 from abstain.llm.signals.yes_no import yes_no_signals
 
 
 @dataclass(frozen=True)
-class Compared:
+class AvailableScorers:
     """The scorers of `scorers.compare` that can be had here, and `LengthOnly`, which every probe has to beat; and why
     the others cannot be had, by name."""
 
@@ -29,7 +29,7 @@ class Compared:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
-def compared(params: Params, settings: Settings) -> Compared:
+def compared(params: Params, settings: Settings) -> AvailableScorers:
     """Make the scorers of `params.scorers.compare`. Raises `AbstainError` for a name that is none, listing them all."""
     makers = _makers(params, settings)
     unknown = [name for name in params.scorers.compare if name not in makers]
@@ -42,12 +42,12 @@ def compared(params: Params, settings: Settings) -> Compared:
             scorers.append(makers[name]())
         except ScorerUnavailable as why:
             skipped[name] = str(why)
-    return Compared((*scorers, LengthOnly()), skipped)
+    return AvailableScorers((*scorers, LengthOnly()), skipped)
 
 
 def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer]]:
     tokenizer = load_tokenizer(resolve(params.llm.model, settings))
-    signals = (*likelihood.SIGNALS, *yes_no_signals(tokenizer), verbalised_signal(tokenizer))
+    signals = (*likelihood.SIGNALS, *yes_no_signals(tokenizer), verbalized_signal(tokenizer))
 
     def signal(one: Scorer) -> Scorer:
         for reading in one.readings:

@@ -32,7 +32,7 @@ PROBABILITY = re.compile(
 )
 
 
-def verbalised_signal(tokenizer: Any) -> Signal:
+def verbalized_signal(tokenizer: Any) -> Signal:
     """The scorer for a base model that writes by `tokenizer`."""
 
     def of_row(_: Interaction, found: Sequence[Tensor]) -> float:

@@ -5,7 +5,7 @@ Three variants, whose rank correlation the report gives:
 * `yes_score`, the post's own: its prompt, up to five greedy tokens, raw probabilities at the first position whose
   decoded token is letters alone: yes = p(Yes) / (p(Yes) + p(No)), 0.5 where neither is above 0.001.
 * `yes_score_tokens`: the same position, with all single tokens that mean yes, or no, summed.
-* `yes_score_fused`: asked after the answer's own pass (llm/questions), at its end: one pass serves the probe, the
+* `yes_score_fused`: asked after the answer's own pass (engine/questions), at its end: one pass serves the probe, the
   answer's NLLs and this score.
 """
 

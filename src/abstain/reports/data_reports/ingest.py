@@ -81,8 +81,8 @@ def _next_steps(report: IngestReport, refused: str | None) -> Sequence[tuple[str
         return ()
     steps = [
         ("abstain quarantine list", "what is there, and what it holds back"),
-        ("abstain quarantine release ID", "judge the rows again, under the rules and beside the data of then"),
-        ("abstain quarantine drop ID", "do without them"),
+        ("abstain quarantine retry ID", "judge the rows again, under the rules and beside the data of then"),
+        ("abstain quarantine discard ID", "delete them"),
     ]
     if refused is not None:
         steps.insert(

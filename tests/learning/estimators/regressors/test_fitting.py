@@ -16,6 +16,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import matrix
 from abstain.learning.estimators.regressors.fitting import Fitted, assign_folds, fit_regressor
 from abstain.learning.estimators.regressors.kinds import KINDS, Examples
+from tests.conftest import ROOT
 from tests.learning.estimators.regressors.builders import PARAMS, planted
 from tests.tolerance import assert_near
 
@@ -220,7 +221,7 @@ def test_the_same_fit_is_the_same_bytes_from_any_process_on_any_number_of_cores(
         environment = {**os.environ, "LOKY_MAX_CPU_COUNT": cores, "OMP_NUM_THREADS": cores, "PYTHONHASHSEED": cores}
         ran = subprocess.run(
             [sys.executable, "-c", FIT, str(folder)],
-            cwd=Path(__file__).parents[3],
+            cwd=ROOT,
             env=environment,
             capture_output=True,
             text=True,

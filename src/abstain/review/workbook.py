@@ -1,0 +1,239 @@
+"""The review file: an .xlsx workbook whose sheet `reviews` holds one row an answer, with cells to fill in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from io import BytesIO
+from pathlib import Path
+
+from openpyxl import Workbook, load_workbook
+from openpyxl.cell.cell import Cell
+from openpyxl.styles import Alignment, Protection
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.datavalidation import DataValidation
+
+from abstain.core.contracts import Context, Interaction, Review
+from abstain.core.errors import AbstainError
+
+SHEET, EXPORT_SHEET, KEY = "reviews", "export", "interaction_id"
+SAMPLED_COLUMNS = {
+    "interaction_id": 14,
+    "question": 40,
+    "answer": 50,
+    "contexts": 70,
+    "product": 12,
+    "line_of_business": 12,
+    "why": 10,
+    "inclusion_probability": 12,
+}
+"""What the export writes, and the width of each column in characters. These cells are locked."""
+VERDICT_COLUMNS = ("complete", "correct", "truthful")
+REVIEWER_COLUMNS = {**dict.fromkeys(VERDICT_COLUMNS, 10), "ideal_answer": 50, "reviewer": 14, "reviewed_at": 22}
+COLUMNS = SAMPLED_COLUMNS | REVIEWER_COLUMNS
+
+MAX_CELL = 32_767
+"""UTF-16 code units that a cell of Excel holds."""
+
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-F]{4}_)", re.IGNORECASE)
+_ESCAPED = re.compile(r"_x((?!D[89A-F])[0-9A-F]{4})_", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ReviewRow:
+    """A row of the sheet `reviews`.
+
+    `number` is what the spreadsheet shows. `cells` is the text of each of `COLUMNS`, `places` is where it stands, as in
+    J6. `refused` names a cell for which the row is not taken, with the remedy; None where there is none.
+    """
+
+    number: int
+    cells: Mapping[str, str]
+    places: Mapping[str, str]
+    refused: str | None
+
+
+def make_workbook(rows: Iterable[Mapping[str, str]]) -> Workbook:
+    """A new review file of `rows`, each of which has a text for each of `COLUMNS`.
+
+    Raises `AbstainError` for an id or a reviewer's text that is longer than a cell.
+    """
+    book = Workbook()
+    sheet, export = book.worksheets[0], book.create_sheet(EXPORT_SHEET)
+    sheet.title, export.sheet_state = SHEET, "hidden"
+    export.append(list(SAMPLED_COLUMNS))
+    for at, (name, width) in enumerate(COLUMNS.items(), start=1):
+        write_text(sheet.cell(1, at), name, locked=True)
+        sheet.column_dimensions[get_column_letter(at)].width = width
+    for number, row in enumerate(rows, start=2):
+        for at, name in enumerate(COLUMNS, start=1):
+            write_text(sheet.cell(number, at), row[name], locked=name in SAMPLED_COLUMNS)
+        for at, name in enumerate(SAMPLED_COLUMNS, start=1):
+            write_text(export.cell(number, at), row[name] if name == KEY else _digest(from_cell(to_cell(row[name]))))
+    choice = DataValidation("list", formula1='"yes,no"', showErrorMessage=True, allow_blank=True)
+    choice.add(f"I2:K{max(sheet.max_row, 2)}")
+    sheet.add_data_validation(choice)
+    sheet.freeze_panes, sheet.auto_filter.ref = "A2", sheet.dimensions
+    free = sheet.column_dimensions["O"]  # and those behind it, for a reviewer's own notes
+    free.min, free.max, free.protection = len(COLUMNS) + 1, len(COLUMNS) + 20, Protection(locked=False)
+    export.protection.sheet = sheet.protection.sheet = True
+    for allowed in ("autoFilter", "sort", "formatCells", "formatColumns", "formatRows"):
+        setattr(sheet.protection, allowed, False)  # not among what is protected
+    return book
+
+
+def read_workbook(path: Path) -> tuple[Workbook, list[ReviewRow]]:
+    """The review file at `path`, and `read_rows` of it.
+
+    Raises `AbstainError` for a file that cannot be read or is no review file.
+    """
+    try:
+        book = load_workbook(BytesIO(path.read_bytes()))
+    except OSError as error:
+        raise AbstainError(f"{path}: cannot be read ({error.strerror}): name a file of the export") from None
+    except Exception as error:  # openpyxl raises whatever it trips over
+        reason = " ".join(str(error).split())[:80]
+        raise AbstainError(f"{path}: is no .xlsx workbook ({reason}): save it as one, or export again") from None
+    try:
+        return book, read_rows(book)
+    except LookupError as missing:
+        raise AbstainError(f"{path}: {missing.args[0]} is missing: keep all of the export, or export again") from None
+
+
+def read_rows(book: Workbook) -> list[ReviewRow]:
+    """Each row in which something is written, in the order of the sheet; columns may stand in any order, among others.
+
+    LookupError that names a missing sheet or column.
+    """
+    exported = {_text(line[KEY]): line for line in _read_lines(book, EXPORT_SHEET, SAMPLED_COLUMNS)}
+    rows = [_read_row(line, exported) for line in _read_lines(book, SHEET, COLUMNS)]
+    return [row for row in rows if any(row.cells.values())]
+
+
+def to_bytes(book: Workbook) -> bytes:
+    """The whole file."""
+    out = BytesIO()
+    book.save(out)
+    return out.getvalue()
+
+
+def sampled_cells(interaction: Interaction, why: str, drawn: int, of: int) -> dict[str, str]:
+    """The texts of `SAMPLED_COLUMNS` for an interaction that was drawn as one of `drawn` of `of`."""
+    return {
+        "interaction_id": interaction.interaction_id,
+        "question": interaction.question,
+        "answer": interaction.answer,
+        "contexts": write_contexts(interaction.contexts),
+        "product": interaction.product or "",
+        "line_of_business": interaction.line_of_business or "",
+        "why": why,
+        "inclusion_probability": f"{drawn} of {of}",
+    }
+
+
+def reviewer_cells(review: Review | None) -> dict[str, str]:
+    """The texts of `REVIEWER_COLUMNS` for a review; empty without one."""
+    if review is None:
+        return dict.fromkeys(REVIEWER_COLUMNS, "")
+    return {
+        **{name: "yes" if getattr(review, name) else "no" for name in VERDICT_COLUMNS},
+        "ideal_answer": review.ideal_answer or "",
+        "reviewer": review.reviewer,
+        "reviewed_at": write_moment(review.reviewed_at),
+    }
+
+
+def write_moment(moment: datetime) -> str:
+    """A moment in UTC, as in 2026-11-21T14:30:00Z."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def write_contexts(contexts: Iterable[Context]) -> str:
+    """Ranked chunks as one readable text, `[rank] chunk_id` above each."""
+    return "\n\n".join(
+        f"[{rank}] {' '.join(context.chunk_id.split())}\n{context.text.strip()}"
+        for rank, context in enumerate(contexts, start=1)
+    )
+
+
+def split_contexts(text: str) -> list[tuple[str, str]]:
+    """(chunk_id, text) of each chunk that `write_contexts` wrote."""
+    chunks: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        match = re.fullmatch(r"\[(\d+)\] (.+)", line)
+        if match and int(match[1]) == len(chunks) + 1:
+            chunks.append((match[2], ""))
+        elif chunks:
+            chunks[-1] = (chunks[-1][0], f"{chunks[-1][1]}\n{line}")
+    return [(name, body.strip()) for name, body in chunks]
+
+
+def to_cell(text: str) -> str:
+    """`text` as a workbook stores it: what XML cannot hold is written as `_x0000_`, what is too long is cut."""
+    cell = _FORBIDDEN.sub(lambda match: f"_x{ord(match[0]):04X}_", text)
+    units = cell.encode("utf-16-le")
+    if len(units) <= 2 * MAX_CELL:
+        return cell
+    note = f" [... cut: {len(text):,} characters in all]"
+    return units[: 2 * (MAX_CELL - len(note))].decode("utf-16-le", "ignore") + note
+
+
+def from_cell(cell: str) -> str:
+    """The text that `to_cell` stored, or that a spreadsheet did."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), cell)
+
+
+def write_text(cell: Cell, text: str, locked: bool = False) -> None:
+    """Write a cell as text, so that a spreadsheet neither runs nor converts it.
+
+    A locked text may be cut. Raises `AbstainError` for any other that does not fit, because it is read back.
+    """
+    cell.value = to_cell(text) or None
+    if not locked and from_cell(cell.value or "") != text:
+        raise AbstainError(f"'{text[:40]}...' is longer than the {MAX_CELL:,} characters of a cell: shorten it")
+    if text:
+        cell.data_type = "s"  # openpyxl takes =1+1 for a formula
+    cell.number_format = "@"
+    cell.alignment = Alignment(wrap_text=True, vertical="top")
+    cell.protection = Protection(locked=locked)
+
+
+def _read_lines(book: Workbook, sheet: str, columns: Iterable[str]) -> list[dict[str, Cell]]:
+    """The cells of each row below the first by the names in the first, in any case."""
+    if sheet not in book.sheetnames:
+        raise LookupError(f"the sheet '{sheet}'")
+    header, *lines = book[sheet].iter_rows(min_row=1)
+    at = {_text(cell).strip().lower(): index for index, cell in enumerate(header)}
+    for name in columns:
+        if name not in at:
+            raise LookupError(f"the column '{name}' of the sheet '{sheet}'")
+    return [{name: line[at[name]] for name in columns} for line in lines]
+
+
+def _read_row(line: Mapping[str, Cell], exported: Mapping[str, Mapping[str, Cell]]) -> ReviewRow:
+    cells = {name: _text(cell) for name, cell in line.items()}
+    original = exported.get(cells[KEY])
+    refused = None
+    for name, cell in line.items():
+        place = f"{SHEET}!{cell.coordinate}: {name}"
+        if original is None:
+            refused = f"{place} was not exported: restore it, or delete the row"
+        elif name in REVIEWER_COLUMNS and cell.data_type == "f":
+            refused = f"{place} is a formula: write its text instead"
+        elif name in SAMPLED_COLUMNS and name != KEY and _digest(cells[name]) != _text(original[name]):
+            refused = f"{place} was changed: restore it, or copy the verdict into a fresh export"
+        if refused:
+            break
+    return ReviewRow(line[KEY].row, cells, {name: cell.coordinate for name, cell in line.items()}, refused)
+
+
+def _text(cell: Cell) -> str:
+    return "" if cell.value is None else from_cell(str(cell.value))
+
+
+def _digest(text: str) -> str:
+    """Stands for a text whatever a spreadsheet does to its line breaks and control characters."""
+    return hashlib.sha256(" ".join(re.sub(r"[\x00-\x1f]", " ", text).split()).encode()).hexdigest()[:16]

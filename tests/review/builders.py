@@ -1,0 +1,48 @@
+"""Review files to fill in, and to fill in as a reviewer does: with a spreadsheet's cells, not with our own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from openpyxl import load_workbook
+
+from abstain.core.contracts import Interaction
+from abstain.review.workbook import (
+    COLUMNS,
+    ReviewRow,
+    make_workbook,
+    read_workbook,
+    reviewer_cells,
+    sampled_cells,
+    to_bytes,
+)
+
+YES = {"complete": "yes", "correct": "yes", "truthful": "yes"}
+Cells = Mapping[str, Any]
+
+
+def write_file(path: Path, *interactions: Interaction, cells: Cells | None = None, **sampled: Any) -> Path:
+    """A review file at `path`; every row is drawn as `sampled` says and filled in with `cells`."""
+    drawn = {"why": "random", "drawn": 3, "of": 17, **sampled}
+    rows = [{**sampled_cells(one, **drawn), **reviewer_cells(None), **(cells or {})} for one in interactions]
+    path.write_bytes(to_bytes(make_workbook(rows)))
+    return path
+
+
+def fill(path: Path, change: Callable[[int, dict[str, str]], Cells]) -> None:
+    """Write into every row what `change` makes of its number and its texts."""
+    book = load_workbook(path)
+    for row in read_workbook(path)[1]:
+        for name, value in change(row.number, dict(row.cells)).items():
+            book["reviews"].cell(row.number, list(COLUMNS).index(name) + 1).value = value
+    book.save(path)
+
+
+def rows_of(path: Path) -> dict[int, ReviewRow]:
+    return {row.number: row for row in read_workbook(path)[1]}
+
+
+def cells_of(path: Path) -> list[Mapping[str, str]]:
+    return [row.cells for row in read_workbook(path)[1]]

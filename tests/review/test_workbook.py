@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openpyxl import load_workbook
+
+from abstain.core.contracts import Context
+from abstain.core.errors import AbstainError
+from abstain.review.workbook import (
+    COLUMNS,
+    MAX_CELL,
+    REVIEWER_COLUMNS,
+    SAMPLED_COLUMNS,
+    make_workbook,
+    read_workbook,
+    reviewer_cells,
+    sampled_cells,
+    split_contexts,
+    to_bytes,
+    write_contexts,
+)
+from tests.data.builders import interaction, review
+from tests.review.builders import cells_of, fill, rows_of, write_file
+
+CONTEXTS = (Context(chunk_id="cards-gold#1", text="Fees\n\nThe fee is 90 euros."), Context(chunk_id="x#2", text="-1"))
+RUN_OR_CONVERTED = ["=1+1", '=HYPERLINK("http://x","y")', "+31 20", "-1", "@SUM(A1)", "00123", "1e5", "TRUE", "#N/A"]
+ODD = ["\x00a\x1f", "a\r\nb\rc\td\x7f\ufffe\uffff", "_x000D_ _x005F_x0041_ _xD800_", " x ", "\N{PILE OF POO}" * 9]
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from([*RUN_OR_CONVERTED, *ODD])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    rows = [interaction(f"i-{n}", contexts=CONTEXTS, product="cards") for n in range(3)]
+    return write_file(tmp_path / "reviews.xlsx", *rows)
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(COLUMNS, texts)), max_size=3))
+def test_any_text_saved_and_read_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("workbook") / "reviews.xlsx"
+    path.write_bytes(to_bytes(make_workbook(rows)))
+    book, read = read_workbook(path)
+    expected = [row for row in rows if any(row.values())]
+    assert [row.cells for row in read] == expected
+    path.write_bytes(to_bytes(book))
+    assert cells_of(path) == expected
+
+
+@pytest.mark.parametrize("text", [*RUN_OR_CONVERTED, *ODD])
+def test_row_with_an_odd_text_is_not_refused(tmp_path: Path, text: str) -> None:
+    asked = interaction(f"i{text}", question=f"{text}?", answer=text, contexts=[Context(chunk_id="c#1", text=text)])
+    path = write_file(tmp_path / "reviews.xlsx", asked, cells=reviewer_cells(review(ideal_answer=text)))
+    (row,) = read_workbook(path)[1]
+    assert (row.refused, row.cells["interaction_id"], row.cells["answer"]) == (None, asked.interaction_id, asked.answer)
+    with ZipFile(path) as archive:
+        sheet = archive.read("xl/worksheets/sheet1.xml").decode()
+    filled = re.findall(r"<c ([^>]*)>(?!</c>)", sheet)
+    assert len(filled) > len(COLUMNS) and all('t="inlineStr"' in one for one in filled), "no formula, number or error"
+
+
+def test_cell_too_long_is_cut_and_the_row_stays_valid(tmp_path: Path) -> None:
+    for text in ("x" * 100_000, "\N{PILE OF POO}" * 20_000, "\x00" * 10_000):
+        path = write_file(tmp_path / "reviews.xlsx", interaction(answer=f"a{text}"))
+        fill(path, lambda number, cells: {"complete": "yes"})
+        (row,) = read_workbook(path)[1]
+        assert row.refused is None and row.cells["complete"] == "yes"
+        assert row.cells["answer"].endswith(f" [... cut: {len(text) + 1:,} characters in all]")
+        assert len(str(load_workbook(path)["reviews"]["C2"].value).encode("utf-16-le")) <= 2 * MAX_CELL
+    for asked, cells in ((interaction("i" * 40_000), {}), (interaction(), {"ideal_answer": "i" * 40_000})):
+        with pytest.raises(AbstainError, match=r"'i{40}...' is longer than the 32,767 characters of a cell"):
+            write_file(path, asked, cells=cells)
+
+
+def test_sheet_lets_a_reviewer_write_only_their_cells(file: Path) -> None:
+    sheet = load_workbook(file)["reviews"]
+    assert sheet.protection.sheet and not sheet.protection.autoFilter
+    for name, cell in zip(COLUMNS, sheet[2], strict=False):
+        assert (cell.protection.locked, cell.number_format) == (name in SAMPLED_COLUMNS, "@")
+        assert cell.alignment.wrap_text and sheet.column_dimensions[cell.column_letter].width >= 10
+    (choice,) = sheet.data_validations.dataValidation
+    assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"yes,no"', "I2:K4")
+    assert sheet.column_dimensions["O"].protection.locked is False
+    assert load_workbook(file)["export"].sheet_state == "hidden"
+
+
+@pytest.mark.parametrize("column", SAMPLED_COLUMNS)
+def test_edited_locked_cell_refuses_its_row_by_name(file: Path, column: str) -> None:
+    fill(file, lambda number, cells: {column: f"{cells[column]} x"} if number == 3 else {"complete": "yes"})
+    rows = rows_of(file)
+    assert rows[2].refused is None and rows[4].refused is None
+    place = f"reviews!{'ABCDEFGH'[list(SAMPLED_COLUMNS).index(column)]}3: "
+    assert rows[3].refused is not None and rows[3].refused.startswith(place) and "restore" in rows[3].refused
+
+
+def test_line_breaks_and_spaces_of_a_spreadsheet_are_no_edit(file: Path) -> None:
+    fill(file, lambda number, cells: {"contexts": cells["contexts"].replace("\n", "_x000D_\n") + "  "})
+    assert {row.refused for row in rows_of(file).values()} == {None}
+
+
+def test_rows_and_columns_may_be_moved_copied_and_added(file: Path) -> None:
+    old = load_workbook(file)["reviews"]
+    book = load_workbook(file)
+    sheet = book["reviews"]
+    sheet.delete_rows(1, 9)
+    header, first, second, _ = ([cell.value for cell in reversed(line)] for line in old["A1:N4"])
+    sheet.append([None, "My notes", *(f" {name.upper()} " for name in header)])
+    for line in (["mine", *second], [None] * 15, ["mine", *first], ["mine", *first]):
+        sheet.append([None, *line])
+    book.save(file)
+    rows = rows_of(file)
+    assert [(at, row.cells["interaction_id"]) for at, row in rows.items()] == [(2, "i-1"), (4, "i-0"), (5, "i-0")]
+    assert {row.refused for row in rows.values()} == {None}
+    assert rows[4].places["complete"] == "H4"
+
+
+def test_cell_values_of_a_spreadsheet_are_read_as_text(file: Path) -> None:
+    values = {"complete": True, "correct": 1.0, "truthful": 0, "reviewed_at": datetime(2026, 11, 21, 14, 30)}
+    fill(file, lambda number, cells: values)
+    cells = rows_of(file)[2].cells
+    assert {name: cells[name] for name in values} == {
+        "complete": "True",
+        "correct": "1",
+        "truthful": "0",
+        "reviewed_at": "2026-11-21 14:30:00",
+    }
+
+
+def test_formula_in_a_reviewers_cell_refuses_its_row(file: Path) -> None:
+    fill(file, lambda number, cells: {"ideal_answer": "=A1"} if number == 2 else {})
+    refused = {number: row.refused for number, row in rows_of(file).items()}
+    assert refused == {2: "reviews!L2: ideal_answer is a formula: write its text instead", 3: None, 4: None}
+
+
+def test_sampled_and_reviewer_cells_hold_the_row() -> None:
+    asked = interaction("i-7", question="=What?", contexts=CONTEXTS, product="cards", line_of_business=None)
+    contexts = "[1] cards-gold#1\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
+    sampled = dict(
+        zip(SAMPLED_COLUMNS, ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4"), strict=True)
+    )
+    assert sampled_cells(asked, "drift", 1, 4) == sampled
+    own = dict(zip(REVIEWER_COLUMNS, ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z"), strict=True))
+    assert reviewer_cells(review("i-7", right=False, ideal_answer="90")) == own
+    assert reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
+
+
+def test_contexts_are_split_in_rank_order() -> None:
+    assert split_contexts(write_contexts(CONTEXTS)) == [(one.chunk_id, one.text) for one in CONTEXTS]
+    assert split_contexts("") == []
+    tricky = (Context(chunk_id="a#1", text="see\n[3] there\n[1] and here"), Context(chunk_id="b c#2", text="z"))
+    assert split_contexts(write_contexts(tricky)) == [("a#1", tricky[0].text), ("b c#2", "z")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda book: book["reviews"].delete_cols(9), "the column 'complete' of the sheet 'reviews' is missing"),
+        (lambda book: book["export"].delete_cols(2), "the column 'question' of the sheet 'export' is missing"),
+        (lambda book: book["export"].delete_rows(1, 9), "the column 'interaction_id' of the sheet 'export' is missing"),
+        (
+            lambda book: book.remove(book["export"]),
+            "the sheet 'export' is missing: keep all of the export, or export again",
+        ),
+        (lambda book: setattr(book["reviews"], "title", "mine"), "the sheet 'reviews' is missing"),
+        (b"", "is no .xlsx workbook ("),
+        (b"interaction_id,question\ni-1,What?\n", "is no .xlsx workbook ("),
+        (b"PK\x03\x04rest", "is no .xlsx workbook ("),
+        (None, "cannot be read"),
+    ],
+)
+def test_file_that_is_no_review_file_is_one_line(file: Path, change: Any, message: str) -> None:
+    if change is None:
+        file.unlink()
+    elif isinstance(change, bytes):
+        file.write_bytes(change)
+    else:
+        book = load_workbook(file)
+        change(book)
+        book.save(file)
+    with pytest.raises(AbstainError) as error:
+        read_workbook(file)
+    assert str(error.value).startswith(f"{file}: {message}") and "\n" not in str(error.value)
