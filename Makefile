@@ -61,7 +61,7 @@ types: setup ## mypy, strict
 contracts: setup ## who may import whom (.importlinter)
 	@$(BIN)/lint-imports
 
-up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_PORT, ABSTAIN_PAGE_URL)
+up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_PORT, ABSTAIN_ALERT_URL)
 	@$(BIN)/python -m tasks.server up
 
 down: setup ## stop them

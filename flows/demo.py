@@ -16,7 +16,7 @@ from abstain.sample.write import write_sample
 from abstain.serving.predictor import Released, Verdict
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
-from tasks.promotion import production
+from tasks.release_bundle import production
 
 EXAMPLES = 40
 

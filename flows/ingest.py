@@ -15,8 +15,8 @@ from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.files import explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
+from tasks.git_commit import OriginMoved
 from tasks.ingest import ingest_sources
-from tasks.record import OriginMoved
 from tasks.workspace import open_workspace
 
 ATTEMPTS = 3

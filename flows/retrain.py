@@ -16,11 +16,11 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.quarantine import require_unblocked
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
+from tasks.git_commit import commit, push
 from tasks.pipeline import StageResult, run_stage
 from tasks.plan import find_stale, read_graph
 from tasks.promotion import Outcome, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
-from tasks.record import commit, push
 from tasks.stopping import stopping_together
 from tasks.workspace import Workspace, open_workspace
 

@@ -12,7 +12,7 @@ from abstain.llm.signals.registry import compared
 from abstain.release.registry import parse_registry
 from abstain.serving.predictor import Released
 from tasks.demand import read_labelled
-from tasks.promotion import fetch_release
+from tasks.release_bundle import fetch_release
 from tasks.workspace import open_workspace
 
 

@@ -24,10 +24,10 @@ from abstain.ingest.sources import Source
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.retrieval.retriever import sync_index
 from abstain.release.registry import Registry, load_registry
+from tasks.git_commit import commit, push
+from tasks.lineage import versions_trained_on
 from tasks.progress import observe
 from tasks.publish import publish_ingest
-from tasks.record import commit, push
-from tasks.versions import versions_with
 from tasks.workspace import Workspace
 
 
@@ -99,7 +99,7 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     before = store.forgotten()
     removed = forget(store, user, pseudonym, with_interactions=with_interactions)
     gone = set(store.forgotten().interactions).difference(before.interactions)
-    versions, registry = versions_with(workspace, {user, pseudonym}, gone), load_registry(file)
+    versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
     new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
     if new:
         registry = registry.erased(new, datetime.now(UTC))

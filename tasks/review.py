@@ -40,7 +40,7 @@ def prioritise(
         return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
     from abstain.serving.batch_scoring import score_backlog  # torch and Prefect, which nothing else here needs
     from abstain.serving.predictor import Released
-    from tasks.promotion import fetch_release
+    from tasks.release_bundle import fetch_release
 
     scorer = Released.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
     store, frame = Store(workspace.path / paths.DATA), window.frame

@@ -40,7 +40,7 @@ def score(
     from abstain.config.settings import load_settings
     from abstain.serving.predictor import Released
     from abstain.serving.requests import from_flags, read_interactions
-    from tasks.promotion import production
+    from tasks.release_bundle import production
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
@@ -75,7 +75,7 @@ def generate(
     from abstain.serving.generate import answer, room_for
     from abstain.serving.predictor import Released
     from abstain.serving.requests import question_from_flags, read_questions
-    from tasks.promotion import production
+    from tasks.release_bundle import production
 
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()

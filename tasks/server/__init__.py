@@ -3,7 +3,7 @@
 python -m tasks.server up      server with UI, worker, deployments, reports, in the background (`make up`)
 python -m tasks.server down    stop them, and what they are running (`make down`)
 python -m tasks.server worker  in the foreground: a worker that computes features (`make worker`)
-python -m tasks.server page    have failing runs page ABSTAIN_PAGE_URL, on the server at PREFECT_API_URL
+python -m tasks.server alert    post failed runs to ABSTAIN_ALERT_URL, on the server at PREFECT_API_URL
 
 Both servers keep the same SQLite database, `$ABSTAIN_HOME/prefect/prefect.db`, so every past run is listed in the UI.
 """

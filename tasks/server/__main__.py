@@ -23,12 +23,12 @@ def main() -> None:
                 background.down()
             case ["worker"]:
                 background.worker()
-            case ["page"]:
-                background.page()
+            case ["alert"]:
+                background.alert()
             case ["child", port]:
                 serve_child(int(port))
             case _:
-                raise AbstainError("run `python -m tasks.server up`, `down`, `worker` or `page`")
+                raise AbstainError("run `python -m tasks.server up`, `down`, `worker` or `alert`")
     except AbstainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""What `make up` starts and `make down` stops: server, worker, deployments, reports, pages."""
+"""What `make up` starts and `make down` stops: server, worker, deployments, reports, alerts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from abstain.core.errors import AbstainError
-from tasks.server import paging, reports
+from tasks.server import notifications, reports
 from tasks.server.addresses import (
     HEALTH,
     HOST,
@@ -33,37 +33,37 @@ GPU_POOL = "gpu"
 
 
 def up() -> None:
-    """Start what is not running yet, deploy prefect.yaml, and say where to look. Raises `AbstainError`."""
+    """Start what is not running yet, deploy prefect.yaml, and print the addresses. Raises `AbstainError`."""
     root = project_root()
     home().mkdir(parents=True, exist_ok=True)
-    receiver = paging.receiver()
+    receiver = notifications.receiver()
     with starting_alone():
-        address, pages = running_server(), reports.served_at()
-        is_up = bool(address and pages and pid_of("worker"))
+        address, report_url = running_server(), reports.served_at()
+        is_up = bool(address and report_url and pid_of("worker"))
         if not address:
             require_free_port("ABSTAIN_UI_PORT", PORT)
-        if not pages:
+        if not report_url:
             require_free_port(reports.VARIABLE, reports.port())
         try:
-            pages = pages or _start_reports(root)
+            report_url = report_url or _start_reports(root)
             address = address or _start_server(root)
             report_to(address)
             if not is_up:
                 _start_worker(root, address)
-            paging.arrange(receiver)
+            notifications.configure(receiver)
         except BaseException:
             print()
             down()
             raise
     if is_up:
-        print(f"already up: {address}\npages        {paging.told(receiver)}")
+        print(f"already up: {address}\nalerts       {notifications.summary(receiver)}")
         return
     (home() / "inbox").mkdir(exist_ok=True)
     deployments = _deployments(root)
-    print(f"\nPrefect UI   {address}\nreports      {pages}\npages        {paging.told(receiver)}")
+    print(f"\nPrefect UI   {address}\nreports      {report_url}\nalerts       {notifications.summary(receiver)}")
     print(f"logs         {log_of('server')}\n             {log_of('worker')}\ndeployments")
-    for name, says in deployments.items():
-        print(f"  {name:16} {says}")
+    for name, description in deployments.items():
+        print(f"  {name:16} {description}")
     prefect = Path(sys.executable).parent / "prefect"
     command = f"PREFECT_API_URL={address}/api {prefect} deployment run {next(iter(deployments))}"
     print(f"run one now  in the UI, or: {command}")
@@ -71,7 +71,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """Stop the worker, the runs that it is at, and the servers; say what was done."""
+    """Stop the worker, the runs that it is at, and the servers; print what was stopped."""
     stopped = ["worker"] if stop("worker") else []
     address = running_server()
     if address:
@@ -93,12 +93,12 @@ def worker() -> None:
     os.execvpe(Path(sys.executable).parent / command[0], command, env)
 
 
-def page() -> None:
-    """Have a server that others started page `ABSTAIN_PAGE_URL`, or nobody; say which."""
+def alert() -> None:
+    """Configure the alerts of a server that others started: to `ABSTAIN_ALERT_URL`, or none."""
     _join_server()
-    receiver = paging.receiver()
-    paging.arrange(receiver)
-    print(f"pages        {paging.told(receiver)}")
+    receiver = notifications.receiver()
+    notifications.configure(receiver)
+    print(f"alerts       {notifications.summary(receiver)}")
 
 
 def _join_server() -> None:
@@ -121,7 +121,7 @@ def _start_server(root: Path) -> str:
     began = time.monotonic()
     command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
     os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200, whatever ours is
-    os.environ["PREFECT_UI_URL"] = UI  # what a page links to
+    os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
     process = spawn("server", command, root, UI)
     _wait_for(UI + HEALTH, process, "server")
     print(f"ready after {time.monotonic() - began:.0f} s")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from abstain.core.errors import AbstainError
-from tasks.server import paging
+from tasks.server import notifications
 from tasks.server.addresses import HEALTH, HOST, START_SECONDS, answers, post, report_to, running_server
 from tasks.server.processes import STOP_SECONDS, log_of, starting_alone
 from tasks.shell import environment
@@ -37,7 +37,7 @@ def server_for_run() -> Iterator[None]:
         report_to(address)
         yield
         return
-    receiver = paging.receiver()
+    receiver = notifications.receiver()
     with starting_alone():
         process, address = _start()
         report_to(address)
@@ -46,7 +46,7 @@ def server_for_run() -> Iterator[None]:
             process.kill()
             raise AbstainError(f"the temporary server did not start: see {log_of(NAME)}")
         if receiver:
-            paging.arrange(receiver)
+            notifications.configure(receiver)
 
 
 def serve_child(port: int) -> None:
@@ -87,8 +87,8 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _stop(process: subprocess.Popen[bytes], address: str, began: datetime) -> None:
-    if paging.receiver() and _has_failed(address, began):
-        time.sleep(paging.SECONDS)  # the server pages while the run is already at its end
+    if notifications.receiver() and _has_failed(address, began):
+        time.sleep(notifications.SECONDS)  # the server sends the alert after the run has ended
     assert process.stdin is not None
     process.stdin.close()
     try:

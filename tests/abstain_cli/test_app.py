@@ -173,7 +173,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
     release(tmp_path, save_tiny_model(tmp_path / "tiny-bank"), Settings())
-    monkeypatch.setattr("tasks.promotion.production", lambda: (tmp_path, None))
+    monkeypatch.setattr("tasks.release_bundle.production", lambda: (tmp_path, None))
 
 
 def test_rows_without_context_are_unavailable_and_warned_of(

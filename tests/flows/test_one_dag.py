@@ -34,7 +34,7 @@ with server_for_run():
     from prefect import flow
     from flows.retrain import run_dag
 from tasks.progress import observed_by
-from tasks.record import commit, push
+from tasks.git_commit import commit, push
 from tasks.workspace import open_workspace
 
 @flow

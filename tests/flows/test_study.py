@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) 
         ((file, "--data", str(tmp_path / "nowhere")), "nowhere is no folder: say with --data"),
         ((file, "--data", str(tmp_path)), f"has no file {TRAIN}: say with --data"),
         ((file, "--data", data, "--table", "3"), "no table '3': there are headline, 2, 12"),
-        ((file, "--data", data, "--size", "tiny=5"), "--size tiny=5: say NAME=TRAIN,EVALUATION"),
+        ((file, "--data", data, "--size", "tiny=5"), "--size tiny=5: give NAME=TRAIN,EVALUATION"),
         ((file, "--data", data, "--size", "huge=5,5"), "no size 'huge': there are tiny"),
         (
             (file, "--data", data, "--size", "tiny=999,5"),

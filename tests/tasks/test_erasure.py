@@ -30,10 +30,10 @@ from abstain.release.registry import Registry, load_registry
 from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
-from tasks import promotion, publish
+from tasks import gate_inputs, promotion, publish
+from tasks.git_commit import commit, push
 from tasks.ingest import erase_user
 from tasks.promotion import Outcome, keep_tainted, promote_candidate, roll_back
-from tasks.record import commit, push
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace, open_workspace
 from tests.conftest import ROOT, Project
@@ -160,9 +160,9 @@ class Candidates:
 def candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
     """With v1.0.0 in production."""
     made = Candidates(workspace)
-    monkeypatch.setattr(promotion, "run", lambda *_, **__: made.latency)
+    monkeypatch.setattr(gate_inputs, "run", lambda *_, **__: made.latency)
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
-    monkeypatch.setattr(promotion, "_champion_scores", made.scores_of_champion)
+    monkeypatch.setattr(gate_inputs, "champion_scores", made.scores_of_champion)
     made.write()
     assert made.promote() == Outcome("promoted", "v1.0.0", [])
     made.judged.clear()
@@ -307,7 +307,7 @@ def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     for name in ("publish_validation", "publish_artifacts"):
         monkeypatch.setattr(retrain_flow, name, lambda _: None)
     monkeypatch.setattr("tasks.workspace.open_workspace", here)
-    monkeypatch.setattr("tasks.workspace.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    monkeypatch.setattr("tasks.status.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
     return retrain_flow.retrain.fn
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from abstain.core.errors import AbstainError
-from tasks.record import commit, push
+from tasks.git_commit import commit, push
 from tasks.workspace import Workspace, open_workspace
 from tests.conftest import Project
 

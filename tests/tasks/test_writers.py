@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.record import OriginMoved, commit, push
+from tasks.git_commit import OriginMoved, commit, push
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace, _take
 

@@ -11,7 +11,7 @@ import pytest
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event
-from tasks.promotion import fetch_release
+from tasks.release_bundle import fetch_release
 
 
 def test_a_release_that_is_not_what_was_promoted_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

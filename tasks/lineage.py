@@ -16,7 +16,7 @@ from abstain.release.registry import MODEL, tag_of, version_key
 from tasks.workspace import Workspace
 
 
-def versions_with(workspace: Workspace, names: Collection[str], gone: Collection[str] = ()) -> dict[str, bool]:
+def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Collection[str] = ()) -> dict[str, bool]:
     """The versions that were trained on somebody's rows, oldest first; True where that is certain.
 
     Those are thumbs of a user who goes by one of `names`, and thumbs and reviews of the interactions `gone`

@@ -1,4 +1,4 @@
-"""A run that fails is told of: real servers, a real failing flow, and somebody who listens."""
+"""Failed runs are posted: real servers, a real failing flow, and a webhook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from abstain.core.errors import AbstainError
-from tasks.server.paging import NAME, receiver, told
+from tasks.server.notifications import NAME, receiver, summary
 from tests.conftest import Project, new_project
 from tests.data.builders import row, write_lines
 from tests.ports import free_port
@@ -31,11 +31,11 @@ from abstain.core.errors import AbstainError
 
 @flow(name="ingest", flow_run_name="monday")
 def failing():
-    raise AbstainError("batch refused, nothing accepted: 3 of 4 rows fail: mend them")
+    raise AbstainError("batch refused, nothing accepted: 3 of 4 rows fail: fix them")
 
 @flow(name="other")
 def other():
-    raise AbstainError("nobody is to hear of this")
+    raise AbstainError("no alert for this flow")
 
 for run in (other, failing):
     try:
@@ -48,11 +48,11 @@ Server = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Receiver(ThreadingHTTPServer):
-    """Somebody who is paged."""
+    """A webhook that keeps its alerts."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.pages: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert isinstance(self.server, Receiver)
-        self.server.pages.append(json.loads(body))
+        self.server.alerts.append(json.loads(body))
         self.send_response(200)
         self.end_headers()
 
@@ -86,11 +86,11 @@ def project(tmp_path) -> Project:
 
 @pytest.fixture
 def server(project: Project) -> Iterator[Server]:
-    """`python -m tasks.server up|down`, with somebody to page or nobody; down at the end in any case."""
+    """`python -m tasks.server up|down`, with a webhook or none; down at the end in any case."""
     ports = {"ABSTAIN_UI_PORT": free_port(), "ABSTAIN_REPORTS_PORT": free_port()}
 
-    def call(what: str, page_url: str = "") -> subprocess.CompletedProcess[str]:
-        variables = [f"{name}={value}" for name, value in {**ports, "ABSTAIN_PAGE_URL": page_url}.items()]
+    def call(what: str, url: str = "") -> subprocess.CompletedProcess[str]:
+        variables = [f"{name}={value}" for name, value in {**ports, "ABSTAIN_ALERT_URL": url}.items()]
         return project.command(["env", *variables, sys.executable, "-m", "tasks.server", what])
 
     yield call
@@ -109,69 +109,72 @@ def ui_of(up: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.slow
-def test_a_failing_run_pages_once_and_nobody_when_nobody_is_to_be(
+def test_failed_run_posts_one_alert_and_none_without_a_webhook(
     project: Project, server: Server, listener: Receiver
 ) -> None:
     up = server("up", listener.url)
     ui = ui_of(up)
-    assert f"failing runs are posted to 127.0.0.1:{listener.server_port}\n" in up.stdout
+    assert f"failed runs are posted to 127.0.0.1:{listener.server_port}\n" in up.stdout
     assert "secret" not in up.stdout
     assert ui_of(server("up", listener.url)) == ui
     assert automations(ui) == [NAME]
 
     run = project.command(["python", "-c", FAILING])
     assert "failed: batch refused" in run.stdout, run.stdout + run.stderr
-    wait_until(lambda: bool(listener.pages), 20)
-    subject, message, link = listener.pages[0]["text"].split("\n")
+    wait_until(lambda: bool(listener.alerts), 20)
+    subject, message, link = listener.alerts[0]["text"].split("\n")
     assert subject == "ingest: run monday has failed"
-    assert "AbstainError: batch refused, nothing accepted: 3 of 4 rows fail: mend them" in message
+    assert "AbstainError: batch refused, nothing accepted: 3 of 4 rows fail: fix them" in message
     assert link.startswith(f"{ui}/runs/flow-run/")
     as_a_browser = urllib.request.Request(link, headers={"Accept": "text/html"})
     with urllib.request.urlopen(as_a_browser, timeout=10) as reply:
         assert reply.status == 200
 
-    nobody = server("up")
-    assert "nobody: set ABSTAIN_PAGE_URL" in nobody.stdout
+    without = server("up")
+    assert "none: set ABSTAIN_ALERT_URL" in without.stdout
     assert automations(ui) == []
     assert project.command(["python", "-c", FAILING]).returncode == 0
-    assert len(listener.pages) == 1  # neither the flow that is not watched, nor the run that nobody is paged for
+    assert len(listener.alerts) == 1  # neither the flow that is not watched, nor the run without a webhook
 
 
 @pytest.mark.slow
-def test_a_run_without_a_server_pages_too_before_it_ends(project: Project, listener: Receiver) -> None:
-    done = project.command(["env", f"ABSTAIN_PAGE_URL={listener.url}", "python", "-c", FAILING])
+def test_run_with_a_temporary_server_posts_before_it_ends(project: Project, listener: Receiver) -> None:
+    done = project.command(["env", f"ABSTAIN_ALERT_URL={listener.url}", "python", "-c", FAILING])
     assert done.returncode == 0, done.stdout + done.stderr
-    (page,) = listener.pages
-    assert page["text"].startswith("ingest: run monday has failed\n")
-    assert page["text"].endswith("\nstart `make up` to look at the run")
+    (alert,) = listener.alerts
+    assert alert["text"].startswith("ingest: run monday has failed\n")
+    assert alert["text"].endswith("\nstart `make up` to look at the run")
 
 
-def test_what_is_no_url_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_of_an_invalid_or_old_variable_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("oncall@example.org", "ftp://example.org", "https://"):
-        monkeypatch.setenv("ABSTAIN_PAGE_URL", bad)
-        with pytest.raises(AbstainError, match=r"^environment variable ABSTAIN_PAGE_URL: not an http\(s\) URL$"):
+        monkeypatch.setenv("ABSTAIN_ALERT_URL", bad)
+        with pytest.raises(AbstainError, match=r"^environment variable ABSTAIN_ALERT_URL: not an http\(s\) URL$"):
             receiver()
-    monkeypatch.setenv("ABSTAIN_PAGE_URL", " ")
+    monkeypatch.setenv("ABSTAIN_ALERT_URL", " ")
     assert receiver() is None
-    assert told("https://hooks.example.org/services/T0/secret") == "failing runs are posted to hooks.example.org"
+    assert summary("https://hooks.example.org/services/T0/secret") == "failed runs are posted to hooks.example.org"
+    monkeypatch.setenv("ABSTAIN_PAGE_URL", "https://hooks.example.org")
+    with pytest.raises(AbstainError, match="^environment variable ABSTAIN_PAGE_URL is now ABSTAIN_ALERT_URL"):
+        receiver()
 
 
 @pytest.mark.slow
-def test_a_refused_batch_pages_leaves_its_page_and_blocks_the_retrain_which_pages_too(
+def test_refused_batch_alerts_and_blocks_a_retrain_that_alerts(
     small_project: Project, listener: Receiver, tmp_path: Path
 ) -> None:
     project = replace(small_project, server=None)  # its runs bring their own
     bad = [row(f"bad-{number}", model=None) for number in range(5)]
     batch = write_lines(tmp_path / "batch.jsonl", row("good"), *bad)
-    command = ["env", f"ABSTAIN_PAGE_URL={listener.url}", "python", "-m", "abstain_cli.app"]
+    command = ["env", f"ABSTAIN_ALERT_URL={listener.url}", "python", "-m", "abstain_cli.app"]
     done = project.command([*command, "ingest", str(batch)])
     assert done.returncode == 1 and "refused, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
-    (page,) = listener.pages
-    assert page["text"].startswith("ingest: run ") and "refused, nothing accepted: 5 of 6" in page["text"]
+    (alert,) = listener.alerts
+    assert alert["text"].startswith("ingest: run ") and "refused, nothing accepted: 5 of 6" in alert["text"]
     (kept,) = (project.home / "reports").glob("*/ingest.html")
     text = kept.read_text(encoding="utf-8")
     assert "Batch refused, nothing accepted" in text and "batch.jsonl, line 2" in text
 
     blocked = project.command([*command, "retrain"])
     assert blocked.returncode == 1 and "the retrain is blocked" in blocked.stderr, blocked.stdout + blocked.stderr
-    assert "the retrain is blocked" in listener.pages[1]["text"]
+    assert "the retrain is blocked" in listener.alerts[1]["text"]

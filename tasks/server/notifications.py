@@ -1,7 +1,7 @@
-"""Who is told when a run fails: a Prefect automation that posts a notification to `ABSTAIN_PAGE_URL`.
+"""Alerts: a Prefect automation that posts a notification to `ABSTAIN_ALERT_URL` when a run fails.
 
 What is posted is `{"text": ...}`, which Slack, Mattermost and Rocket.Chat take as it is: the flow, the run, the line
-that says what is wrong, and where to look. The server sends it, so that a run whose process was killed is told of, too.
+that says what is wrong, and where to look. The server sends it, so a run whose process was killed is reported, too.
 The address may be a secret: it is kept in the block's secrets and never printed whole.
 """
 
@@ -12,20 +12,22 @@ from urllib.parse import urlsplit
 
 from abstain.core.errors import AbstainError
 
-VARIABLE = "ABSTAIN_PAGE_URL"
-NAME = "abstain-page"
-"""Of the automation and of the block that it sends with: there is one of each, however often this is arranged."""
+VARIABLE, OLD_VARIABLE = "ABSTAIN_ALERT_URL", "ABSTAIN_PAGE_URL"
+NAME = "abstain-alert"
+"""Of the automation and of the block that it sends with: there is one of each, however often this is configured."""
 
 FLOWS = ("ingest", "retrain")
 SECONDS = 3
-"""A page is sent this long after the end of a run at the latest."""
+"""An alert is sent this long after the end of a run at the latest."""
 
 SUBJECT = "{{ flow.name }}: run {{ flow_run.name }} has {{ flow_run.state.name | lower }}"
 BODY = "{{ flow_run.state.message }}\n{{ (flow_run | ui_url) or 'start `make up` to look at the run' }}"
 
 
 def receiver() -> str | None:
-    """The URL that failing runs are posted to; None for nobody. Raises `AbstainError` where it is none."""
+    """The URL that failed runs are posted to, or None. Raises `AbstainError` for an invalid URL or the old name."""
+    if OLD_VARIABLE in os.environ:
+        raise AbstainError(f"environment variable {OLD_VARIABLE} is now {VARIABLE}: set that one in its place")
     url = os.environ.get(VARIABLE, "").strip()
     if not url:
         return None
@@ -35,24 +37,24 @@ def receiver() -> str | None:
     return url
 
 
-def arrange(url: str | None) -> None:
-    """Have the server at `PREFECT_API_URL` post to `url` when a run of `FLOWS` fails or crashes; to nobody for None."""
+def configure(url: str | None) -> None:
+    """Have the server at `PREFECT_API_URL` post to `url` when a run of `FLOWS` fails or crashes; None: no alerts."""
     from prefect.blocks.notifications import CustomWebhookNotificationBlock
     from prefect.client.orchestration import get_client
     from prefect.events.actions import SendNotification
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
     with get_client(sync_client=True) as client:
-        known = client.read_automations_by_name(NAME)
+        existing = client.read_automations_by_name(NAME)
         if url is None:
-            for automation in known:
+            for automation in existing:
                 client.delete_automation(automation.id)
             return
         text = "{{subject}}\n{{body}}"
         block = CustomWebhookNotificationBlock(name=NAME, url="{{url}}", json_data={"text": text}, secrets={"url": url})
-        wanted = AutomationCore(
+        definition = AutomationCore(
             name=NAME,
-            description=f"page {VARIABLE} when a run of {' or '.join(FLOWS)} fails",
+            description=f"post to {VARIABLE} when a run of {' or '.join(FLOWS)} fails",
             trigger=EventTrigger(
                 expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
                 match_related={"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
@@ -61,12 +63,12 @@ def arrange(url: str | None) -> None:
             ),
             actions=[SendNotification(block_document_id=block.save(NAME, overwrite=True), subject=SUBJECT, body=BODY)],
         )
-        if not known:
-            client.create_automation(wanted)
-        for automation in known:
-            client.update_automation(automation.id, wanted)
+        if not existing:
+            client.create_automation(definition)
+        for automation in existing:
+            client.update_automation(automation.id, definition)
 
 
-def told(url: str | None) -> str:
-    """What `make up` says of it."""
-    return f"failing runs are posted to {urlsplit(url).netloc}" if url else f"nobody: set {VARIABLE} to a webhook's URL"
+def summary(url: str | None) -> str:
+    """What `make up` prints about alerts."""
+    return f"failed runs are posted to {urlsplit(url).netloc}" if url else f"none: set {VARIABLE} to a webhook's URL"

@@ -1,0 +1,38 @@
+"""The record of a promotion decision: as JSON in `approvals/`, as a table in the Prefect UI, and as it was before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from abstain.core.files import write_atomically
+from abstain.release.gate import Decision
+from abstain.release.registry import Registry
+from abstain.reports.evaluation import Strong, markdown_table, warning_line
+
+
+def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
+    """Why this candidate was rejected before against the same champion, figures, limits and erasure; else empty.
+
+    A rejection for latency does not count: the machine may have been busy.
+    """
+    if not record_file.is_file():
+        return []
+    record = json.loads(record_file.read_text())
+    if any(check["name"] == "latency" and check["passed"] is False for check in record["checks"]):
+        return []
+    return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
+
+
+def decision_table(decision: Decision, registry: Registry) -> str:
+    """The gate's checks as Markdown, with the mark of a tainted champion."""
+    marks = {True: "passed", False: Strong("failed"), None: "not judged"}
+    rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
+    warning = [warning_line(registry.warning)] if registry.warning else []
+    return "\n\n".join([f"## {'Approved' if decision.approved else 'Rejected'}", *warning, markdown_table(rows)])
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write `value` as JSON with sorted keys, so that equal records are equal files."""
+    write_atomically(file, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())

@@ -1,0 +1,125 @@
+"""What the gate judges: the candidate's and the champion's confidences of the same answers, and what changed between.
+
+torch and ONNX Runtime are imported by the functions that score: most runs judge nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import Store
+from abstain.data.store.splits import holdout_digest
+from abstain.ingest.erasure import erased_answers
+from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.release.gate import Decision, Measured, Rule, Window, decide
+from abstain.release.registry import Event, Registry, tag_of
+from tasks.release_bundle import fetch_release
+from tasks.shell import run
+from tasks.workspace import Workspace
+
+
+def judge(
+    workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule
+) -> Decision:
+    """Measure the candidate in `artifacts/` beside the champion and apply the gate.
+
+    Args:
+        metrics: the candidate's `artifacts/metrics.json`.
+        new_holdout: the recorded reason for another hold-out or base model; then a champion that cannot be compared is
+            left out.
+        rule: what the gate requires of the candidate.
+
+    Raises:
+        AbstainError: the champion cannot be scored, and no reason for that is given.
+    """
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
+
+    params = load_params(workspace.path / paths.PARAMS)
+    scores = pd.read_parquet(workspace.path / paths.SCORES)
+    names = ["probe", "length_only", "base_rate"]
+    champion, champion_threshold = registry.version, None
+    if registry.prod and champion:
+        try:
+            scores[champion], champion_threshold = champion_scores(workspace, registry.prod, scores["interaction_id"])
+            names.append(champion)
+        except AbstainError as error:
+            if new_holdout is None:
+                raise AbstainError(
+                    f"{champion} cannot be compared with: {error}; if that is expected, record why the candidate "
+                    "is to be judged as a first version: abstain promote --accept-new-holdout REASON"
+                ) from None
+            champion = None
+    candidate = OnnxProbe(workspace.path / paths.ONNX)
+    tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
+    of_errors = params.threshold.metric == "error_rate"
+    measured = Measured(
+        threshold=float(candidate.metadata["threshold"]),
+        target_precision=tuned["precision"] if of_errors else params.threshold.target,
+        target_error_rate=params.threshold.target if of_errors else None,
+        parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
+        latency_p99_ms=float(run(["python", "-m", "abstain.serving.probe_latency", str(paths.ONNX)], workspace.path)),
+        champion_threshold=champion_threshold,
+    )
+    erased: int | None = 0
+    if registry.prod and registry.prod.holdout != metrics["holdout"]["digest"] and new_holdout is None:
+        erased = _erased_from_holdout(workspace, registry.prod, scores)
+    holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
+    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule)
+
+
+def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFrame) -> int | None:
+    """How many answers of the hold-out that `event` was promoted on are missing from that of `scores`.
+
+    None where the hold-out differs in more than erased answers, or where its former state cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / paths.SCORES.name
+        try:
+            revision = f"refs/tags/{tag_of(event.version)}"
+            workspace.dvc("get", ".", str(paths.SCORES), "--rev", revision, "-o", str(file), "--quiet")
+        except AbstainError:
+            return None
+        before, now = _labels(pd.read_parquet(file)), _labels(scores)
+    if holdout_digest(list(before), list(before.values())) != event.holdout:
+        return None
+    return erased_answers(before, now, Store(workspace.path / paths.DATA).forgotten())
+
+
+def _labels(scores: pd.DataFrame) -> dict[str, bool]:
+    """Interaction id -> whether its answer is correct, of the hold-out."""
+    holdout = scores[scores["split"] == "holdout"]
+    return dict(zip(holdout["interaction_id"], holdout["correct"].astype(bool).tolist(), strict=True))
+
+
+def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
+    """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
+    from abstain.serving.predictor import Released
+
+    bundle = fetch_release(workspace.path, event)
+    scorer = Released.open(bundle / paths.RELEASED_ONNX.name, load_settings())
+    interactions = Store(workspace.path / paths.DATA).interactions(ids)
+    scorer.source.fill(interactions)  # its layer or model may differ from the candidate's; cached for the next decision
+    # An answer that the champion cannot read is not shown.
+    confidences = [0.0 if verdict.confidence is None else verdict.confidence for verdict in scorer.score(interactions)]
+    return confidences, float(scorer.probe.metadata["threshold"])
+
+
+def _window(scores: pd.DataFrame, names: list[str]) -> Window:
+    return Window(
+        correct=scores["correct"].to_numpy(int),
+        groups=scores["group"].to_numpy(),
+        products=scores["product"].fillna("(none)").to_numpy(),
+        confidences={name: scores[name].fillna(0.0).to_numpy(float) for name in names},
+        probability=scores["probability"].to_numpy(float),
+        weight=row_weights(scores["inclusion_probability"].to_numpy(float)),
+    )

@@ -1,0 +1,132 @@
+"""The bundle of a release: the ONNX file stamped with its version, reports, metrics, approval record and a smoke test.
+
+It is one DVC-tracked folder, `release/`, immutable under its tag. torch and ONNX Runtime are imported where needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.release.registry import Event, parse_registry, tag_of
+from tasks.decision_record import write_json
+from tasks.plan import REQUIREMENTS
+from tasks.shell import git, run
+from tasks.workspace import origin_snapshot
+
+SMOKE_ROWS = 8
+SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.safetensors", "smoke.json"
+SMOKE_TOLERANCE = 1e-5
+
+
+def production() -> tuple[Path, Event]:
+    """The bundle in production by the origin's registry, fetched and checksummed, and the event that promoted it.
+
+    Raises `AbstainError` where nothing is in production.
+    """
+    repository, revision = origin_snapshot()
+    registry = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}"))
+    if registry.prod is None:
+        raise AbstainError("nothing is in production yet: run `abstain retrain` first")
+    return fetch_release(repository, registry.prod), registry.prod
+
+
+def fetch_release(repository: Path, event: Event) -> Path:
+    """The bundle of one version, in the local store of releases; fetched with DVC where it is not there yet.
+
+    Raises `AbstainError` where its checksum is not that of the promoted file.
+    """
+    target = load_settings().home.resolve() / "releases" / event.version
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".fetching-"))
+        bundle = scratch / "release"
+        command = ["dvc", "get", str(repository), str(paths.RELEASE), "--rev", tag_of(event.version), "-o", str(bundle)]
+        try:
+            run(command, repository)
+            bundle.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another process fetched the same version first
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if sha256(target / paths.RELEASED_ONNX.name) != event.sha256:
+        raise AbstainError(f"{target} is not what was promoted as {event.version}: delete that folder and try again")
+    return target
+
+
+def smoke_test(bundle: Path, event: Event) -> None:
+    """Score the answers that the bundle brings along; raises `AbstainError` unless they score as when promoted."""
+    from abstain.data.store.state_table import StateTable
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
+
+    probe = OnnxProbe(bundle / paths.RELEASED_ONNX.name)
+    expected = np.array(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
+    difference = float(np.abs(probe.confidence(StateTable(bundle / SMOKE_STATES)) - expected).max())
+    if probe.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
+        raise AbstainError(f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used")
+
+
+def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: str) -> Event:
+    """Write the bundle of the approved candidate to `release/` below `root`, and smoke-test it.
+
+    `candidate` is the digest of its ONNX file, `holdout` that of its hold-out. Returns the event for the registry.
+    """
+    from abstain.learning.estimators.onnx_probe import stamp
+
+    version = record["version"]
+    bundle = root / paths.RELEASE
+    shutil.rmtree(bundle, ignore_errors=True)
+    bundle.mkdir()
+    onnx = root / paths.RELEASED_ONNX
+    stamp(root / paths.ONNX, onnx, {"version": version})
+    report = sorted((root / paths.REPORT).iterdir())
+    for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
+        shutil.copy(root / file, bundle / file.name)
+    write_json(bundle / "approval.json", record)
+    _write_smoke_test(root, bundle)
+    event = Event(
+        action="promote",
+        version=version,
+        sha256=sha256(onnx),
+        candidate=candidate,
+        at=datetime.fromisoformat(record["decided_at"]),
+        holdout=holdout,
+        reason=_reason(record["erasure"], record["new_holdout"]),
+    )
+    smoke_test(bundle, event)
+    return event
+
+
+def _reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
+    """Why a version was promoted: the gate approved, or a recorded decision or an erasure."""
+    why = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
+    return "; ".join(filter(None, why)) or "approved by the gate"
+
+
+def _write_smoke_test(root: Path, bundle: Path) -> None:
+    import torch
+
+    from abstain.data.store.state_table import StateTable, write_table
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
+
+    table = StateTable(root / paths.FEATURES)
+    rows = table.take(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
+    lengths = [len(row) for row in rows]
+    write_table(bundle / SMOKE_STATES, lengths, table.width, torch.float32, enumerate(rows), table.model)
+    write_json(bundle / SMOKE_CONFIDENCES, OnnxProbe(root / paths.ONNX).confidence(rows).tolist())
+
+
+def sha256(file: Path) -> str:
+    """The SHA-256 of a file's bytes, hex."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
