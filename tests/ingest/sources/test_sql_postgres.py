@@ -122,6 +122,13 @@ def test_postgres_time_beyond_python_fails_the_table(url: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_postgres_query_cannot_write(url: str) -> None:
+    tables = TablesConfig(feedback=TableConfig(query="SELECT *, nextval('thumbs_id_seq') FROM thumbs"))
+    run(url, f"{ADD} now())")
+    with pytest.raises(AbstainError, match="read-only transaction"):
+        read(url, tables=tables)
+
+
 def test_postgres_row_committed_late_is_read(url: str) -> None:
     with psycopg.connect(url) as slow:
         slow.execute(f"{ADD} '2026-09-01T12:00:00Z')".encode())  # number 1, which no other connection sees yet
