@@ -25,14 +25,14 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from tasks.shell import QUIET
+from tests.checkout import ROOT, copy_checkout
 from tests.ports import free_port
 from tests.postgres import postgres
 from tests.prefect_database import give_tables
 from tests.warm import warm_commands
 
-__all__ = ["postgres"]
+__all__ = ["ROOT", "postgres"]
 
-ROOT = Path(__file__).resolve().parents[1]
 MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 """The safetensors copy of the embedded model is made once and shared by the tests."""
 COSTLY = ("trained", "small_template", "finished")
@@ -170,17 +170,7 @@ def new_project(folder: Path) -> Project:
     """A git repository with this checkout's files as they are now, and a home with the model copy and Prefect's tables."""
     project = Project(folder / "checkout", folder / "home")
     (folder / "empty").mkdir(parents=True)
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
-            target = project.root / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target)
+    copy_checkout(project.root)
     project.home.mkdir()
     MODELS.mkdir(parents=True, exist_ok=True)
     (project.home / "models").symlink_to(MODELS)

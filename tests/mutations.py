@@ -8,7 +8,6 @@ fail would say nothing.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.checkout import ROOT, copy_checkout
+
 MOST_SECONDS = 300
 PASSED, FAILED = 0, 1
 """Exit statuses of pytest. Every other one, and a time-out (None), says that the tests could not be run."""
@@ -52,16 +52,6 @@ def read_mutations() -> list[Mutation]:
     """All of `mutations.yaml`, in its order."""
     entries = yaml.safe_load((ROOT / "tests" / "mutations.yaml").read_text(encoding="utf-8"))
     return [Mutation(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
-
-
-def copy_checkout(folder: Path) -> None:
-    """Copy what is in git, or will be with the next `git add --all`, to `folder`."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
 
 
 def run_tests(tests: Iterable[str], folder: Path) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.checkout import ROOT, tracked_files
 
 STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
 
@@ -26,13 +26,6 @@ NOWHERE = {
     r"\b(TO[D]O|FIX[M]E)\b": "half done",
 }
 ABSOLUTE = r"(?<![\w.~$}])/(home|work|root|tmp)/"
-
-
-def tracked() -> list[str]:
-    """What is in git, or will be with the next `git add --all`."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    return [name for name in filter(None, listed.split("\0")) if (ROOT / name).is_file()]
 
 
 def matches(pattern: str, names: list[str]) -> list[str]:
@@ -65,7 +58,7 @@ def paths_of(entries: list) -> list[str]:
 
 
 def test_the_top_level_is_what_a_reader_expects() -> None:
-    top = {name.partition("/")[0] for name in tracked()}
+    top = {name.partition("/")[0] for name in tracked_files()}
     expected = "flows tasks src docs tests data.dvc dvc.yaml params.yaml prefect.yaml Dockerfile README.md LICENSE"
     assert set(expected.split()) <= top
 
@@ -73,7 +66,9 @@ def test_the_top_level_is_what_a_reader_expects() -> None:
 @pytest.mark.parametrize("pattern", NOWHERE)
 def test_is_nowhere_in_the_repository(pattern: str) -> None:
     # What a dependency depends on is pinned by its name, whatever that is.
-    names = [name for name in tracked() if name not in ("requirements.lock", "benchmarks/polygraph/requirements.txt")]
+    names = [
+        name for name in tracked_files() if name not in ("requirements.lock", "benchmarks/polygraph/requirements.txt")
+    ]
     assert matches(pattern, names) == [], NOWHERE[pattern]
 
 
@@ -88,7 +83,9 @@ def test_the_patterns_find_what_they_are_for(tmp_path: Path) -> None:
 
 def test_no_machine_is_named_by_an_absolute_path() -> None:
     # An image has its own folders, and so has a test that says what a bad one is.
-    names = [name for name in tracked() if not name.startswith("tests/") and name not in ("Dockerfile", "compose.yaml")]
+    names = [
+        name for name in tracked_files() if not name.startswith("tests/") and name not in ("Dockerfile", "compose.yaml")
+    ]
     assert matches(ABSOLUTE, names) == []
 
 
@@ -103,7 +100,7 @@ def test_every_dependency_is_tracked_or_made_by_a_stage() -> None:
     made = {
         path for stage in stages().values() for kind in ("outs", "metrics") for path in paths_of(stage.get(kind, []))
     }
-    names = tracked()
+    names = tracked_files()
     for name, stage in stages().items():
         for path in stage["deps"]:
             known = (

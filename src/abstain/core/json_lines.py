@@ -41,16 +41,6 @@ def one_line(key: str) -> str:
     return " ".join(key.encode("utf-8", "backslashreplace").decode().split())[:80]
 
 
-def may_be_no_lines(line: bytes) -> bool:
-    """Whether a file whose first line with anything in it is `line` may be no JSON Lines: it is no whole object."""
-    if line.lstrip()[:1] not in (b"[", b"{"):
-        return False
-    try:
-        return not isinstance(from_json(line), dict)
-    except ValueError:
-        return True
-
-
 def no_lines(beginning: bytes, *, is_whole: bool) -> str | None:
     """What a file is that begins with `beginning`, where it is no JSON Lines; `is_whole`: there is nothing after it.
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
@@ -144,6 +145,11 @@ def test_a_slow_tokenizer_is_a_line_with_the_remedy(kind: str) -> None:
         AbstainError, match=r"^tiny-\w+: its tokenizer has no fast form \(tokenizer.json\): save it with o"
     ):
         steps_of(engine_of(loaded), {"a": "card"}, Perturb("random", "iterative", 1))
+
+
+def test_plain_engine_refuses_to_perturb() -> None:
+    with pytest.raises(TypeError, match="CausalEngine"):
+        list(Engine(model_of("causal"), 512).run({"a": Request(chunk("card"), Perturb("random", "iterative", 1), "a")}))
 
 
 def test_texts_are_perturbed_a_few_at_a_time() -> None:

@@ -21,14 +21,11 @@ from sqlalchemy import ColumnElement, Select, case, column, func, inspect, liter
 from sqlalchemy import table as named_table
 
 from abstain.config.yaml_model import Section, nearest
-from abstain.core.contracts import Feedback, Interaction, Review, Row
+from abstain.data.store.key_index import CONTRACTS
 from abstain.ingest.pipeline.parsing import InputRow, parse_object
 from abstain.ingest.sources import Outcome, Reading, SourceModel
 from abstain.ingest.sources.cells import object_of
 from abstain.ingest.sources.sql_database import Database, parse_url
-
-CONTRACTS: dict[str, type[Row]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
-"""The tables that a database may give, in the order in which they are read."""
 
 _TIMES = {"interactions": "asked_at", "feedback": "given_at", "reviews": "reviewed_at"}
 

@@ -14,7 +14,7 @@ from abstain.llm.engine.generation import Generated, Prompt, decode
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.planner import EncodedRequest, Plan, by_depth
 from abstain.llm.engine.prefix_tree import Node
-from abstain.llm.engine.requests import NLL, Choices, Generate, Request, States, relevant
+from abstain.llm.engine.requests import NLL, Choices, Generate, Perturb, Request, States, relevant
 from abstain.llm.engine.tokenization import encode_pass
 
 NUMERICS = "forest-1"
@@ -46,7 +46,8 @@ class Engine:
         """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each ask.
 
         Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
-        than the model's window, a choice of several tokens, and for states that are not finite, naming the row.
+        than the model's window, a choice of several tokens, and for states that are not finite, naming the row;
+        TypeError for `Perturb`.
         """
         entries = [self._encode(key, request) for key, request in requests.items()]
         self.work.passes += len(entries)
@@ -56,6 +57,8 @@ class Engine:
 
     def _encode(self, key: str, request: Request) -> EncodedRequest:
         ask, tokenizer = request.ask, self.loaded.tokenizer
+        if isinstance(ask, Perturb):
+            raise TypeError(f"{request.name}: an Engine perturbs nothing: use perturbation.engines.CausalEngine")
         encoded = encode_pass(tokenizer, relevant(request.pass_, ask))
         ids = encoded.ids
         if not ids:
