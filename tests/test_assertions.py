@@ -33,6 +33,7 @@ def found(test: str) -> list[str]:
     return without_assertion({"tests.helpers": HELPERS, "tests.test_x": source})
 
 
+@pytest.mark.heavy
 def test_every_test_asserts() -> None:
     assert without_assertion(read_tests(ROOT)) == []
 

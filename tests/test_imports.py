@@ -89,6 +89,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("entry", MADE_UP)
 def test_probe_sees_what_a_module_imports(entry: str, imported: dict[str, list[str]]) -> None:
     assert " ".join(imported[entry]) == MADE_UP[entry][1]

@@ -118,6 +118,7 @@ def test_a_stage_reads_only_parameters_that_it_depends_on() -> None:
             assert read in declared or read.partition(".")[0] in declared, f"{name} reads {read}"
 
 
+@pytest.mark.heavy
 def test_every_parameter_has_a_reader() -> None:
     named = [name for stage in stages().values() for name in stage["params"]]
     for name in named:
@@ -180,6 +181,7 @@ def test_what_the_documents_point_to_is_there(name: str) -> None:
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.heavy
 def test_every_deployment_is_a_flow_that_imports(tmp_path: Path) -> None:
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     entrypoints = [deployment["entrypoint"] for deployment in deployments]

@@ -41,6 +41,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in lines[0], lines[0]
 
 
+@pytest.mark.heavy
 def test_help_reads_well_and_is_instant(project: Project) -> None:
     done = project.abstain("--help")
     assert done.returncode == 0
@@ -49,6 +50,7 @@ def test_help_reads_well_and_is_instant(project: Project) -> None:
         assert project.abstain(command, "--help").returncode == 0
 
 
+@pytest.mark.heavy
 def test_no_git_at_all(project: Project, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     done = subprocess.run(
@@ -62,16 +64,19 @@ def test_no_git_at_all(project: Project, tmp_path: Path) -> None:
     fails(done, "git is not installed")
 
 
+@pytest.mark.heavy
 def test_outside_a_repository(project: Project, tmp_path: Path) -> None:
     fails(project.abstain("status", cwd=tmp_path), "is in no git repository", "clone of the project")
 
 
+@pytest.mark.heavy
 def test_a_dirty_tree_is_refused_at_once(project: Project) -> None:
     (project.root / "params.yaml").open("a").write("# mine\n")
     fails(project.abstain("retrain"), "uncommitted changes", "params.yaml", "commit or stash")
     assert not (project.home / "origin.git").exists()
 
 
+@pytest.mark.heavy
 def test_before_the_first_run(project: Project) -> None:
     for command in (["status"], ["score", "-q", "a", "-a", "b"]):
         fails(project.abstain(*command), "no run has been made", "abstain retrain")
@@ -109,6 +114,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("path", "option"), NUMBERS, ids=lambda value: str(value))
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "many"])
 def test_a_number_that_is_none_is_one_line(

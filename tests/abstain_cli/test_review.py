@@ -59,6 +59,7 @@ def review(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.heavy
 def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
     said = review("export", "-n", "20").splitlines()
     assert said == [

@@ -40,6 +40,7 @@ def test_params_cannot_be_changed() -> None:
         params.probe.seed = 8  # type: ignore[misc]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("section", list(Params.model_fields))
 def test_every_section_refuses_an_unknown_key_and_every_key_is_needed(tmp_path: Path, section: str) -> None:
     keys = list(SHIPPED[section])

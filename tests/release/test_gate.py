@@ -304,6 +304,7 @@ def test_a_clearly_worse_challenger_stays_worse_whatever_the_rule() -> None:
     assert check(decision, "not worse than v1.0.0").value < 0.05
 
 
+@pytest.mark.heavy
 def test_worse_by_just_the_margin_passes_as_rarely_as_it_says() -> None:
     margin = true_auroc(1.0) - true_auroc(0.9)
     passed = {

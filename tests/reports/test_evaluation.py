@@ -111,6 +111,7 @@ def section(markdown: str, title: str) -> str:
 MARKDOWN, PAGE = pages()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "state", "headline"),
     [
@@ -742,6 +743,7 @@ def test_where_no_file_lies_beside_it_plots_can_be_told_in_words() -> None:
     assert words(shown(told)) == words(shown(MARKDOWN))
 
 
+@pytest.mark.heavy
 def test_equal_input_is_equal_bytes_and_a_figure_more_is_seen() -> None:
     assert pages() == (MARKDOWN, PAGE)
     given = evaluated()

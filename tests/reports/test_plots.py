@@ -29,6 +29,7 @@ def words(svg: bytes) -> list[str]:
     return [" ".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
     svg = drawn(name)
@@ -67,6 +68,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CURVES)
 def test_a_plot_shows_its_table(name: str) -> None:
     table = TABLES[name]
@@ -113,6 +115,7 @@ def test_the_leaderboard_names_every_scorer_the_best_on_top() -> None:
     assert first < last
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("text", [*NASTY, "$\\frac{", "$x^2$", "]]>", "名前"])
 def test_a_name_is_drawn_as_it_is_written(text: str) -> None:
     """No formula, no tag, and nothing that a browser refuses to parse."""

@@ -122,6 +122,7 @@ def test_file_has_the_order_of_the_design(data: Path) -> None:
     assert [cells["interaction_id"] for cells in cells_of(path)] == list(design.rows.index)
 
 
+@pytest.mark.heavy
 def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     first, path = export(data, 40)
     fill_in(path)
@@ -146,6 +147,7 @@ def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
         export(data, 100, later(0))
 
 
+@pytest.mark.heavy
 def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
     _, path = export(data, 40)
     fill_in(path)

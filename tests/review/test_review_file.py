@@ -97,6 +97,7 @@ def test_verdict_on_a_changed_row_is_refused_with_the_row(file: Path) -> None:
             one.save(says(row))
 
 
+@pytest.mark.heavy
 def test_verdicts_of_many_threads_are_all_kept(tmp_path: Path) -> None:
     """Threads of two review files, as two tabs and two programs are; each row is judged by one of them."""
     path = write_file(tmp_path / "reviews.xlsx", *(interaction(f"i-{n}") for n in range(24)))

@@ -135,6 +135,7 @@ def test_verdict_is_compared_as_ingest_stored_it() -> None:
     assert again == first.model_copy(update={"reviewed_at": stored.reviewed_at})
 
 
+@pytest.mark.heavy
 @given(st.lists(st.fixed_dictionaries({name: st.text(max_size=8) for name in REVIEWER_COLUMNS}), max_size=6))
 def test_every_row_is_one_of_three(cells: list[dict[str, str]]) -> None:
     rows = [row(f"i-{n}", **own) for n, own in enumerate(cells)]

@@ -41,6 +41,7 @@ def file(tmp_path: Path) -> Path:
     return write_file(tmp_path / "reviews.xlsx", *rows)
 
 
+@pytest.mark.heavy
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(COLUMNS, texts)), max_size=3))
 def test_any_text_saved_and_read_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]
@@ -91,6 +92,7 @@ def test_sheet_lets_a_reviewer_write_only_their_cells(file: Path) -> None:
     assert load_workbook(file)["export"].sheet_state == "hidden"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("column", SAMPLED_COLUMNS)
 def test_edited_locked_cell_refuses_its_row_by_name(file: Path, column: str) -> None:
     fill(file, lambda number, cells: {column: f"{cells[column]} x"} if number == 3 else {"complete": "yes"})

@@ -140,6 +140,7 @@ def test_the_handbooks_own_sentence_is_right() -> None:
     assert wrong == []
 
 
+@pytest.mark.heavy
 def test_a_siblings_value_under_the_products_name_is_wrong() -> None:
     tried = 0
     for asked, known, texts in handbook():

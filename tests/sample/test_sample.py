@@ -96,6 +96,7 @@ def test_nobody_is_shown_what_they_may_not_read() -> None:
     assert any(needed[context.chunk_id] for one in ANSWERED for context in one.contexts)
 
 
+@pytest.mark.heavy
 def test_writing_twice_gives_the_same_bytes(sample: Path, tmp_path: Path) -> None:
     write_sample(tmp_path)
     assert bytes_of(tmp_path) == bytes_of(sample)
@@ -147,6 +148,7 @@ def taken(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Inges
     return first, ingest(explicit_sources([str(sample / "incoming.jsonl")]), data, PARAMS.validation, EXPORTED[1]), data
 
 
+@pytest.mark.heavy
 def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, IngestReport, Path]) -> None:
     history, _, _ = taken
     assert (history.duplicate, history.quarantined) == (0, 0)

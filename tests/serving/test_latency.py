@@ -46,6 +46,7 @@ def test_everything_that_can_be_had_is_timed(params: Params, settings: Settings)
     assert seen == [(at, len(found)) for at in range(len(found) + 1)]
 
 
+@pytest.mark.heavy
 def test_nothing_is_taken_from_another_answer(params: Params, settings: Settings, monkeypatch: Any) -> None:
     engines: list[Engine] = []
     monkeypatch.setattr(Engine, "run", lambda self, asked, run=Engine.run: engines.append(self) or run(self, asked))

@@ -246,6 +246,7 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
         candidates.promote()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("tainted", [True, False])
 def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candidates: Candidates, tainted: bool) -> None:
     erased = tuple(interaction_identity(f"i-{n}").hex() for n in range(2))
@@ -398,6 +399,7 @@ def history(workspace: Plain, tmp_path: Path) -> Plain:
     return workspace
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("user", "with_interactions", "versions"),
     [

@@ -145,6 +145,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
     return started
 
 
+@pytest.mark.heavy
 def test_plan_starts_three_processes_of_dvc(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     cli.plan()  # makes the origin and the workspace
     commands.clear()

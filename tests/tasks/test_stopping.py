@@ -100,6 +100,7 @@ def none_lives(processes: list[psutil.Process]) -> bool:
     return not any(map(lives, processes))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, tmp_path: Path) -> None:
     shell = f"sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait"

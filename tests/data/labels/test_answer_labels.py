@@ -105,6 +105,7 @@ def test_who_decides_where_reviews_disagree(
         assert {rule: bool(verdict(*order, conflicts=rule)["right"]) for rule in expected} == expected
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rule", ["latest", "majority", "strict"])
 @settings(max_examples=25)
 @given(

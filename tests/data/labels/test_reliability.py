@@ -88,6 +88,7 @@ def test_thumbs_are_counted_against_verdicts() -> None:
     assert found.prior.value == pytest.approx((1.8 * 2 / 3 + 0.5) / 2.8)
 
 
+@pytest.mark.heavy
 def test_weighting_undoes_an_uneven_draw() -> None:
     inside = raw_inside = 0
     for seed in range(100):
@@ -137,6 +138,7 @@ def test_a_thumb_that_tells_nothing_or_does_not_outweigh_what_is_likely_weighs_n
     assert outweighed.loc[0].tolist() == [True, 0.0]
 
 
+@pytest.mark.heavy
 @given(
     st.floats(0.01, 0.99),
     st.lists(st.floats(-6, 6), min_size=2, max_size=2),

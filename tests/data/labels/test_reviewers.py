@@ -41,6 +41,7 @@ def test_few_shared_answers_are_counted_and_not_judged() -> None:
     }
 
 
+@pytest.mark.heavy
 def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_first() -> None:
     rows = panel(60, 0.0, 0.1, 0.4)
     found = reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)

@@ -110,6 +110,7 @@ def test_the_counts_add_up() -> None:
     assert summary["thumbs"]["weights"] == "estimated, agreement"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_rows_in_any_order_are_the_same_bytes(seed: int, split: SplitParams) -> None:
@@ -146,6 +147,7 @@ def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
     return rows, pd.concat([dropped[0], more]), dropped[1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", ["agreement", pytest.param("dawid_skene", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(4))
@@ -173,6 +175,7 @@ def training_ids(tables: Tables, split: SplitParams) -> pd.Series:
     return rows["interaction_id"][assign_splits(rows["group"], rows["asked_at"], split) == "train"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(4))
 def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_said_later(seed: int) -> None:
     tables = crowd(seed, 900)

@@ -327,6 +327,7 @@ print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
 def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> None:
     """In a process of its own: what is resident, looked at after every row, with the file's mapped pages counted."""

@@ -198,6 +198,7 @@ loose = st.dictionaries(
 ).map(lambda fields: json.dumps(fields).encode())
 
 
+@pytest.mark.heavy
 @settings(max_examples=150, deadline=None)
 @given(st.binary() | damaged | loose)
 def test_any_bytes_are_one_row_with_contents_or_with_reasons(line: bytes) -> None:

@@ -516,6 +516,7 @@ lines = st.lists(
 HELD_THEN_REFUSED = [json.dumps(found).encode() for found in (alone(verdict()), row())]
 
 
+@pytest.mark.heavy
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(HELD_THEN_REFUSED, "reviews/i-1")
 @example([HELD_THEN_REFUSED[0], *HELD_THEN_REFUSED], "reviews/i-1")

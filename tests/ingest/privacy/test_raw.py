@@ -145,6 +145,7 @@ def expected(value: Any) -> Any:
     return {hide(key): expected(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
+@pytest.mark.heavy
 @given(JSON, st.booleans())
 def test_json_stays_json_with_nothing_else_changed(value: Any, escaped: bool) -> None:
     raw = json.dumps(value, ensure_ascii=escaped)
@@ -152,6 +153,7 @@ def test_json_stays_json_with_nothing_else_changed(value: Any, escaped: bool) ->
     assert changed(raw, rules) == raw
 
 
+@pytest.mark.heavy
 @given(
     st.recursive(st.text() | st.just("a secret"), lambda i: st.lists(i) | st.dictionaries(st.text(), i), max_leaves=20)
 )

@@ -198,6 +198,7 @@ kinds = st.one_of(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=150, deadline=None)
 @given(kinds, st.sampled_from(",;\t"), st.sampled_from(["\n", "\r\n"]))
 def test_csv_round_trip_keeps_every_row(objects: list[dict[str, Any]], delimiter: str, ends: str) -> None:
@@ -214,6 +215,7 @@ def test_csv_round_trip_keeps_every_row(objects: list[dict[str, Any]], delimiter
         assert list(row.contents()) == list(expected.contents())
 
 
+@pytest.mark.heavy
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

@@ -186,6 +186,7 @@ def body_of(parts: list[tuple[int, str, list[tuple[str, list[str]]]]]) -> tuple[
     return "\n\n".join(lines), headings, atoms, sentences
 
 
+@pytest.mark.heavy
 @settings(max_examples=80, deadline=None)
 @given(parts, st.integers(40, 300))
 def test_every_word_stands_in_some_chunk_and_only_an_atom_breaks_the_budget(

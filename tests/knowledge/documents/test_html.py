@@ -186,6 +186,7 @@ soup = st.lists(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=150, deadline=None)
 @given(soup)
 def test_no_page_loses_a_word(parts: list[str]) -> None:

@@ -123,6 +123,7 @@ other = st.sampled_from(["> ", "- ", "1. ", "| ", "\n", "\n\n", "    ", " ", "**
 word = st.sampled_from(["aaa", "bbb.", "ccc"])
 
 
+@pytest.mark.heavy
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(tags, other, word), min_size=1, max_size=30).map("".join).filter(str.strip))
 def test_no_html_loses_a_letter_or_crashes(body: str) -> None:

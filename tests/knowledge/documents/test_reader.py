@@ -102,6 +102,7 @@ def head_without(name: str) -> str:
     return re.sub(f'<meta name="{name}"[^>]*>', "", HEAD)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,5 +1,6 @@
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ sources = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4).map(
 )
 
 
+@pytest.mark.heavy
 @given(st.lists(st.one_of(st.none(), sources), max_size=8))
 def test_whatever_happens_every_id_ever_given_still_means_its_text(versions: list[Document | None]) -> None:
     known: tuple[Chunk, ...] = ()

@@ -37,6 +37,7 @@ def test_recall_is_the_share_of_questions_whose_gold_is_among_the_first_k() -> N
         recall_at([])
 
 
+@pytest.mark.heavy
 @given(st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=60))
 def test_recall_grows_with_k_and_lies_in_its_interval(ranks: list[int | None]) -> None:
     found = recall_at(ranks)

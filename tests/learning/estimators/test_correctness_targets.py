@@ -169,6 +169,7 @@ def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], anothe
         np.testing.assert_allclose(alone, rouge_l(answers, firsts), atol=1e-6)
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=50)
 @given(rows=ROWS, another=WORDS)
 def test_range_identity_order_and_the_best_reference(rows: list[tuple[str, list[str]]], another: str) -> None:

@@ -36,6 +36,7 @@ def labelled(correct: list[int], weight: list[float] | None = None) -> Rows:
     return Rows([torch.zeros(1, D)] * len(correct), torch.tensor(correct), torch.tensor(weight or [1.0] * len(correct)))
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_ranked(architecture: Architecture) -> None:
     train, test = planted(240, 1), planted(200, 3)
@@ -46,6 +47,7 @@ def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_ranked(archi
     assert (fitted.probe.architecture, fitted.probe.training) == (architecture, False)
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_without_a_signal_nothing_is_ranked(architecture: Architecture) -> None:
     train = planted(400, 1, strength=0)
@@ -53,6 +55,7 @@ def test_without_a_signal_nothing_is_ranked(architecture: Architecture) -> None:
     assert auroc(train.correct.numpy(), fitted.out_of_fold) == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_what_tells_groups_apart_does_not_help_out_of_fold(architecture: Architecture) -> None:
     """All answers of a group are right or all are wrong, and every state names its group: seen, that is everything."""
@@ -104,6 +107,7 @@ def test_patience_ends_what_gets_worse() -> None:
     assert history.value == tuple(range(1, len(losses) + 1))
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_a_fit_is_the_same_under_a_seed_and_another_under_another(architecture: Architecture) -> None:
     train, groups = planted(80, 1), groups_of(80)
@@ -148,6 +152,7 @@ def test_a_fit_is_the_same_on_any_number_of_threads() -> None:
     assert said[0] == said[1] and len(said[0].split()) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("architecture", ["attention", "linear"])
 def test_weights_of_rows_change_what_is_learnt(architecture: Architecture) -> None:
     """The same states under contradicting labels: the heavier ones win."""
@@ -159,6 +164,7 @@ def test_weights_of_rows_change_what_is_learnt(architecture: Architecture) -> No
         assert (auroc(test.correct.numpy(), predict_confidence(probe, test.states).numpy()) > 0.5) == (heavy == 0)
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_rows_of_weight_zero_teach_nothing_and_get_their_confidence_all_the_same(architecture: Architecture) -> None:
     train, groups = planted(150, 1), groups_of(150)
@@ -173,6 +179,7 @@ def test_rows_of_weight_zero_teach_nothing_and_get_their_confidence_all_the_same
     assert fitted.history == same.history
 
 
+@pytest.mark.heavy
 def test_rows_of_weight_zero_are_left_out_even_where_they_would_fill_a_batch() -> None:
     train = planted(120, 1)
     train.weight[60:] = 0
@@ -181,6 +188,7 @@ def test_rows_of_weight_zero_are_left_out_even_where_they_would_fill_a_batch() -
     assert np.isfinite([*fitted.history.train_loss, *fitted.history.held_out_loss]).all()
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_states_that_are_read_when_asked_for_give_the_same_probe(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +208,7 @@ def test_states_that_are_read_when_asked_for_give_the_same_probe(
         assert_near(fitted.history.held_out_loss, expected.history.held_out_loss, np.float32)
 
 
+@pytest.mark.heavy
 @every_architecture
 def test_progress_only_rises_and_ends_at_all(architecture: Architecture) -> None:
     seen: list[tuple[int, int]] = []

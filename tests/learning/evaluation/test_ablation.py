@@ -92,6 +92,7 @@ def probe_of_all() -> pd.Series:
     return pd.Series(predict_confidence(fitted.probe, TAKE(FRAME.index)).numpy(), FRAME.index)
 
 
+@pytest.mark.heavy
 def test_a_place_is_judged_as_the_served_probe_is(row: dict[str, object], probe_of_all: pd.Series) -> None:
     """Threshold from the validation split, all else of the reviewed hold-out, weighted."""
     validation, holdout = reviewed("validation"), reviewed("holdout")
@@ -163,6 +164,7 @@ def left_out(frame: pd.DataFrame, confidence: pd.Series, min_rows: int = 15) -> 
     return dict(zip(names, rows, strict=True))
 
 
+@pytest.mark.heavy
 def test_a_product_that_was_never_trained_on_is_known_less_well(probe_of_all: pd.Series) -> None:
     """What is right of the odd products is told by a state that tells nothing of the others."""
     found = left_out(FRAME, probe_of_all)
@@ -179,6 +181,7 @@ def test_a_product_that_was_never_trained_on_is_known_less_well(probe_of_all: pd
     assert (found["odd"]["rows"], found["odd"]["note"]) == (len(odd), "")
 
 
+@pytest.mark.heavy
 def test_too_few_answers_about_a_product_are_not_judged(probe_of_all: pd.Series) -> None:
     found = left_out(FRAME, probe_of_all, min_rows=30)
     few = reviewed("holdout")["product"].value_counts()["rare"]
@@ -192,6 +195,7 @@ def test_a_product_of_all_that_is_trained_on_cannot_be_left_out(probe_of_all: pd
     assert "bring feedback" in str(found["note"]) and "auroc" not in found
 
 
+@pytest.mark.heavy
 def test_a_product_with_answers_of_one_kind_says_why_it_has_no_figure(probe_of_all: pd.Series) -> None:
     right = FRAME.assign(correct=FRAME["correct"].where(FRAME["product"] != "odd", 1))
     found = left_out(right, probe_of_all)["odd"]
@@ -199,6 +203,7 @@ def test_a_product_with_answers_of_one_kind_says_why_it_has_no_figure(probe_of_a
     assert np.isnan(np.array([found.get(name, np.nan) for name in ("auroc", "auroc_trained_on_all")], float)).all()
 
 
+@pytest.mark.heavy
 def test_answers_about_no_product_are_trained_on_and_not_listed(probe_of_all: pd.Series) -> None:
     unknown = FRAME.assign(product=FRAME["product"].where(FRAME["product"] != "rare", None))
     found, whole = left_out(unknown, probe_of_all), left_out(FRAME, probe_of_all)

@@ -44,6 +44,7 @@ def samples(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return confidence, correct, weight
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("method", METHODS)
 @given(samples())
 @settings(max_examples=40, deadline=None)

@@ -34,6 +34,7 @@ def sample(rows: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.n
     return true, np.clip(true + 0.15 * generator.normal(size=rows), 0, 1), generator.integers(30, size=rows)
 
 
+@pytest.mark.heavy
 @given(rows, score)
 def test_the_figures_are_those_of_scikit_learn(rows: list[tuple[float, float, float]], t: float) -> None:
     true, predicted, weight = arrays(rows)
@@ -70,6 +71,7 @@ def test_with_a_buffer_the_rest_is_judged_and_the_others_are_counted(
     )
 
 
+@pytest.mark.heavy
 @given(rows, score, score)
 def test_many_draws_are_each_what_their_weights_give(
     rows: list[tuple[float, float, float]], t: float, b: float
@@ -159,6 +161,7 @@ def test_what_is_no_correctness_score_is_refused() -> None:
         figures(fine, fine, 0.5, -0.1)
 
 
+@pytest.mark.heavy
 @given(rows, st.lists(score, min_size=1, max_size=6), st.sampled_from([0.05, 0.2, 0.4]))
 def test_the_tuned_threshold_has_the_best_merit_of_those_that_leave_both_classes(
     rows: list[tuple[float, float, float]], candidates: list[float], share: float

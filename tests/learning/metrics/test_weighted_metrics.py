@@ -57,6 +57,7 @@ def pairs_won(correct: np.ndarray, confidence: np.ndarray) -> float:
     return sum(won) / len(won)
 
 
+@pytest.mark.heavy
 @given(rows)
 def test_ranking_metrics_equal_their_definitions(rows: list[tuple[int, float]]) -> None:
     correct, confidence = arrays(rows)
@@ -175,6 +176,7 @@ AT_THRESHOLD: dict[str, Metric] = {
 EVERY = RANKING | PROBABILITY | AT_THRESHOLD
 
 
+@pytest.mark.heavy
 @given(weighted)
 def test_a_weight_stands_for_that_many_answers(rows: list[tuple[int, float, int]]) -> None:
     correct, confidence, times = (np.array(column) for column in zip(*rows, strict=True))
@@ -184,6 +186,7 @@ def test_a_weight_stands_for_that_many_answers(rows: list[tuple[int, float, int]
         assert metric(correct, confidence, times / 7) == repeated, name  # the scale says nothing
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), *[times] * 3), min_size=1, max_size=20))
 def test_draws_are_computed_together_as_each_is_alone(rows: list[tuple[int, float, float, float, float]]) -> None:
     correct, confidence, *weights = (np.array(column) for column in zip(*rows, strict=True))
@@ -199,6 +202,7 @@ def test_draws_are_computed_together_as_each_is_alone(rows: list[tuple[int, floa
             assert np.isnan(confidence[drawn]).all() or one == pytest.approx(left_out, nan_ok=True), name
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 1), ninths, st.floats(0.01, 1)), min_size=1, max_size=30))
 def test_weighted_figures_are_those_of_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
     correct, confidence, weight = (np.array(column) for column in zip(*rows, strict=True))
@@ -291,6 +295,7 @@ def test_what_is_no_probability_is_not_judged_as_one() -> None:
     assert brier(correct, np.array([1 + 1e-7, 0.0])) == 0  # single precision
 
 
+@pytest.mark.heavy
 @given(rows)
 def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(rows: list[tuple[int, float]]) -> None:
     correct, confidence = arrays(rows)

@@ -227,6 +227,7 @@ def most_that_are_broken(samples: int, delta: float = 0.1) -> int:
     return int(binom.ppf(0.999, samples, delta))
 
 
+@pytest.mark.heavy
 def test_the_promise_is_kept_where_the_naive_threshold_and_one_without_weights_are_not() -> None:
     """Liked answers are more often right, and were reviewed four times as often as the others."""
     whole = population(liked_often=4)

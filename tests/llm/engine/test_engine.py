@@ -118,6 +118,7 @@ class Calls:
         self.shapes.append(tuple(kwargs["input_ids"].shape))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_equal_a_plain_forward_at_first_middle_and_last_layer(family: str) -> None:
     loaded, layers = shared_model(family), (1, 2, LAYERS)
@@ -163,6 +164,7 @@ def test_other_segments_can_be_asked_for(llama: LoadedModel) -> None:
     torch.testing.assert_close(states, whole[slice(*encoded.span("question", "turn"))], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_has_the_same_states_alone_in_any_batch_and_in_any_order(family: str, packed: bool) -> None:
@@ -261,6 +263,7 @@ def test_a_shallow_ask_does_not_go_deep_unless_that_saves_more(llama: LoadedMode
     assert together.work.forward_tokens == lengths[0] + len("B.") + 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("tokens", [1, 300, 700, 10_000])
 def test_a_forward_pass_stays_within_its_tokens(llama: LoadedModel, tokens: int, packed: bool) -> None:

@@ -65,6 +65,7 @@ def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0, equal_nan=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nll_and_entropy_equal_those_of_a_plain_forward(family: str, packed: bool) -> None:
@@ -106,6 +107,7 @@ def test_a_choice_is_one_token() -> None:
         run(shared_model(), Choices(("Yes",)), {"a": tiny_pass()})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(family: str, packed: bool) -> None:
@@ -128,6 +130,7 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
             close(answer.log_probs, -surprise(loaded, whole)[start : start + count, 0])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_choices_are_watched_at_every_step_of_an_answer(family: str, packed: bool) -> None:
@@ -304,6 +307,7 @@ def every_answer(loaded: LoadedModel, prompt: Pass, tokens: list[int], most: int
     return found
 
 
+@pytest.mark.heavy
 def test_a_wide_beam_finds_the_likeliest_answer_that_contains_a_text() -> None:
     """Against all answers there are, of a model whose vocabulary is cut to five tokens by its logits."""
     loaded = tiny_model(seed=5)

@@ -66,6 +66,7 @@ def texts_of(row: Interaction) -> list[str]:
     return [one.text for one in row.contexts]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_in_a_folder_is_of_its_kind_and_says_the_same(
     kind: str, folders: dict[str, Path], settings: Settings

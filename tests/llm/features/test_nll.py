@@ -124,6 +124,7 @@ def test_of_several_copies_there_are_mean_and_spread() -> None:
 NUMBERS = st.lists(st.floats(0, 50, width=32), min_size=1, max_size=12)
 
 
+@pytest.mark.heavy
 @given(st.fixed_dictionaries(dict.fromkeys(SEGMENTS, NUMBERS)), NUMBERS)
 def test_statistics_keep_their_order(segments: Mapping[str, list[float]], output: list[float]) -> None:
     one = {name: tokens(*values) for name, values in segments.items()}

@@ -49,6 +49,7 @@ def assert_equal_steps(one: list[Step], other: list[Step]) -> None:
         assert ours[5:] == pytest.approx(theirs[5:], abs=1e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,6 +82,7 @@ def test_causal_steps_equal_the_literal_procedure(family: str, where: Any, when:
     assert needed < sum(procedure) or (not packed and (where, when) == ("random", "iterative"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
 def test_causal_text_alone_or_in_a_batch_gives_equal_steps(where: Any, when: Any, packed: bool) -> None:

@@ -67,6 +67,7 @@ def test_all_but_the_replaced_places_is_as_it_was(kind: str, text: str, how: Any
 ENGINES = {kind: engine_of(model_of(kind)) for kind in KINDS}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("where", "when"), HOW)
 def test_the_corners(kind: str, where: Any, when: Any) -> None:

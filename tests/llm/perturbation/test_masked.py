@@ -39,6 +39,7 @@ def behind_masks(loaded: LoadedModel, ids: list[int], places: list[int]) -> Tens
     return out[places].log_softmax(-1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize("batch_tokens", [40, 512])
 def test_masked_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int) -> None:

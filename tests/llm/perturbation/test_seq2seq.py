@@ -46,6 +46,7 @@ def at_place(loaded: LoadedModel, ids: list[int], places: list[int], written: li
     return out.logits[0, -1].log_softmax(-1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("where", "when"), HOW)
 @pytest.mark.parametrize(("batch_tokens", "extra"), [(60, 100), (1024, 9)])
 def test_seq2seq_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int, extra: int) -> None:

@@ -75,6 +75,7 @@ def tiny(tmp_path: Path) -> LLMParams:
     return LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
 
 
+@pytest.mark.heavy
 def test_readings_cost_less_together_than_apart_and_say_the_same(tiny: LLMParams, tmp_path: Path) -> None:
     """Five answers about two chunks: what the passes of all readings share is run once."""
     rows = [

@@ -128,6 +128,7 @@ def test_what_was_filled_is_not_computed_again(model: Path, settings: Settings) 
     pd.testing.assert_frame_equal(asked.table(ROWS), conditions(model, settings).table(ROWS))
 
 
+@pytest.mark.heavy
 def test_a_row_has_the_same_features_alone_and_beside_others(model: Path, settings: Settings, tmp_path: Path) -> None:
     together = conditions(model, settings).table(ROWS)
     for at, row in enumerate(ROWS):
@@ -169,6 +170,7 @@ def test_tokens_of_one_answer_are_those_of_its_three_prompts(model: Path, settin
     assert more.forward_tokens([row]) == pytest.approx(sum(lengths) - shared + 2 * lengths[2], abs=30)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["masked", "seq2seq"])
 def test_the_perturbation_model_may_be_another(kind: str, model: Path, settings: Settings, tmp_path: Path) -> None:
     other = save(model_of(kind), tmp_path / kind)

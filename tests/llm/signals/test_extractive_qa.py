@@ -82,6 +82,7 @@ def explicit_sources(windows: Sequence[Readout], longest: int) -> dict[tuple[int
     return {span: math.exp(score) / total for span, score in scores.items()}
 
 
+@pytest.mark.heavy
 @given(readouts(), st.integers(1, 6), st.integers(1, 4))
 def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
     windows: list[Readout], top: int, longest: int

@@ -21,6 +21,7 @@ lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
 every_architecture = pytest.mark.parametrize("architecture", ZOO)
 
 
+@pytest.mark.heavy
 @every_architecture
 @settings(deadline=None, max_examples=20)
 @given(lengths=lengths, filler=st.sampled_from([0.0, -3.0, 1e6]), more=st.integers(1, 5))

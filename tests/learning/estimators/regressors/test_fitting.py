@@ -44,6 +44,7 @@ def explained(true: np.ndarray, predicted: np.ndarray) -> float:
     return float(1 - ((true - predicted) ** 2).mean() / true.var())
 
 
+@pytest.mark.heavy
 @every_kind
 def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_told_apart(kind: RegressorKind) -> None:
     fitted = fit(kind)
@@ -56,6 +57,7 @@ def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_told_apart(k
     assert explained(score, fitted.regressor.predict(features)) > explained(score, fitted.out_of_fold)
 
 
+@pytest.mark.heavy
 @every_kind
 def test_without_a_signal_nothing_is_told(kind: RegressorKind) -> None:
     fitted = fit(kind, strength=0.0)
@@ -63,6 +65,7 @@ def test_without_a_signal_nothing_is_told(kind: RegressorKind) -> None:
     assert explained(score, fitted.out_of_fold) < 0.05
 
 
+@pytest.mark.heavy
 @every_kind
 def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) -> None:
     """Every feature names the group, whose score is all its own: seen, that is everything."""
@@ -100,6 +103,7 @@ def test_a_fold_is_of_whole_groups_and_each_has_rows_that_count(rows: list[tuple
     assert np.array_equal(fold, assign_folds("cosine", groups, counts, params))
 
 
+@pytest.mark.heavy
 @every_kind
 def test_rows_that_do_not_count_are_not_learnt_from_and_have_a_score_all_the_same(kind: RegressorKind) -> None:
     features, score, groups = planted(120, 1)
@@ -118,6 +122,7 @@ def test_rows_that_do_not_count_are_not_learnt_from_and_have_a_score_all_the_sam
     assert explained(score[~counts], fitted.out_of_fold[~counts]) > 0.3
 
 
+@pytest.mark.heavy
 @every_kind
 def test_rows_without_features_are_neither_learnt_from_nor_scored(kind: RegressorKind) -> None:
     features, score, groups = planted(120, 1)
@@ -134,6 +139,7 @@ def test_rows_without_features_are_neither_learnt_from_nor_scored(kind: Regresso
     assert fitted.parity == pytest.approx(alone.parity, abs=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
 def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: RegressorKind) -> None:
     """By hand: the paths of the folds, and the regressor of all rows at the step that was kept."""
@@ -156,6 +162,7 @@ def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: Regre
     assert fitted.parity <= 1e-6
 
 
+@pytest.mark.heavy
 @every_kind
 def test_columns_that_cannot_vary_among_rows_that_count_are_dropped_and_reported(kind: RegressorKind) -> None:
     features, score, groups = planted(80, 1)

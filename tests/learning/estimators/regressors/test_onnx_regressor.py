@@ -27,6 +27,7 @@ def fits() -> dict[str, Fitted]:
     return {kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS) for kind in KINDS}
 
 
+@pytest.mark.heavy
 @every_kind
 def test_a_file_says_what_it_is_and_scores_as_before(
     fits: dict[str, Fitted], kind: RegressorKind, tmp_path: Path
@@ -43,6 +44,7 @@ def test_a_file_says_what_it_is_and_scores_as_before(
     onnx.checker.check_model(onnx.load(file), full_check=True)
 
 
+@pytest.mark.heavy
 @every_kind
 def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
     fits: dict[str, Fitted], kind: RegressorKind
