@@ -33,7 +33,7 @@ from abstain.config.settings import load_settings
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, choose_device, choose_dtype, load, resolve
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, Choices, Request, States
+from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
 from abstain.llm.engine.tokenization import encode_pass
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak
@@ -71,7 +71,7 @@ def probe_only(loaded: LoadedModel, rows: Sequence[Row], what: str, repeats: int
     """Benchmarks 1 and 2: the probe's states."""
     passes = [row.pass_(layout()) for row in rows]
     engine = Engine(loaded, batch_tokens)
-    requests = {f"{at}": Request(pass_, States(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
+    requests = {f"{at}": Request(pass_, HiddenStates(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
     expected, found = naive.states(loaded, passes, LAYER), dict(engine.run(requests))
     agreement = _agree(expected, [found[f"{at}"] for at in range(len(passes))])  # type: ignore[misc]
     work = copy.deepcopy(engine.work)
@@ -104,8 +104,8 @@ def all_asks(
     def requests() -> dict[str, Request]:
         asked: dict[str, Request] = {}
         for at, (n, b, c) in enumerate(zip(normal, bare, checked, strict=True)):
-            asked[f"states {at}"] = Request(n, States(LAYER), f"row {at}")
-            asked[f"yes {at}"] = Request(c, Choices(YES_NO), f"row {at}")
+            asked[f"states {at}"] = Request(n, HiddenStates(LAYER), f"row {at}")
+            asked[f"yes {at}"] = Request(c, NextTokenProbs(YES_NO), f"row {at}")
             asked |= {f"N {name} {at}": Request(n, NLL((name,)), f"row {at}") for name in SEGMENTS}
             asked |= {f"B {name} {at}": Request(b, NLL((name,)), f"row {at}") for name in without}
         return asked
@@ -137,7 +137,7 @@ def against_polygraph(
     requests = {
         f"{kind} {at}": Request(pass_, ask, f"row {at}")
         for at, pass_ in enumerate(passes)
-        for kind, ask in (("states", States(LAYER, segments=("answer",))), ("nll", NLL(("answer",))))
+        for kind, ask in (("states", HiddenStates(LAYER, segments=("answer",))), ("nll", NLL(("answer",))))
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def across_dtypes(half: LoadedModel, single: LoadedModel, rows: Sequence[Row], batch_tokens: int) -> Measured:
     """The engine in the dtype that suits the hardware against the naive loop in float32, as the papers' code has it."""
     passes = [row.pass_(layout()) for row in rows]
-    requests = {f"{at}": Request(pass_, States(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
+    requests = {f"{at}": Request(pass_, HiddenStates(LAYER), f"row {at}") for at, pass_ in enumerate(passes)}
     engine = Engine(half, batch_tokens)
     other, own, ratio = in_turns(lambda: naive.states(single, passes, LAYER), lambda: list(engine.run(requests)), 1)
     note = f"engine in {half.model.dtype}"

@@ -22,7 +22,7 @@ from abstain.config.settings import load_settings
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, ModelRef, choose_dtype
 from abstain.llm.engine.prompts import Pass, Segment
-from abstain.llm.engine.requests import NLL, Choices, Request, States
+from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
 from benchmarks import naive
 from benchmarks.measure import flops, in_turns, matrix_peak, seconds
 
@@ -65,9 +65,9 @@ def prompt(tokens: int, vocabulary: int, draw: random.Random) -> Pass:
 
 def throughput(loaded: LoadedModel, passes: Sequence[Pass], layer: int, everything: bool, batch_tokens: int) -> str:
     """One line: tokens a second, share of the peak, against naive loop and floor."""
-    asks: list[Any] = [States(layer)]
+    asks: list[Any] = [HiddenStates(layer)]
     if everything:
-        asks += [NLL(("context", "question", "answer")), Choices(("2", "3"))]
+        asks += [NLL(("context", "question", "answer")), NextTokenProbs(("2", "3"))]
     requests = {f"{at} {n}": Request(p, ask, f"row {at}") for at, p in enumerate(passes) for n, ask in enumerate(asks)}
     engine = Engine(loaded, batch_tokens)
     list(engine.run(requests))
@@ -96,7 +96,7 @@ def latency(loaded: LoadedModel, layer: int, k: int, chunk: int, runs: int, draw
     took = []
     for at in range(runs + 1):
         pass_ = prompt(k * chunk + ANSWER + 17, loaded.model.config.vocab_size, draw)
-        request = {"a": Request(pass_, States(layer), "a")}
+        request = {"a": Request(pass_, HiddenStates(layer), "a")}
         took.append(1000 * seconds(lambda request=request: list(engine.run(request))))  # type: ignore[misc]
         if at == 0:
             took.clear()  # what is only paid once

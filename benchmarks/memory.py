@@ -173,11 +173,11 @@ def train(architecture: Architecture, asked: argparse.Namespace) -> str:
     from abstain.config.params import load_params
     from abstain.data.store.state_table import StateTable
     from abstain.learning.estimators.cross_validation import fit_probe
-    from abstain.learning.estimators.rows import Rows
+    from abstain.learning.estimators.rows import TrainingRows
 
     _, correct = plan(asked)
     index = (torch.arange(asked.rows) % 5 > 0).nonzero().flatten()
-    rows = Rows(StateTable(table(asked)).subset(index.tolist()), correct[index], torch.ones(len(index)))
+    rows = TrainingRows(StateTable(table(asked)).subset(index.tolist()), correct[index], torch.ones(len(index)))
     params = load_params().probe.model_copy(update={"max_epochs": asked.epochs, "folds": asked.folds})
     history = fit_probe(architecture, rows, np.arange(len(index)) // 4, params).history
     return f", {len(history.value)} step(s), held-out loss {min(history.held_out_loss):.3f}"

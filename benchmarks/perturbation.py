@@ -33,7 +33,7 @@ from abstain.llm.features.shard_job import row_key
 from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
 from abstain.llm.perturbation.text import Pieces, to_steps
-from abstain.llm.signals.context_conditions import Conditions
+from abstain.llm.signals.context_conditions import ContextConditions
 from benchmarks.measure import in_turns, seconds
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 from benchmarks.scaling import at as settings_in
@@ -146,9 +146,9 @@ def whole(
     """Everything that the regressors of correctness read: contexts perturbed, NLLs under B_c, N_c and P_c."""
     llm = LLMParams(model=model, layout=LAYOUT, layer=1, site="residual", too_long="refuse")
     how = PerturbationParams(model=None, where="entropy", when="iterative", tokens=tokens, copies=1, seed=0)
-    asked = Conditions(llm, how, settings_in(folder))
+    asked = ContextConditions(llm, how, settings_in(folder))
     answered, done = interactions(rows), []
-    took = seconds(lambda: done.append(asked.fill(answered)))
+    took = seconds(lambda: done.append(asked.compute_missing(answered)))
     ((perturbing, reading),) = done
     ask, (copy,) = asked.perturber.asks[0], asked.perturber.perturb(answered)
     contexts = [row.contexts[0] for row in rows]

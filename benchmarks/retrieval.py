@@ -32,7 +32,7 @@ from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.retrieval.embeddings import Embeddings, unit
 from abstain.knowledge.retrieval.encoder import SentenceEncoder, Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.index import Entry, VectorIndex
+from abstain.knowledge.retrieval.index import IndexEntry, VectorIndex
 from abstain.knowledge.retrieval.recall import KS, PAPER, GoldQuestion, answerable, measure, recall_at
 from abstain.knowledge.retrieval.retriever import Retriever, open_index
 
@@ -114,7 +114,7 @@ def feedbackqa(folder: Path, count: int, embeddings: Embeddings) -> Iterator[str
 def latency(count: int, queries: int, dimension: int, postgres: str | None) -> Iterator[str]:
     """Milliseconds of a search for `K` chunks among `count`, by who asks and where the index is."""
     draw = np.random.default_rng(0)
-    entries = [Entry(_chunk(n, draw), product=f"product {n % 20}") for n in range(count)]
+    entries = [IndexEntry(_chunk(n, draw), product=f"product {n % 20}") for n in range(count)]
     vectors = unit(draw.standard_normal((count, dimension)).astype(np.float32))
     questions = unit(draw.standard_normal((queries, dimension)).astype(np.float32))
     askers: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = [
@@ -201,7 +201,7 @@ def _text_chunk(chunk_id: str, text: str, path: tuple[str, ...], rights: tuple[s
     )
 
 
-def _fits(entry: Entry, held: Sequence[str], where: Mapping[str, str]) -> bool:
+def _fits(entry: IndexEntry, held: Sequence[str], where: Mapping[str, str]) -> bool:
     return set(entry.chunk.entitlements) <= set(held) and where.items() <= entry.metadata.items()
 
 

@@ -25,7 +25,7 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core.contracts import Context, Interaction
 from abstain.llm.features.cache import write_rows
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.features.shard_job import Done, ShardWork, row_key
+from abstain.llm.features.shard_job import JobStats, ShardJob, row_key
 from abstain.llm.features.store import open_store
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 
@@ -39,11 +39,11 @@ class Drawn:
         self._store = open_store(settings.features)
         self._row = torch.randn(ANSWER_TOKENS, width).bfloat16()
 
-    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         for work in shards:
             rows = {row_key(request): self._row for request in work.requests}
             write_rows(self._store, work.space(work.requests[0].ask), dict(sorted(rows.items())))
-            yield Done(len(rows), 0, 0)
+            yield JobStats(len(rows), 0, 0)
 
     def close(self) -> None:
         """Nothing was started."""
@@ -74,7 +74,7 @@ def warm(llm: LLMParams, folder: Path, rows: list[Interaction]) -> str:
     """Benchmark 6: forward tokens of a retrain with 1 % new interactions, against the first."""
     source = FeatureSource(llm, at(folder))
     new = max(len(rows) // 101, 1)
-    cold, again = source.fill(rows[:-new]), source.fill(rows)
+    cold, again = source.compute_missing(rows[:-new]), source.compute_missing(rows)
     share = again.forward_tokens / cold.forward_tokens
     return (
         f"{cold.rows} interactions: {cold.forward_tokens:,} tokens run; {again.rows} new ones: "
@@ -91,9 +91,11 @@ def workers(llm: LLMParams, folder: Path, rows: list[Interaction], counts: Itera
     for count in counts:
         settings = at(folder / f"workers-{count}", workers=count)
         source, runner = FeatureSource(llm, settings), DaskRunner(settings)
-        source.fill(rows[: 64 * count], runner=runner)  # every worker loads the model before the clock starts
+        source.compute_missing(
+            rows[: 64 * count], runner=runner
+        )  # every worker loads the model before the clock starts
         start = time.perf_counter()
-        source.fill(rows[128:], runner=runner)
+        source.compute_missing(rows[128:], runner=runner)
         took = time.perf_counter() - start
         runner.close()
         first = first or took
@@ -108,7 +110,7 @@ def sizes(llm: LLMParams, folder: Path, rows: list[Row], counts: Iterable[int], 
         many = interactions(Row(row.contexts, f"{row.question} ({n})", row.answer) for n in rounds for row in rows)
         source, table = FeatureSource(llm, settings), folder / "table.safetensors"
         start = time.process_time()
-        source.fill(many[:count], runner=Drawn(settings, width))
+        source.compute_missing(many[:count], runner=Drawn(settings, width))
         source.save(many[:count], table)
         yield f"| {count:,} | {1000 * (time.process_time() - start) / count:.2f} |"
         table.unlink()

@@ -37,26 +37,26 @@ from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
 from abstain.learning.estimators.regressors.fitting import fit_regressor
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.evaluation import reviewed_answers as evaluation
 from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import bootstrap, paired
 from abstain.llm.engine.requests import Site
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.features.feature_request import Reading
-from abstain.llm.features.shard_job import Done
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import fill, forward_tokens, read_answers, readings_of
-from abstain.llm.signals.context_conditions import Conditions
-from abstain.llm.signals.feature_plan import Listening, served
-from abstain.llm.signals.registry import compared
+from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
+from abstain.llm.signals.context_conditions import ContextConditions
+from abstain.llm.signals.feature_plan import ProbeSite, served_site
+from abstain.llm.signals.registry import build_scorers
 from benchmarks.rows import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 
 FILE = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
-PLACES = tuple(Listening(layer, site) for site in get_args(Site) for layer in (8, 16, 20, 24, 30))
+PLACES = tuple(ProbeSite(layer, site) for site in get_args(Site) for layer in (8, 16, 20, 24, 30))
 FIRST_TEST_ROUND = 7
 DRAWS, SEED = 1000, 3
 TIMED = 2000
@@ -122,18 +122,18 @@ class Reader:
     settings: Settings
     judged: Judged
 
-    def at(self, place: Listening) -> Reader:
+    def at(self, place: ProbeSite) -> Reader:
         """The same, with probes that listen at `place`."""
         llm = self.params.llm.model_copy(update={"layer": place.layer, "site": place.site})
         return replace(self, params=self.params.model_copy(update={"llm": llm}))
 
     @property
-    def reading(self) -> Reading:
-        return served(self.params).reading
+    def reading(self) -> FeatureRequest:
+        return served_site(self.params).reading
 
-    def probe_rows(self, rows: np.ndarray) -> Rows:
+    def probe_rows(self, rows: np.ndarray) -> TrainingRows:
         correct = torch.tensor(self.judged.correct[rows])
-        return Rows(self.states(rows), correct, torch.ones(len(rows)))
+        return TrainingRows(self.states(rows), correct, torch.ones(len(rows)))
 
     def held_out_auroc(self, train: np.ndarray) -> float:
         """That of a linear probe, out of fold."""
@@ -146,15 +146,15 @@ class Reader:
         return [row.float() for _, row in found]
 
     @property
-    def conditions(self) -> Conditions:
-        return Conditions(self.params.llm, self.params.perturbation, self.settings)
+    def conditions(self) -> ContextConditions:
+        return ContextConditions(self.params.llm, self.params.perturbation, self.settings)
 
     def answers(self, rows: np.ndarray, scorers: Sequence[Scorer]) -> Answers:
-        return read_answers(self.params.llm, self.settings, self.judged.take(rows), readings_of(scorers))
+        return read_answers(self.params.llm, self.settings, self.judged.take(rows), feature_requests_of(scorers))
 
     def fit(self, train: np.ndarray) -> Fitted:
         labels = Labels(self.judged.correct[train], np.ones(len(train)), self.judged.topic[train])
-        scorers = compared(self.params, self.settings).scorers
+        scorers = build_scorers(self.params, self.settings).scorers
         answers = self.answers(train, scorers)
         fitted = [scorer.fit(answers, labels) for scorer in scorers]
         rows = self.probe_rows(train)
@@ -193,7 +193,7 @@ class Reader:
         figures are fit to be timed, and not to be shown."""
         correct, topics = self.judged.correct[rows], self.judged.topic[rows]
         table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
-        known, calibration = evaluation.Judged(table, scores, scores), self.params.calibration
+        known, calibration = evaluation.ReviewedSplit(table, scores, scores), self.params.calibration
         probabilities = evaluation.calibrate(known, {"": scores}, calibration.method, calibration.seed)[""]
         return leaderboard(correct, scores, probabilities, topics, None, DRAWS, SEED, champion="fusion")
 
@@ -225,13 +225,15 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
     topics = len(set(judged.topic[test]))
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
     print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
-    reader, everybody = Reader(params, settings, judged), compared(params, settings)
+    reader, everybody = Reader(params, settings, judged), build_scorers(params, settings)
     scorers = everybody.scorers
     for name, why in everybody.skipped.items():
         print(f"skipped: {name}: {why}", flush=True)
     everywhere = tuple(place.reading for place in PLACES)
-    cost = fill(params.llm, settings, [(judged.take(kept), (*everywhere, *readings_of(scorers)))], progress)
-    cost += sum(reader.conditions.fill(judged.take(kept), progress), Done(0, 0, 0))
+    cost = compute_missing(
+        params.llm, settings, [(judged.take(kept), (*everywhere, *feature_requests_of(scorers)))], progress
+    )
+    cost += sum(reader.conditions.compute_missing(judged.take(kept), progress), JobStats(0, 0, 0))
     print(f"{cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
     found = {place: reader.at(place).held_out_auroc(train) for place in PLACES}
     print(
@@ -240,7 +242,7 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
         flush=True,
     )
     reader = reader.at(max(found, key=lambda place: found[place]))
-    readings = (reader.reading, *readings_of(scorers))
+    readings = (reader.reading, *feature_requests_of(scorers))
     started = time.perf_counter()
     fitted = reader.fit(train)
     print(f"fitted, with out-of-fold confidences, in {time.perf_counter() - started:.0f} s", flush=True)

@@ -13,7 +13,7 @@ from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.sample.write import write_sample
-from abstain.serving.predictor import Released, Verdict
+from abstain.serving.predictor import Decision, Predictor
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
 from tasks.release_bundle import production
@@ -30,7 +30,7 @@ class Demo:
     bundle: Path
     metrics: dict[str, Any]
     promise: str
-    examples: list[tuple[ImportedInteraction, Verdict]]
+    examples: list[tuple[ImportedInteraction, Decision]]
 
 
 def run_demo() -> Demo:
@@ -44,7 +44,7 @@ def run_demo() -> Demo:
     if retrained.outcome and retrained.outcome.version is None:
         raise AbstainError(f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}")
     bundle, _ = production()
-    verdicts = Released.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
+    verdicts = Predictor.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
     by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())
     promise = verdicts[0].promise if verdicts else ""

@@ -6,12 +6,12 @@ from prefect import flow
 
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from tasks.promotion import Outcome, promote_candidate
+from tasks.promotion import Promotion, promote_candidate
 from tasks.workspace import open_workspace
 
 
 @flow(validate_parameters=False)
-def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> Outcome:
+def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> Promotion:
     """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date.
 
     `accept_erasure` is the reason, put on record, why it may be worse than a champion that was trained on erased rows.

@@ -19,7 +19,7 @@ from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.git_commit import commit, push
 from tasks.pipeline import StageResult, run_stage
 from tasks.plan import find_stale, read_graph
-from tasks.promotion import Outcome, promote_candidate
+from tasks.promotion import Promotion, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.stopping import stopping_together
 from tasks.workspace import Workspace, open_workspace
@@ -30,7 +30,7 @@ class Retrained:
     """What a retrain did: every stage in order, and how its promotion ended (None where none was wanted)."""
 
     stages: list[StageResult]
-    outcome: Outcome | None
+    outcome: Promotion | None
 
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]

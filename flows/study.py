@@ -19,11 +19,11 @@ from prefect import flow, get_run_logger
 from abstain.config.settings import load_settings
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.study.cell import Laboratory
-from abstain.study.declared import Cell, load_study
+from abstain.study.cell import ExperimentRunner
+from abstain.study.declared import ExperimentCell, load_study
 from abstain.study.markdown import to_markdown
 from abstain.study.results import Results, decided_by, file_digests
-from abstain.study.tables import Outcome, tabulate
+from abstain.study.tables import CellOutcome, tabulate
 from tasks.fan_out import runner_for
 from tasks.progress import observe
 from tasks.study import publish_study, run_cell
@@ -57,17 +57,17 @@ def study(
     declared, folder = load_study(Path(file)).resized(sizes or {}), Path(data)
     cells, files = declared.cells(tables), file_digests(declared, folder)
     home = settings.home.resolve() / "studies" / Path(file).stem
-    results, outcomes, computed = Results(home), dict[Cell, Outcome](), 0
+    results, outcomes, computed = Results(home), dict[ExperimentCell, CellOutcome](), 0
     with closing(runner_for(settings)) as runner:
-        laboratory = Laboratory(declared, folder, settings, runner)
+        laboratory = ExperimentRunner(declared, folder, settings, runner)
         for cell in cells:
             state = run_cell(laboratory, cell, cell.title, files, results, return_state=True)
             if state.is_completed():
                 computed += state.result() == "ran"
-                outcomes[cell] = Outcome(results.read(decided_by(laboratory, cell, files)))
+                outcomes[cell] = CellOutcome(results.read(decided_by(laboratory, cell, files)))
             else:
                 reason = _reason(state.result(raise_on_failure=False))
-                outcomes[cell] = Outcome(None, reason)
+                outcomes[cell] = CellOutcome(None, reason)
                 observe(cell.title, reason)
                 logger.error("%s: %s", cell.title, reason)
     report = tabulate(declared, tables, outcomes, files)

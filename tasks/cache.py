@@ -5,12 +5,12 @@ from __future__ import annotations
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Interaction
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.feature_plan import conditions, everything, served
-from abstain.llm.signals.registry import compared
+from abstain.llm.signals.feature_plan import all_feature_requests, conditions, served_site
+from abstain.llm.signals.registry import build_scorers
 from abstain.release.registry import parse_registry
-from abstain.serving.predictor import Released
+from abstain.serving.predictor import Predictor
 from tasks.demand import read_labelled
 from tasks.release_bundle import fetch_release
 from tasks.workspace import open_workspace
@@ -23,16 +23,16 @@ def needed_keys() -> dict[str, set[str]]:
     """
     settings = load_settings()
     with open_workspace() as workspace:
-        interactions = list(Store(workspace.path / paths.DATA).rows(Interaction))
+        interactions = list(DataStore(workspace.path / paths.DATA).rows(Interaction))
         params, labelled = read_labelled(workspace)
         read, rows = conditions(params, settings, labelled)
-        asked = everything(params, compared(params, settings).scorers, labelled) + read.known(rows)
-        asked.append((interactions, (served(params).reading,)))  # those without a label yet, too
+        asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
+        asked.append((interactions, (served_site(params).reading,)))  # those without a label yet, too
         sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:
             bundle = fetch_release(workspace.path, promoted)
-            sources.append((Released.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
+            sources.append((Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
     needed = read.perturber.keys(rows)
     for source, of in sources:
         needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))

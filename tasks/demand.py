@@ -9,12 +9,12 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.labels.training_table import training_table
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
-from abstain.llm.features.compute import RowSource
+from abstain.llm.features.compute import FeatureStore
 from abstain.llm.signals.compute_features import requests_of
-from abstain.llm.signals.feature_plan import Labelled, conditions, everything
-from abstain.llm.signals.registry import compared
+from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, conditions
+from abstain.llm.signals.registry import build_scorers
 from tasks.workspace import Workspace
 
 
@@ -32,18 +32,20 @@ def count_demand(workspace: Workspace) -> Demand:
     """Ask the feature cache what it lacks; no model is loaded."""
     settings = load_settings()
     params, labelled = read_labelled(workspace)
-    requests = requests_of(params.llm, settings, everything(params, compared(params, settings).scorers, labelled))
-    missing = RowSource(params.llm.model, settings).missing(requests)
+    requests = requests_of(
+        params.llm, settings, all_feature_requests(params, build_scorers(params, settings).scorers, labelled)
+    )
+    missing = FeatureStore(params.llm.model, settings).missing(requests)
     read, rows = conditions(params, settings, labelled)
     more, more_missing = read.missing(rows)
     return Demand(len(labelled.rows), len(requests) + more, missing + more_missing)
 
 
-def read_labelled(workspace: Workspace) -> tuple[Params, Labelled]:
+def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers]:
     """The workspace's parameters, and the interactions that have a label under them."""
     params = load_params(workspace.path / paths.PARAMS)
-    store = Store(workspace.path / paths.DATA)
+    store = DataStore(workspace.path / paths.DATA)
     frames = read_frames(store)
     table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
-    return params, Labelled(rows, reviewed_holdout(table, rows))
+    return params, LabelledAnswers(rows, reviewed_holdout(table, rows))

@@ -17,11 +17,11 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.gate import Decision, Measured, Rule, Window, decide
+from abstain.release.gate import CandidateMeasurements, Decision, EvaluationWindow, Rule, decide
 from abstain.release.registry import Event, Registry, tag_of
 from tasks.release_bundle import fetch_release
 from tasks.shell import run
@@ -62,7 +62,7 @@ def judge(
     candidate = OnnxProbe(workspace.path / paths.ONNX)
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     of_errors = params.threshold.metric == "error_rate"
-    measured = Measured(
+    measured = CandidateMeasurements(
         threshold=float(candidate.metadata["threshold"]),
         target_precision=tuned["precision"] if of_errors else params.threshold.target,
         target_error_rate=params.threshold.target if of_errors else None,
@@ -92,7 +92,7 @@ def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFram
         before, now = _labels(pd.read_parquet(file)), _labels(scores)
     if holdout_digest(list(before), list(before.values())) != event.holdout:
         return None
-    return erased_answers(before, now, Store(workspace.path / paths.DATA).forgotten())
+    return erased_answers(before, now, DataStore(workspace.path / paths.DATA).forgotten())
 
 
 def _labels(scores: pd.DataFrame) -> dict[str, bool]:
@@ -103,19 +103,21 @@ def _labels(scores: pd.DataFrame) -> dict[str, bool]:
 
 def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
     """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
-    from abstain.serving.predictor import Released
+    from abstain.serving.predictor import Predictor
 
     bundle = fetch_release(workspace.path, event)
-    scorer = Released.open(bundle / paths.RELEASED_ONNX.name, load_settings())
-    interactions = Store(workspace.path / paths.DATA).interactions(ids)
-    scorer.source.fill(interactions)  # its layer or model may differ from the candidate's; cached for the next decision
+    scorer = Predictor.open(bundle / paths.RELEASED_ONNX.name, load_settings())
+    interactions = DataStore(workspace.path / paths.DATA).interactions(ids)
+    scorer.source.compute_missing(
+        interactions
+    )  # its layer or model may differ from the candidate's; cached for the next decision
     # An answer that the champion cannot read is not shown.
     confidences = [0.0 if verdict.confidence is None else verdict.confidence for verdict in scorer.score(interactions)]
     return confidences, float(scorer.probe.metadata["threshold"])
 
 
-def _window(scores: pd.DataFrame, names: list[str]) -> Window:
-    return Window(
+def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:
+    return EvaluationWindow(
         correct=scores["correct"].to_numpy(int),
         groups=scores["group"].to_numpy(),
         products=scores["product"].fillna("(none)").to_numpy(),

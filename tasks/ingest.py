@@ -14,7 +14,7 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import forget
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import BatchRefused, ingest
@@ -61,7 +61,7 @@ def ingest_sources(
     get_run_logger().info(report.to_markdown())
     changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
     if load_settings().index is not None:  # a tightened right must not wait for somebody to search
-        store = Store(data)
+        store = DataStore(data)
         sync_index(
             store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
         )
@@ -95,7 +95,7 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     """
     params = load_params(workspace.path / paths.PARAMS)
     pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)
-    store, file = Store(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
+    store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
     before = store.forgotten()
     removed = forget(store, user, pseudonym, with_interactions=with_interactions)
     gone = set(store.forgotten().interactions).difference(before.interactions)

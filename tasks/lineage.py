@@ -10,7 +10,7 @@ from pathlib import Path
 from abstain.core import paths
 from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.record_keys import interaction_identity
 from abstain.release.registry import MODEL, tag_of, version_key
 from tasks.workspace import Workspace
@@ -39,7 +39,7 @@ def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Coll
 
 def _holds(workspace: Workspace, revision: str, names: Collection[str], gone: Collection[str]) -> bool | None:
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder))
+        store = DataStore(Path(folder))
         try:
             for table in ("feedback", "reviews") if gone else ("feedback",):
                 source, target = str(paths.DATA / table), str(store.folder / table)

@@ -23,7 +23,7 @@ REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
 
 
 @dataclass(frozen=True)
-class Plan:
+class RetrainPlan:
     """What a retrain would do.
 
     `stale`: per stage why it would run, empty where it is cached. `demand`: what is asked of models, None where no
@@ -35,7 +35,7 @@ class Plan:
     earlier: list[str]
 
 
-def make_plan(workspace: Workspace) -> Plan:
+def make_plan(workspace: Workspace) -> RetrainPlan:
     """A dry run: asks DVC what changed and the feature cache what it lacks; runs nothing."""
     stale = find_stale(workspace, read_graph(workspace))
     demand = None
@@ -44,7 +44,7 @@ def make_plan(workspace: Workspace) -> Plan:
 
         demand = count_demand(workspace)
     earlier = computed_with_other_requirements(workspace)
-    return Plan(stale, demand, [name for name in stale if name in earlier and not stale[name]])
+    return RetrainPlan(stale, demand, [name for name in stale if name in earlier and not stale[name]])
 
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:

@@ -29,7 +29,7 @@ POINTER = ("release.dvc", paths.REGISTRY)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Promotion:
     """How a promotion ended. `version` is what is in production now, None where nothing is."""
 
     status: Literal["promoted", "rejected", "unchanged"]
@@ -40,7 +40,7 @@ class Outcome:
 @task(cache_policy=NO_CACHE)
 def promote_candidate(
     workspace: Workspace, new_holdout: str | None, again: bool = False, accept_erasure: str | None = None
-) -> Outcome:
+) -> Promotion:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
     Where production was trained on rows that were erased since, the candidate is new whatever its bytes are, and has
@@ -58,7 +58,7 @@ def promote_candidate(
     if registry.prod and registry.prod.candidate == candidate and taint is None:
         push(workspace)
         observe("promote", "cached")
-        return Outcome("unchanged", registry.prod.version, ["this candidate is what is in production"])
+        return Promotion("unchanged", registry.prod.version, ["this candidate is what is in production"])
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
             push(workspace)
@@ -93,7 +93,7 @@ def promote_candidate(
         event = build_bundle(workspace.path, record, candidate, metrics["holdout"]["digest"])
         _publish(workspace, registry.promoted(event), record)
         observe("promote", "ran")
-        return Outcome("promoted", version, [])
+        return Promotion("promoted", version, [])
     write_json(rejection, record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
@@ -130,10 +130,10 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     return moved
 
 
-def _rejected(registry: Registry, reasons: list[str]) -> Outcome:
+def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
     """The outcome of a candidate that is not promoted; raises `AbstainError` where a person has to decide."""
     if registry.taint is None or registry.taint.kept:
-        return Outcome("rejected", registry.version, reasons)
+        return Promotion("rejected", registry.version, reasons)
     raise AbstainError(
         f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "
         f"rejected ({'; '.join(reasons)}): bring more reviews and retrain, take it although it is worse (`abstain "

@@ -11,9 +11,9 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Review
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import uniform
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy import Privacy
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
@@ -39,11 +39,11 @@ def prioritise(
     if promoted is None:
         return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
     from abstain.serving.batch_scoring import score_backlog  # torch and Prefect, which nothing else here needs
-    from abstain.serving.predictor import Released
+    from abstain.serving.predictor import Predictor
     from tasks.release_bundle import fetch_release
 
-    scorer = Released.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
-    store, frame = Store(workspace.path / paths.DATA), window.frame
+    scorer = Predictor.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
+    store, frame = DataStore(workspace.path / paths.DATA), window.frame
     ids = set(frame.index)
     # What is drawn at random must not depend on what is scored, nor the other way round: scores go by numbers of their
     # own, and a row that was drawn and reviewed is not preferred because its review made it a row of the training data.
@@ -81,12 +81,12 @@ def check_verdicts(
     privacy = Privacy.open(load_params(workspace.path / paths.PARAMS).privacy, load_settings())
     ids = {row.cells["interaction_id"] for row in rows}
     stored: dict[str, list[Review]] = {}
-    for review in Store(workspace.path / paths.DATA).rows(Review):
+    for review in DataStore(workspace.path / paths.DATA).rows(Review):
         if review.interaction_id in ids:
             stored.setdefault(review.interaction_id, []).append(review)
 
     def as_stored(review: Review) -> Review:
-        return privacy.apply(InputRow("", 0, b"", review=review)).review or review
+        return privacy.apply(ParsedRow("", 0, b"", review=review)).review or review
 
     return read_verdicts(rows, now, stored, reviewer, as_stored)
 

@@ -10,8 +10,8 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from abstain.study.cell import Laboratory
-from abstain.study.declared import Cell
+from abstain.study.cell import ExperimentRunner
+from abstain.study.declared import ExperimentCell
 from abstain.study.results import Results, decided_by
 from tasks.progress import observe
 
@@ -20,7 +20,7 @@ KEY = "study"
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE)
 def run_cell(
-    laboratory: Laboratory, cell: Cell, name: str, files: Mapping[str, str], results: Results
+    laboratory: ExperimentRunner, cell: ExperimentCell, name: str, files: Mapping[str, str], results: Results
 ) -> Literal["ran", "cached"]:
     """Bring the result of `cell` into `results`, unless it is there. `name` is what the task run is called."""
     logger = get_run_logger()

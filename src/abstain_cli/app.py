@@ -21,7 +21,7 @@ from abstain_cli.usage import UsageError, in_one_line, reject_renamed
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
-    from tasks.promotion import Outcome
+    from tasks.promotion import Promotion
 
 app = typer.Typer(
     help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
@@ -280,7 +280,7 @@ def _live(registry: Registry) -> str:
     return f"probe {registry.version}, {registry.taint}" if registry.taint else f"probe {registry.version}"
 
 
-def _outcome(outcome: Outcome) -> str:
+def _outcome(outcome: Promotion) -> str:
     if outcome.status == "promoted":
         return f"promoted: probe {outcome.version} is in production"
     live = f"probe {outcome.version} stays in production" if outcome.version else "nothing is in production"

@@ -113,14 +113,14 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
     """The current data's chunks, and a retriever that holds them."""
     from abstain.config.settings import load_settings
     from abstain.core import paths
-    from abstain.data.store.dataset import Store
+    from abstain.data.store.dataset import DataStore
     from abstain.knowledge.documents.reader import read_documents
     from abstain.knowledge.retrieval.retriever import open_retriever
     from tasks.workspace import open_workspace
 
     settings = load_settings()
     with open_workspace() as workspace:
-        store = Store(workspace.path / paths.DATA)
+        store = DataStore(workspace.path / paths.DATA)
         chunks = list(store.chunks())
         products = {document.doc_id: document.product for document in read_documents(store.document_files())}
     if not chunks:  # all tombstones is another matter: a shared index must forget them

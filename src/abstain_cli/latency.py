@@ -20,7 +20,7 @@ def time_scorers(
     import numpy as np
 
     from abstain.config.settings import load_settings
-    from abstain.llm.signals.registry import compared
+    from abstain.llm.signals.registry import build_scorers
     from abstain.serving.latency import TELLING, latencies
     from tasks.demand import read_labelled
     from tasks.workspace import open_workspace
@@ -37,5 +37,5 @@ def time_scorers(
     for name, of in found.items():
         table.add_row(name, f"{of.mean:,.0f}", f"{of.p99:,.0f}")
     console.print(table)
-    for name, why in compared(params, settings).skipped.items():
+    for name, why in build_scorers(params, settings).skipped.items():
         console.print(f"skipped: {name}: {why}")

@@ -29,7 +29,7 @@ def perturb_text(
     from abstain.config.params import PerturbationParams, load_params
     from abstain.config.settings import load_settings
     from abstain.core.contracts import Context, Interaction
-    from abstain.llm.features.context_perturbation import Perturber
+    from abstain.llm.features.context_perturbation import ContextPerturber
     from abstain.llm.perturbation.text import shown
 
     if not text.strip():
@@ -42,7 +42,7 @@ def perturb_text(
     except ValidationError as error:
         problem = error.errors()[0]
         raise UsageError(f"--{problem['loc'][0]}: {problem['msg']}") from None
-    perturber = Perturber(how, how.model or params.llm.model, load_settings())
+    perturber = ContextPerturber(how, how.model or params.llm.model, load_settings())
     row = Interaction(
         interaction_id="text",
         asked_at=datetime.now(UTC),

@@ -48,7 +48,7 @@ def export(
     from abstain.config.params import load_params
     from abstain.core import paths
     from abstain.core.files import write_atomically
-    from abstain.data.store.dataset import Store
+    from abstain.data.store.dataset import DataStore
     from abstain.review.export import describe_sample, export_sample
     from abstain.review.sampling import draw
     from abstain.review.time_window import read_time_window
@@ -61,7 +61,7 @@ def export(
         raise AbstainError(f"{output} is there already, perhaps with verdicts: import it, or name another file with -o")
     threshold = None
     with open_workspace() as workspace:
-        store = Store(workspace.path / paths.DATA)
+        store = DataStore(workspace.path / paths.DATA)
         delay = load_params(workspace.path / paths.PARAMS).validation.max_feedback_delay_days
         begin, end = (moment and moment.replace(tzinfo=UTC) for moment in (since, until))
         window = read_time_window(store, begin, end, datetime.now(UTC) - timedelta(days=delay))

@@ -17,7 +17,7 @@ from abstain_cli.usage import UsageError
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Interaction, Question
-    from abstain.serving.predictor import Released
+    from abstain.serving.predictor import Predictor
 
 AT_ONCE = 64
 """Rows of a file that are scored or answered before any is printed."""
@@ -38,13 +38,13 @@ def score(
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
-    from abstain.serving.predictor import Released
+    from abstain.serving.predictor import Predictor
     from abstain.serving.requests import from_flags, read_interactions
     from tasks.release_bundle import production
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
-    scorer = Released.open(bundle / "probe.onnx", load_settings())
+    scorer = Predictor.open(bundle / "probe.onnx", load_settings())
     _warn_of_no_context(scorer, requests, no_context)
     for at in range(0, len(requests), AT_ONCE):
         for verdict in scorer.judge(requests[at : at + AT_ONCE], no_context=no_context):
@@ -73,13 +73,13 @@ def generate(
 
     from abstain.config.settings import load_settings
     from abstain.serving.generate import answer, room_for
-    from abstain.serving.predictor import Released
+    from abstain.serving.predictor import Predictor
     from abstain.serving.requests import question_from_flags, read_questions
     from tasks.release_bundle import production
 
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
-    scorer = Released.open(bundle / "probe.onnx", load_settings())
+    scorer = Predictor.open(bundle / "probe.onnx", load_settings())
     if excess := room_for(scorer, ask):
         raise UsageError(f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
     _warn_of_no_context(scorer, questions, no_context)
@@ -98,7 +98,7 @@ def _require_one_input(
         raise UsageError("--context and --no-context contradict each other: leave one of them out")
 
 
-def _warn_of_no_context(scorer: Released, asked: Sequence[Interaction | Question], no_context: bool) -> None:
+def _warn_of_no_context(scorer: Predictor, asked: Sequence[Interaction | Question], no_context: bool) -> None:
     lacking = 0 if no_context else sum(map(scorer.lacks_context, asked))
     if lacking:
         which = f"{lacking:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"

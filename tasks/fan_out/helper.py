@@ -16,9 +16,9 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.settings import Settings, load_settings
 from abstain.core.errors import AbstainError
-from abstain.llm.features.shard_job import ShardWork, compute
+from abstain.llm.features.shard_job import ShardJob, compute
 from abstain.llm.features.store import open_store
-from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch
+from tasks.fan_out.todo import LOST_SECONDS, RUN, Heartbeat, LivenessMonitor, ShardQueue
 
 
 def work_off(key: str, me: str) -> int:
@@ -27,14 +27,14 @@ def work_off(key: str, me: str) -> int:
     Raises `AbstainError` where the batch, or the base model that it wants, is not to be found here.
     """
     settings = load_settings()
-    batch = Batch(open_store(settings.features), key)
+    batch = ShardQueue(open_store(settings.features), key)
     if batch.read(RUN, "beat") is None:
         raise AbstainError(
             f"{batch.store.url} has nothing of batch {key}: a worker's ABSTAIN_FEATURES (or ABSTAIN_HOME) must name "
             "the same cache as the run's"
         )
     done = 0
-    with Pulse(batch, me) as pulse:
+    with Heartbeat(batch, me) as pulse:
         for name in _unclaimed(batch, me):
             pulse.claim(name)
             compute_shard(batch, name, settings)
@@ -43,19 +43,19 @@ def work_off(key: str, me: str) -> int:
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE)
-def compute_shard(batch: Batch, name: str, settings: Settings) -> None:
+def compute_shard(batch: ShardQueue, name: str, settings: Settings) -> None:
     """Bring one shard into the cache; what it cost is told to the run after that."""
     text = batch.read(name, "todo")
     if text is None:
         return  # another helper was at it, and is done
-    done = compute(ShardWork.from_json(text), settings)
+    done = compute(ShardJob.from_json(text), settings)
     batch.write(name, "done", json.dumps(asdict(done)))
     batch.delete(name, "todo")
 
 
-def _unclaimed(batch: Batch, me: str) -> Iterator[str]:
+def _unclaimed(batch: ShardQueue, me: str) -> Iterator[str]:
     """A shard that is at nobody's hands, chosen at random so that helpers seldom choose the same, time and again."""
-    watch = Watch()
+    watch = LivenessMonitor()
     while watch.silent(RUN, batch.read(RUN, "beat")) < LOST_SECONDS:
         names = batch.names()
         claimed = {batch.claim_of(who) for who in names["beat"] - {RUN, me}}

@@ -22,7 +22,7 @@ from typing import Any
 
 from abstain.config.settings import Settings, load_settings
 from abstain.core.errors import AbstainError
-from abstain.llm.features.shard_job import Done, ShardWork, compute
+from abstain.llm.features.shard_job import JobStats, ShardJob, compute
 from tasks.stopping import require_going_on
 
 try:
@@ -43,7 +43,7 @@ def compute_json(work: str, given: dict[str, Any]) -> dict[str, int]:
     """In a worker: compute a shard under the settings of that process, but for those that are `given`."""
     settings = load_settings().model_copy(update=given)
     with _alone:  # a worker may have several threads, the base model is one
-        return asdict(compute(ShardWork.from_json(work), settings))
+        return asdict(compute(ShardJob.from_json(work), settings))
 
 
 class DaskRunner:
@@ -53,10 +53,10 @@ class DaskRunner:
         self._settings, self._open = settings, ExitStack()
         self._client: Client | None = None
 
-    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         client = self._client = self._client or self._connect()
         todo, completed = iter(shards), as_completed(loop=client.loop)
-        under_way: dict[Future, ShardWork] = {}
+        under_way: dict[Future, ShardJob] = {}
         try:
             while True:
                 workers = client.scheduler_info(n_workers=-1)["workers"]
@@ -78,7 +78,7 @@ class DaskRunner:
         self._open.close()
         self._client = None
 
-    def _submit(self, client: Client, work: ShardWork, workers: dict[str, Any]) -> Future:
+    def _submit(self, client: Client, work: ShardJob, workers: dict[str, Any]) -> Future:
         declared = any("GPU" in worker["resources"] for worker in workers.values())
         return client.submit(
             compute_json,
@@ -148,10 +148,10 @@ def _gpu(worker: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible[worker % len(visible)]} if len(visible) > 1 else {}
 
 
-def _result(future: Future, work: ShardWork) -> Done:
+def _result(future: Future, work: ShardJob) -> JobStats:
     error = future.exception()
     if error is None:
-        return Done(**future.result())
+        return JobStats(**future.result())
     if isinstance(error, AbstainError):
         raise AbstainError(str(error))
     if isinstance(error, KilledWorker):

@@ -30,9 +30,9 @@ from prefect.states import Cancelled, Cancelling, Crashed
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.features.shard_job import Done, ShardWork
+from abstain.llm.features.shard_job import JobStats, ShardJob
 from abstain.llm.features.store import open_store
-from tasks.fan_out.todo import LOST_SECONDS, RUN, Batch, Pulse, Watch, sweep
+from tasks.fan_out.todo import LOST_SECONDS, RUN, Heartbeat, LivenessMonitor, ShardQueue, sweep
 from tasks.stopping import require_going_on
 
 DEPLOYMENT = "extract/gpu"
@@ -49,14 +49,14 @@ class PrefectRunner:
     def __init__(self, settings: Settings, lost_after: float = LOST_SECONDS) -> None:
         self._settings, self._lost_after = settings, lost_after
 
-    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         store = open_store(self._settings.features)
         sweep(store)
-        batch = Batch(store, uuid.uuid4().hex)
+        batch = ShardQueue(store, uuid.uuid4().hex)
         with get_client(sync_client=True) as client:
             helpers = _Helpers(client, _find_deployment(client), batch, self._settings, self._lost_after)
             try:
-                with Pulse(batch, RUN):
+                with Heartbeat(batch, RUN):
                     waiting: dict[str, str] = {}
                     for work in shards:
                         batch.write(work.name, "todo", work.to_json())
@@ -73,7 +73,7 @@ class PrefectRunner:
         """Every `run` cleans up after itself."""
 
 
-def _wait(batch: Batch, waiting: dict[str, str], helpers: _Helpers) -> Iterator[Done]:
+def _wait(batch: ShardQueue, waiting: dict[str, str], helpers: _Helpers) -> Iterator[JobStats]:
     """Yield what is done, and keep helpers at what is not, until nothing is."""
     while waiting:
         require_going_on()
@@ -82,7 +82,7 @@ def _wait(batch: Batch, waiting: dict[str, str], helpers: _Helpers) -> Iterator[
             text = batch.read(name, "done")
             batch.delete(name, "done")
             if text and waiting.pop(name, None):
-                yield Done(**json.loads(text))
+                yield JobStats(**json.loads(text))
         helpers.staff(waiting)
         if waiting:
             time.sleep(POLL_SECONDS)
@@ -103,7 +103,7 @@ class _Helpers:
         self,
         client: SyncPrefectClient,
         deployment: DeploymentResponse,
-        batch: Batch,
+        batch: ShardQueue,
         settings: Settings,
         lost_after: float,
     ) -> None:
@@ -112,7 +112,7 @@ class _Helpers:
         self._live: dict[uuid.UUID, _Helper] = {}
         self._lost: dict[uuid.UUID, float] = {}  # and when it was found to be
         self._deaths: Counter[str | None] = Counter()
-        self._watch, self._told = Watch(), False
+        self._watch, self._told = LivenessMonitor(), False
         self._log = _logger()
 
     def look(self, waiting: dict[str, str]) -> None:

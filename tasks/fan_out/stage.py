@@ -17,30 +17,32 @@ from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from abstain.llm.features.compute import Progress
-    from abstain.llm.features.shard_job import Done, ShardRunner
-    from abstain.llm.signals.feature_plan import Labelled
+    from abstain.llm.features.shard_job import JobStats, ShardRunner
+    from abstain.llm.signals.feature_plan import LabelledAnswers
 
 
-def _features(params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner) -> Done:
-    from abstain.llm.signals.compute_features import fill
-    from abstain.llm.signals.feature_plan import everything
-    from abstain.llm.signals.registry import compared
+def _features(
+    params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
+) -> JobStats:
+    from abstain.llm.signals.compute_features import compute_missing
+    from abstain.llm.signals.feature_plan import all_feature_requests
+    from abstain.llm.signals.registry import build_scorers
 
-    asked = everything(params, compared(params, settings).scorers, labelled)
-    return fill(params.llm, settings, asked, progress, runner)
+    asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled)
+    return compute_missing(params.llm, settings, asked, progress, runner)
 
 
 def _nll_features(
-    params: Params, settings: Settings, labelled: Labelled, progress: Progress, runner: ShardRunner
-) -> Done:
+    params: Params, settings: Settings, labelled: LabelledAnswers, progress: Progress, runner: ShardRunner
+) -> JobStats:
     from abstain.llm.signals.feature_plan import conditions
 
     read, rows = conditions(params, settings, labelled)
-    perturbing, reading = read.fill(rows, progress, runner)
+    perturbing, reading = read.compute_missing(rows, progress, runner)
     return perturbing + reading
 
 
-FANNED_OUT: Mapping[str, Callable[[Params, Settings, Labelled, Progress, ShardRunner], Done]] = {
+FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, Progress, ShardRunner], JobStats]] = {
     "features": _features,
     "nll_features": _nll_features,
 }

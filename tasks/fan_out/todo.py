@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from abstain.core.errors import AbstainError
-from abstain.llm.features.store import Entry, Store
+from abstain.llm.features.store import FileStore, StoredFile
 
 Kind = Literal["todo", "done", "beat"]
 
@@ -38,10 +38,10 @@ LEFT_BEHIND = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Batch:
+class ShardQueue:
     """The shards that one run has put down, under a key of its own."""
 
-    store: Store
+    store: FileStore
     key: str
 
     def names(self) -> dict[Kind, set[str]]:
@@ -78,7 +78,7 @@ class Batch:
         return f"{FOLDER}/{self.key}.{name}.{kind}"
 
 
-def sweep(store: Store) -> None:
+def sweep(store: FileStore) -> None:
     """Remove the batches of killed runs: those of which no file, not even a heartbeat, was written for a day."""
     before = datetime.now(UTC) - LEFT_BEHIND
     entries = store.list(FOLDER)
@@ -89,10 +89,10 @@ def sweep(store: Store) -> None:
                 store.delete(match[0])
 
 
-class Pulse:
+class Heartbeat:
     """Rewrites a heartbeat from a thread for as long as this process can."""
 
-    def __init__(self, batch: Batch, who: str, every: float = BEAT_SECONDS) -> None:
+    def __init__(self, batch: ShardQueue, who: str, every: float = BEAT_SECONDS) -> None:
         self._batch, self._who, self._every = batch, who, every
         self._count = 0
         self._shard: str | None = None
@@ -128,7 +128,7 @@ class Pulse:
             self._batch.write(self._who, "beat", json.dumps(text))
 
 
-class Watch:
+class LivenessMonitor:
     """For how long something has not changed, by this process's clock."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Watch:
         return now - self._seen[key][1]
 
 
-def _files(entries: list[Entry]) -> defaultdict[str, list[re.Match[str]]]:
+def _files(entries: list[StoredFile]) -> defaultdict[str, list[re.Match[str]]]:
     """The files of every batch."""
     batches: defaultdict[str, list[re.Match[str]]] = defaultdict(list)
     for entry in entries:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from abstain.llm.features.cache import FeatureCache, Space
+from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.maintenance import prune
 from abstain_cli import cache as cache_cli
 from abstain_cli.app import app
 
-SPACE = Space("tiny@1", "float32", "States(layer=2)", "1")
+SPACE = CacheNamespace("tiny@1", "float32", "HiddenStates(layer=2)", "1")
 
 
 @pytest.fixture

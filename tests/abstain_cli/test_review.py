@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
@@ -89,10 +89,10 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
         "not taken: reviews!C8: answer was changed: restore it, or copy the verdict into a fresh export",
         "week.xlsx: 4 reviewed, 3 not yet, 3 to fix",
     ]
-    assert {one.reviewer for one in Store(data).rows(Review)} == {"Ann"}
-    assert [batch.sources for batch in Store(data).batches()][1:] == [(f"{IMPORTED}-week.jsonl",)]
+    assert {one.reviewer for one in DataStore(data).rows(Review)} == {"Ann"}
+    assert [batch.sources for batch in DataStore(data).batches()][1:] == [(f"{IMPORTED}-week.jsonl",)]
     review("import", "week.xlsx", "--reviewer", "Ann")
-    assert len(list(Store(data).rows(Review))) == 4
+    assert len(list(DataStore(data).rows(Review))) == 4
 
 
 def test_serve_ends_with_what_comes_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

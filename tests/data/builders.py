@@ -9,7 +9,7 @@ from typing import Any
 
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Feedback, Interaction, Review
-from abstain.data.validation.checks import Known, Rows
+from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 
 ASKED = datetime(2026, 9, 1, 12, tzinfo=UTC)
@@ -19,7 +19,7 @@ PARAMS = ValidationParams(
 )
 
 
-def accept_all(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+def accept_all(rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
     return ValidationResult(rows={"interactions": len(rows.interactions)})
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from abstain.core.contracts import Feedback, Interaction
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from tests.conftest import Project
 
 pytestmark = pytest.mark.slow
@@ -140,7 +140,7 @@ def ingest(project: Project) -> Iterator[Ingests]:
 
 
 def from_app(folder: Path) -> tuple[list[str], list[str]]:
-    store = Store(folder)
+    store = DataStore(folder)
     ids = [row.interaction_id for row in store.rows(Interaction) if row.interaction_id.startswith("x-")]
     return sorted(ids), sorted(
         row.interaction_id for row in store.rows(Feedback) if row.interaction_id.startswith("x-")

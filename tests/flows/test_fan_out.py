@@ -29,7 +29,7 @@ RUN = """
 import sys
 from pathlib import Path
 from abstain.core.errors import AbstainError
-from abstain.llm.features.shard_job import ShardWork
+from abstain.llm.features.shard_job import ShardJob
 from tasks.fan_out.on_prefect import PrefectRunner
 from tests.fan_out import rows, source_in
 home, model, count, workers, lost_after, revision = sys.argv[1:]
@@ -38,9 +38,9 @@ runner = PrefectRunner(source.settings, float(lost_after))
 try:
     if revision:
         requests = tuple(source.prepare(row).request for row in rows(int(count)))
-        list(runner.run([ShardWork(model, revision, "float32", 24, requests)]))
+        list(runner.run([ShardJob(model, revision, "float32", 24, requests)]))
     else:
-        source.fill(rows(int(count)), lambda done, total: print(f"progress {done}/{total}", flush=True), runner)
+        source.compute_missing(rows(int(count)), lambda done, total: print(f"progress {done}/{total}", flush=True), runner)
     print("finished", flush=True)
 except AbstainError as error:
     print(f"error: {error}", flush=True)
@@ -168,7 +168,7 @@ def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_o
     cluster: Cluster, tmp_path: Path
 ) -> None:
     here, alone = source_in(cluster.project.home, cluster.model), source_in(tmp_path / "local", cluster.model)
-    alone.fill(rows(8 * 64))
+    alone.compute_missing(rows(8 * 64))
     run = cluster.start_run(shards=8, workers=2, lost_after=8)
     assert run.until("no worker polls the work pool gpu: .*`make worker`").count("no worker polls") == 1
     cluster.start_worker()
@@ -204,7 +204,7 @@ def test_a_worker_computes_the_bytes_of_one_process(cluster: Cluster, tmp_path: 
     if not cluster.workers:
         cluster.start_worker()
     alone = source_in(tmp_path / "local", cluster.model)
-    alone.fill(rows(2 * 64))
+    alone.compute_missing(rows(2 * 64))
     run = cluster.start_run(shards=2)
     run.until("^finished")
     assert run.process.wait(60) == 0

@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from abstain.core.contracts import Review
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.review.export import export_sample
 from abstain.review.sampling import draw
 from abstain.review.time_window import read_time_window
@@ -206,7 +206,7 @@ def is_taken_in_once(project: Project, file: Path, drawn: list[Cells]) -> None:
     assert "2 reviewed, 5 not yet, 1 to fix" in said
     file.write_bytes(content)
     abstain(project, "import", str(file))
-    store = Store(project.workspace / "data")
+    store = DataStore(project.workspace / "data")
     found = [row for row in store.rows(Review) if row.reviewer == "Ann"]
     verdicts = {row.interaction_id: (row.complete, row.correct, row.truthful, row.ideal_answer) for row in found}
     keys = [row["interaction_id"] for row in drawn]
@@ -234,7 +234,7 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     for name, value in trained[0].environment.items():
         monkeypatch.setenv(name, value)
     workspace = Workspace(trained[0].workspace, lock=-1)
-    window = read_time_window(Store(workspace.path / "data"))
+    window = read_time_window(DataStore(workspace.path / "data"))
     threshold, messages = prioritise(workspace, window, seed=0, max_inference=0, progress=lambda done, total: None)
     frame = window.frame
     assert threshold is not None and 0 < threshold < 1
@@ -247,5 +247,5 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     assert design.rows["why"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
     assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["why"] == "uncertain"])
-    rows = read_rows(export_sample(design, window, Store(workspace.path / "data")))
+    rows = read_rows(export_sample(design, window, DataStore(workspace.path / "data")))
     assert Counter(row.cells["why"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}

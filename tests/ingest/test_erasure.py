@@ -4,7 +4,7 @@ import pytest
 
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Forgotten, Store
+from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.key_index import read_lines
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.erasure import erased_answers, forget
@@ -42,8 +42,8 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     data = tmp_path / "data"
     report = take(data, file)
     assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
-    assert forget(Store(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
-    store = Store(data)
+    assert forget(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
+    store = DataStore(data)
     assert [found.user for found in store.rows(Feedback)] == ["bob", None]
     assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
     assert (len(list(store.rows(Interaction))), len(list(store.rows(Review)))) == (3, 1)
@@ -58,16 +58,16 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
 def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     take(data, file)
-    assert forget(Store(data), "ann", "ann", with_interactions=True) == {
+    assert forget(DataStore(data), "ann", "ann", with_interactions=True) == {
         "feedback": 2,
         "interactions": 1,
         "reviews": 1,
         "quarantine": 1,
     }
-    assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
+    assert [found.interaction_id for found in DataStore(data).rows(Interaction)] == ["i-2", "i-3"]
     again = take(data, file)
     assert again.accepted == 0
-    assert [found.interaction_id for found in Store(data).rows(Interaction)] == ["i-2", "i-3"]
+    assert [found.interaction_id for found in DataStore(data).rows(Interaction)] == ["i-2", "i-3"]
     late = write_lines(
         tmp_path / "late.jsonl", row("i-1"), alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
     )
@@ -79,10 +79,10 @@ def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
 def test_the_id_itself_is_kept_nowhere(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     take(data, file)
-    forget(Store(data), "ann", "u-5eed")
+    forget(DataStore(data), "ann", "u-5eed")
     assert "ann" not in everything(data).replace("Ann", "")
-    assert Store(data).forgotten().users == ("u-5eed",)
-    assert forget(Store(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again: which versions?"
+    assert DataStore(data).forgotten().users == ("u-5eed",)
+    assert forget(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again: which versions?"
 
 
 def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
     take(data, file)
     before = bytes_of(data)
     with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
-        forget(Store(data), "carol", "u-c")
+        forget(DataStore(data), "carol", "u-c")
     assert bytes_of(data) == before
 
 
@@ -106,5 +106,5 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
 )
 def test_a_hold_out_may_lack_what_was_erased_and_nothing_else(now: dict[str, bool], expected: int | None) -> None:
     before = {"i-1": True, "i-2": False, "i-3": True}
-    forgotten = Forgotten(interactions=(interaction_identity("i-1").hex(), interaction_identity("i-2").hex()))
+    forgotten = ErasedUsers(interactions=(interaction_identity("i-1").hex(), interaction_identity("i-2").hex()))
     assert erased_answers(before, now, forgotten) == expected

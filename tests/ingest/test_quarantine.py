@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Staging, Store
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.data.store.dataset import DataStore, Staging
+from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, require_unblocked
 
 
-def at(raw: bytes) -> InputRow:
-    return InputRow("a.jsonl", 1, raw)
+def at(raw: bytes) -> ParsedRow:
+    return ParsedRow("a.jsonl", 1, raw)
 
 
 def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
     """A file of refused rows in the quarantine of `data`; its id."""
-    with Staging(Store(data)) as staging:
+    with Staging(DataStore(data)) as staging:
         writer = Writer(staging)
         for number, raw in enumerate(raws, start=1):
-            writer.add(QuarantinedRow.of(InputRow("a.jsonl", number, raw), [f"field: '{number}' is odd"]))
+            writer.add(QuarantinedRow.of(ParsedRow("a.jsonl", number, raw), [f"field: '{number}' is odd"]))
         name = writer.close()
         assert name
         if blocking:
@@ -32,17 +32,17 @@ def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
 
 @given(st.binary())
 def test_no_byte_is_lost(raw: bytes) -> None:
-    came = InputRow("a.jsonl", 1, raw)
+    came = ParsedRow("a.jsonl", 1, raw)
     row = QuarantinedRow.of(came, ["why"])
     again = QuarantinedRow.model_validate_json(row.canonical())
     assert (again.content, again.digest) == (raw, digest_of(came))
 
 
 def test_what_is_kept_is_redacted_but_known_by_what_came() -> None:
-    came = InputRow("a.jsonl", 1, b"mail a@b.example")
+    came = ParsedRow("a.jsonl", 1, b"mail a@b.example")
     row = QuarantinedRow.of(came, ["why"], lambda raw: raw.replace(b"a@b.example", b"<M>"))
     assert (row.content, row.digest) == (b"mail <M>", digest_of(came))
-    assert digest_of(row.reread()) == digest_of(came), "it is known when it is released, too"
+    assert digest_of(row.reparse()) == digest_of(came), "it is known when it is released, too"
 
 
 def test_the_same_rows_make_the_same_file_and_others_another(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_pa
         False,
         True,
     )
-    with Staging(Store(tmp_path)) as staging:
+    with Staging(DataStore(tmp_path)) as staging:
         quarantine.without({digest_of(at(b"?"))}, staging)
         staging.publish()
     assert Quarantine(tmp_path).files() == []

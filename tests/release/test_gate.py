@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from abstain.config.params import GateParams
-from abstain.release.gate import Check, Decision, Measured, Rule, Window, decide
+from abstain.release.gate import CandidateMeasurements, Decision, EvaluationWindow, GateCheck, Rule, decide
 
 PARAMS = GateParams(
     bootstrap=100,
@@ -27,7 +27,7 @@ PARAMS = GateParams(
     max_parity=1e-4,
     max_latency_ms=20,
 )
-MEASURED = Measured(threshold=0.5, target_precision=0.8, parity=1e-7, latency_p99_ms=2.0)
+MEASURED = CandidateMeasurements(threshold=0.5, target_precision=0.8, parity=1e-7, latency_p99_ms=2.0)
 
 
 def calibrated(correct: np.ndarray, sharpness: float, seed: int) -> np.ndarray:
@@ -37,10 +37,12 @@ def calibrated(correct: np.ndarray, sharpness: float, seed: int) -> np.ndarray:
     return odds / (1 + odds)
 
 
-def window(rows: int = 400, probe: float = 1.6, champion: float = 0.8, length: float = 0.3, seed: int = 0) -> Window:
+def window(
+    rows: int = 400, probe: float = 1.6, champion: float = 0.8, length: float = 0.3, seed: int = 0
+) -> EvaluationWindow:
     generator = np.random.default_rng(seed)
     correct = (generator.random(rows) < 0.6).astype(int)
-    return Window(
+    return EvaluationWindow(
         correct=correct,
         groups=np.array([f"doc-{n % 50}" for n in range(rows)]),
         products=np.array(["gold", "blue"])[generator.integers(2, size=rows)],
@@ -54,9 +56,9 @@ def window(rows: int = 400, probe: float = 1.6, champion: float = 0.8, length: f
 
 
 def judged(
-    holdout: Window | None = None,
-    newest: Window | None = None,
-    measured: Measured = MEASURED,
+    holdout: EvaluationWindow | None = None,
+    newest: EvaluationWindow | None = None,
+    measured: CandidateMeasurements = MEASURED,
     champion: str | None = "v1.0.0",
     same_holdout: bool = True,
     erased: int = 0,
@@ -79,7 +81,7 @@ def failed(decision: Decision) -> set[str]:
     return {check.name for check in decision.checks if check.passed is False}
 
 
-def check(decision: Decision, name: str) -> Check:
+def check(decision: Decision, name: str) -> GateCheck:
     (found,) = [check for check in decision.checks if check.name == name]
     return found
 
@@ -102,7 +104,7 @@ def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
     assert all(c.passed for c in decision.checks)
 
 
-def twins() -> Window:
+def twins() -> EvaluationWindow:
     twin = window()
     twin.confidences["v1.0.0"] = twin.confidences["probe"].copy()
     return twin
@@ -218,7 +220,7 @@ def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
 
 def test_an_empty_newest_window_is_not_judged() -> None:
     nothing = np.array([])
-    empty = Window(nothing.astype(int), nothing, nothing, {"probe": nothing, "v1.0.0": nothing})
+    empty = EvaluationWindow(nothing.astype(int), nothing, nothing, {"probe": nothing, "v1.0.0": nothing})
     assert judged(newest=empty).approved
 
 
@@ -262,7 +264,7 @@ def test_a_changed_holdout_is_refused() -> None:
     assert failed(judged(same_holdout=False)) == {"same hold-out"}
 
 
-def related(rows: int, probe: float, champion: float, seed: int, correlation: float = 0.9) -> Window:
+def related(rows: int, probe: float, champion: float, seed: int, correlation: float = 0.9) -> EvaluationWindow:
     """Two probes that mostly make the same mistakes, as those trained on nearly the same rows do.
 
     An answer's odds are those of a noisy observation of whether it is right; of all answers the AUROC is `true_auroc`.
@@ -281,7 +283,7 @@ def true_auroc(sharpness: float) -> float:
     return NormalDist().cdf(2**0.5 * sharpness)
 
 
-def erased(holdout: Window, **more: Any) -> Decision:
+def erased(holdout: EvaluationWindow, **more: Any) -> Decision:
     return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="not_worse", max_ece=1.0, **more)
 
 
@@ -406,7 +408,7 @@ def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
 
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:
     assert not Decision().approved
-    assert not Decision((Check("shown only", None, 1.0, 0.0, ""),)).approved
+    assert not Decision((GateCheck("shown only", None, 1.0, 0.0, ""),)).approved
 
 
 def test_the_same_figures_are_the_same_decision() -> None:
@@ -424,7 +426,7 @@ def test_every_figure_is_that_of_the_answers_that_the_rows_stand_for(champion: s
     """A row of weight 3 is judged like three rows; only what is counted says otherwise."""
     once = window(rows=300, probe=1.1, champion=1.0)
     times = np.where(once.products == "gold", 3, 1)
-    thrice = Window(
+    thrice = EvaluationWindow(
         *(np.repeat(column, times) for column in (once.correct, once.groups, once.products)),
         {name: np.repeat(confidence, times) for name, confidence in once.confidences.items()},
     )

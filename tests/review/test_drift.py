@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.review import drift as module
 from abstain.review.drift import distances, drift
 from tests.data.builders import row
@@ -52,7 +52,7 @@ def test_distance_does_not_depend_on_the_block_size(questions: list[str], traine
 def test_drift_reads_its_questions_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(f"t{n}", question="aab") for n in range(6)] + [row("new", question="ff"), row("old", question="aab")]
     take(tmp_path / "data", *rows)
-    store = Store(tmp_path / "data")
+    store = DataStore(tmp_path / "data")
     found = drift(store, {"new", "old", "gone"}, {f"t{n}" for n in range(6)}, Letters(), seed=0)
     assert found["new"] == pytest.approx(1) and found["old"] == pytest.approx(0, abs=1e-6) and "gone" not in found
     monkeypatch.setattr(module, "COMPARED", 1)

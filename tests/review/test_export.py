@@ -12,7 +12,7 @@ from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.labels.answer_labels import last_verdicts, resolve
-from abstain.data.store.dataset import Store, as_lines
+from abstain.data.store.dataset import DataStore, as_lines
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
@@ -47,15 +47,15 @@ def data(tmp_path: Path) -> Path:
 
 
 def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design, Path]:
-    window = read_time_window(Store(data), since)
+    window = read_time_window(DataStore(data), since)
     design = draw(window.frame, size, 1.0, seed=0)
     path = data.parent / f"reviews-{size}.xlsx"
-    path.write_bytes(to_bytes(export_sample(design, window, Store(data))))
+    path.write_bytes(to_bytes(export_sample(design, window, DataStore(data))))
     return design, path
 
 
 def described(data: Path, size: int, *bounds: datetime) -> str:
-    window = read_time_window(Store(data), *bounds)
+    window = read_time_window(DataStore(data), *bounds)
     return "\n".join(describe_sample(draw(window.frame, size, 1.0, seed=0), window))
 
 
@@ -74,7 +74,7 @@ def fill_in(path: Path, reviewer: str = "Ann") -> None:
 
 def bring(data: Path, path: Path, now: datetime) -> IngestReport:
     known: dict[str, list[Review]] = {}
-    for review in Store(data).rows(Review):
+    for review in DataStore(data).rows(Review):
         known.setdefault(review.interaction_id, []).append(review)
     found = read_verdicts(rows_of(path).values(), now, known)
     assert found.problems == ()
@@ -85,7 +85,7 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
 
 def weights(data: Path) -> pd.Series:
     """The inclusion probability that the label of each reviewed answer carries, by interaction."""
-    reviews = pd.DataFrame([review.model_dump() for review in Store(data).rows(Review)])
+    reviews = pd.DataFrame([review.model_dump() for review in DataStore(data).rows(Review)])
     codes, names = pd.factorize(reviews["interaction_id"])
     params = load_params(ROOT / "params.yaml").labels
     labels = resolve(last_verdicts(reviews.assign(row=codes), params), params)
@@ -98,7 +98,7 @@ def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
     fill_in(path)
     report = bring(data, path, FIRST)
     assert (report.accepted, report.quarantined) == (40, 0)
-    reviewed = {review.interaction_id: review for review in Store(data).rows(Review)}
+    reviewed = {review.interaction_id: review for review in DataStore(data).rows(Review)}
     assert set(reviewed) == set(design.rows.index)
     for key, review in reviewed.items():
         assert review.inclusion_probability == design.rows.loc[key, "probability"]
@@ -138,7 +138,7 @@ def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     found = weights(data)
     assert found.to_dict() == second.rows["probability"].to_dict()
     assert (1 / found).sum() == pytest.approx(200)
-    ann = [review for review in Store(data).rows(Review) if review.reviewer == "Ann"]
+    ann = [review for review in DataStore(data).rows(Review) if review.reviewer == "Ann"]
     last = {review.interaction_id: review for review in sorted(ann, key=lambda one: one.reviewed_at)}
     verdicts = {key: (one.complete, one.correct, one.truthful) for key, one in last.items()}
     assert verdicts == {one.interaction_id: (one.complete, one.correct, one.truthful) for one in ann[:40]}
@@ -158,7 +158,7 @@ def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
     fill_in(overlap, "Bob")
     bring(data, overlap, FIRST + DAY)
     found = weights(data)
-    inside = read_time_window(Store(data), later(5)).frame.index
+    inside = read_time_window(DataStore(data), later(5)).frame.index
     assert (1 / found[found.index.isin(inside)]).sum() == pytest.approx(len(inside))
     assert (1 / found).sum() == pytest.approx(200, rel=0.1)
 

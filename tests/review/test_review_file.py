@@ -12,7 +12,7 @@ import pytest
 
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.review.review_file import ReviewFile, Stale, Verdict, open_review_file
+from abstain.review.review_file import ReviewEntry, ReviewFile, Stale, open_review_file
 from abstain.review.verdicts import Verdicts, read_verdicts
 from abstain.review.workbook import REVIEWER_COLUMNS, reviewer_cells
 from tests.data.builders import interaction, review
@@ -28,9 +28,9 @@ def file(tmp_path: Path) -> Path:
     return write_file(tmp_path / "reviews.xlsx", *rows)
 
 
-def says(row: dict[str, Any], **changes: Any) -> Verdict:
+def says(row: dict[str, Any], **changes: Any) -> ReviewEntry:
     given = {"complete": True, "correct": True, "truthful": False, "ideal_answer": "", "reviewer": "Ann"}
-    return Verdict(**{"row": row["row"], "version": row["version"], **given, **changes})
+    return ReviewEntry(**{"row": row["row"], "version": row["version"], **given, **changes})
 
 
 def imported(file: Path) -> Verdicts:
@@ -123,7 +123,7 @@ def test_saved_verdict_survives_a_kill(file: Path) -> None:
         "import sys; from pathlib import Path; from abstain.review.review_file import *\n"
         "review_file = ReviewFile(Path(sys.argv[1]))\n"
         "for row in review_file.rows():\n"
-        "    review_file.save(Verdict(row=row['row'], version=row['version'], complete=True, correct=True,\n"
+        "    review_file.save(ReviewEntry(row=row['row'], version=row['version'], complete=True, correct=True,\n"
         "                             truthful=True, ideal_answer='', reviewer='Ann')); print(row['row'], flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True) as running:

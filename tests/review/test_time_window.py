@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from abstain.review.time_window import IMPORTED, read_time_window, stream_interactions
 from tests.data.builders import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
 
 
-def take(data: Path, *rows: dict, name: str = "history.jsonl") -> Store:
+def take(data: Path, *rows: dict, name: str = "history.jsonl") -> DataStore:
     file = write_lines(data.parent / name, *rows)
     report = ingest(explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
     assert report.accepted == len(rows), report.reasons
-    return Store(data)
+    return DataStore(data)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_empty_window_names_what_the_data_holds(data: Path) -> None:
     ):
         read_time_window(store, since=ASKED.replace(year=2027, month=1, day=1))
     with pytest.raises(AbstainError, match="no interactions in data/: run `abstain ingest"):
-        read_time_window(Store(data / "nowhere"))
+        read_time_window(DataStore(data / "nowhere"))
 
 
 def test_window_too_old_to_be_reviewed_is_refused(data: Path) -> None:

@@ -19,7 +19,7 @@ from abstain.config.settings import Settings
 from abstain.core import paths
 from abstain.core.contracts import ImportedInteraction, Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store, read_rows
+from abstain.data.store.dataset import DataStore, read_rows
 from abstain.ingest.pipeline.run import IngestReport, ingest
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources.files import explicit_sources
@@ -30,7 +30,7 @@ from abstain.sample.__main__ import main
 from abstain.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
 from abstain.sample.handbook import SEED, build_handbook
 from abstain.sample.questions import build_questions, source_digest
-from abstain.sample.write import EXPORTED, INCOMING_FROM, Answered, answered_questions, write_sample
+from abstain.sample.write import EXPORTED, INCOMING_FROM, AnsweredQuestion, answered_questions, write_sample
 from tests.conftest import MODELS, ROOT, Project
 from tests.data.builders import bytes_of
 
@@ -40,7 +40,7 @@ ANSWERED = list(answered_questions(PAGES))
 META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(encoding="utf-8"))
 
 
-def right(answered: list[Answered]) -> float:
+def right(answered: list[AnsweredQuestion]) -> float:
     """The share of `answered` that is fit to be shown."""
     return sum(one.judgement.right for one in answered) / len(answered)
 
@@ -65,7 +65,7 @@ def test_at_least_a_tenth_cannot_be_answered_from_what_was_retrieved() -> None:
     assert sum(not one.judgement.answerable for one in ANSWERED) / len(ANSWERED) >= 0.10
 
 
-def kind_of(answered: Answered) -> str:
+def kind_of(answered: AnsweredQuestion) -> str:
     fact = answered.question.fact
     if fact.values[0].unit == "words":
         return "words"
@@ -160,7 +160,7 @@ def test_of_the_incoming_rows_one_is_known_and_six_are_refused(taken: tuple[Inge
     _, incoming, data = taken
     assert (incoming.duplicate, incoming.quarantined) == (1, 6)
     assert incoming.read == incoming.accepted + incoming.duplicate + incoming.quarantined
-    assert len(list(Store(data).rows(Interaction))) == len(ANSWERED)
+    assert len(list(DataStore(data).rows(Interaction))) == len(ANSWERED)
     assert incoming.quarantine
     assert_reasons(
         tuple(read_rows(data / incoming.quarantine, QuarantinedRow)),

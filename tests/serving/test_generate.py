@@ -13,7 +13,7 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
 from abstain.serving import generate as answers
 from abstain.serving.generate import EMPTY, answer, room_for
-from abstain.serving.predictor import Released
+from abstain.serving.predictor import Predictor
 from abstain.serving.requests import from_flags, question_from_flags, read_questions
 from tests.serving.test_predictor import model, release, settings  # noqa: F401  (fixtures)
 
@@ -28,17 +28,17 @@ def questions() -> list[Question]:
 
 
 @pytest.fixture
-def scorer(model: Path, settings: Settings, tmp_path: Path) -> Released:  # noqa: F811
-    return Released.open(release(tmp_path, model, settings), settings)
+def scorer(model: Path, settings: Settings, tmp_path: Path) -> Predictor:  # noqa: F811
+    return Predictor.open(release(tmp_path, model, settings), settings)
 
 
-def scored_afterwards(scorer: Released, question: Question, text: str) -> float | None:
+def scored_afterwards(scorer: Predictor, question: Question, text: str) -> float | None:
     """The confidence of an answer that is read once it is there."""
     (verdict,) = scorer.score([from_flags(question.question, text, [c.text for c in question.contexts])])
     return verdict.confidence
 
 
-def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Released) -> None:
+def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Predictor) -> None:
     engine = scorer.source.engine()
     found = answer(scorer, questions(), ASK)
     before = engine.work.pass_tokens
@@ -52,7 +52,7 @@ def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Released) ->
 
 @pytest.mark.parametrize("written_as_read", [True, False])
 def test_an_answer_that_reads_in_other_tokens_is_read_again(
-    scorer: Released, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
+    scorer: Predictor, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
 ) -> None:
     (honest,) = answer(scorer, questions()[:1], ASK)
     decoded = Engine.run
@@ -68,7 +68,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
     assert same == (not written_as_read)
 
 
-def test_no_answer_is_not_shown(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_not_shown(scorer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
     def says_nothing(self: Engine, requests: Any) -> Any:
@@ -81,7 +81,7 @@ def test_no_answer_is_not_shown(scorer: Released, monkeypatch: pytest.MonkeyPatc
     assert (found[1].answer, found[1].verdict.decision, found[1].verdict.confidence) == ("", "abstain", None)
 
 
-def test_a_question_that_does_not_fit_is_not_answered(scorer: Released) -> None:
+def test_a_question_that_does_not_fit_is_not_answered(scorer: Predictor) -> None:
     long = Question(interaction_id="long", question="x" * 600, contexts=(Context(chunk_id="d#1", text="c"),))
     found = answer(scorer, [long, questions()[0]], ASK)
     assert found[0].answer == "" and found[0].verdict.decision == "abstain"
@@ -89,7 +89,7 @@ def test_a_question_that_does_not_fit_is_not_answered(scorer: Released) -> None:
     assert found[1].verdict.confidence is not None
 
 
-def test_a_question_without_context_is_not_answered_unless_meant(scorer: Released) -> None:
+def test_a_question_without_context_is_not_answered_unless_meant(scorer: Predictor) -> None:
     bare = Question(interaction_id="bare", question="Why?", contexts=())
     asked = [questions()[0], bare, questions()[1]]
     found = answer(scorer, asked, ASK)
@@ -104,12 +104,12 @@ def test_a_question_without_context_is_not_answered_unless_meant(scorer: Release
         assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
 
 
-def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Released) -> None:
+def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Predictor) -> None:
     assert room_for(scorer, ASK) == ""
     assert "tokens are more than the 512 that tiny-bank reads" in room_for(scorer, Generate(max_new_tokens=512))
 
 
-def test_states_that_are_not_finite_name_the_question(scorer: Released, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_not_finite_name_the_question(scorer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
     def overflows(self: Engine, requests: Any) -> Any:
@@ -121,7 +121,7 @@ def test_states_that_are_not_finite_name_the_question(scorer: Released, monkeypa
         answer(scorer, questions()[:1], ASK)
 
 
-def test_nothing_asked_nothing_answered(scorer: Released) -> None:
+def test_nothing_asked_nothing_answered(scorer: Predictor) -> None:
     assert answer(scorer, [], ASK) == []
 
 

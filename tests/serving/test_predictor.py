@@ -13,10 +13,10 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import load, resolve
 from abstain.llm.engine.prompts import Layout, load_layout
-from abstain.llm.engine.requests import Request, States
+from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving import predictor as released
 from abstain.serving import probe_latency
-from abstain.serving.predictor import Released
+from abstain.serving.predictor import Predictor
 from abstain.serving.probe_latency import latency_p99_ms
 from abstain.serving.requests import from_flags
 from tests.learning.estimators.builders import write_mean_probe
@@ -70,7 +70,7 @@ def explicit_sources(model: Path, settings: Settings, request: Interaction) -> f
     loaded = load(resolve(str(model), settings), torch.device("cpu"), torch.float32)
     texts = [context.text for context in request.contexts]
     pass_ = load_layout(LAYOUT).render(request.question, texts, request.answer)
-    ((_, states),) = Engine(loaded, 4096).run({"a": Request(pass_, States(2), "a")})
+    ((_, states),) = Engine(loaded, 4096).run({"a": Request(pass_, HiddenStates(2), "a")})
     return float(states.mean().sigmoid())
 
 
@@ -79,7 +79,7 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settin
     expected = [explicit_sources(model, settings, row) for row in rows]
     middle = sorted(expected)[3]
     threshold = (middle + sorted(expected)[2]) / 2
-    scorer = Released.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
+    scorer = Predictor.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
     verdicts = scorer.score(rows)
     assert [v.interaction_id for v in verdicts] == [row.interaction_id for row in rows]
     assert [v.confidence for v in verdicts] == pytest.approx(expected, abs=1e-6)
@@ -99,33 +99,33 @@ def test_a_verdict_says_what_was_promised_and_how_likely_it_is_right(
     promise = json.dumps({"promised": True, "says": "precision of at least 0.8"})
     halved = json.dumps({"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
     file = release(tmp_path, model, settings, promise=promise, calibration=halved)
-    (verdict,) = Released.open(file, settings).score(requests(1))
+    (verdict,) = Predictor.open(file, settings).score(requests(1))
     assert verdict.promise == "precision of at least 0.8"
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
     assert verdict.probability_low is None and verdict.probability_high is None
     interval = json.dumps({"method": "venn_abers", "low_at": [], "low": [0.25], "high_at": [], "high": [0.75]})
     file = release(tmp_path, model, settings, calibration=interval)
-    (verdict,) = Released.open(file, settings).score(requests(1))
+    (verdict,) = Predictor.open(file, settings).score(requests(1))
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 
 
 def test_a_version_from_before_there_were_promises_says_so(model: Path, settings: Settings, tmp_path: Path) -> None:
-    (verdict,) = Released.open(release(tmp_path, model, settings), settings).score(requests(1))
+    (verdict,) = Predictor.open(release(tmp_path, model, settings), settings).score(requests(1))
     assert verdict.promise == "nothing was promised" and verdict.probability == verdict.confidence
 
 
 def test_an_answer_at_the_threshold_is_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
-    (verdict,) = Released.open(release(tmp_path, model, settings), settings).score(requests(1))
+    (verdict,) = Predictor.open(release(tmp_path, model, settings), settings).score(requests(1))
     at = release(tmp_path, model, settings, threshold=repr(verdict.confidence))
-    assert Released.open(at, settings).score(requests(1))[0].decision == "show"
+    assert Predictor.open(at, settings).score(requests(1))[0].decision == "show"
     above = release(tmp_path, model, settings, threshold=repr(verdict.confidence + 1e-4))
-    assert Released.open(above, settings).score(requests(1))[0].decision == "abstain"
+    assert Predictor.open(above, settings).score(requests(1))[0].decision == "abstain"
 
 
 def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: Settings, tmp_path: Path) -> None:
     rows = [from_flags("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
     assert rows[0].interaction_id == rows[1].interaction_id
-    verdicts = Released.open(release(tmp_path, model, settings), settings).score(rows)
+    verdicts = Predictor.open(release(tmp_path, model, settings), settings).score(rows)
     assert [v.confidence for v in verdicts] == pytest.approx(
         [explicit_sources(model, settings, row) for row in rows], abs=1e-6
     )
@@ -135,7 +135,7 @@ def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: 
 def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
     fine, long = requests(2)
     long = long.model_copy(update={"answer": "x" * 600})
-    refusing = Released.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    refusing = Predictor.open(release(tmp_path, model, settings, threshold="0.0"), settings)
     verdicts = refusing.score([long, fine])
     assert [v.decision for v in verdicts] == ["abstain", "show"]
     assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
@@ -145,7 +145,7 @@ def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Setti
 def test_a_request_without_context_is_unavailable_unless_meant(
     model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = Released.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    scorer = Predictor.open(release(tmp_path, model, settings, threshold="0.0"), settings)
     rows = requests(4)  # the first has no context
     scored, judged = scorer.score(rows), scorer.judge(rows)
     assert [v.decision for v in scored] == ["show"] * 4, "what is in data/ may have been asked without context"
@@ -167,17 +167,17 @@ def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
     model: Path, settings: Settings, tmp_path: Path
 ) -> None:
     short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
-    scorer = Released.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
+    scorer = Predictor.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
     assert scorer.score([long])[0].confidence == pytest.approx(explicit_sources(model, settings, short), abs=1e-6)
 
 
 def test_scoring_keeps_nothing(model: Path, settings: Settings, tmp_path: Path) -> None:
-    Released.open(release(tmp_path, model, settings), settings).score(requests(2))
+    Predictor.open(release(tmp_path, model, settings), settings).score(requests(2))
     assert not list(Path(settings.features).rglob("*"))
 
 
 def test_nothing_to_score(model: Path, settings: Settings, tmp_path: Path) -> None:
-    assert Released.open(release(tmp_path, model, settings), settings).score([]) == []
+    assert Predictor.open(release(tmp_path, model, settings), settings).score([]) == []
 
 
 def test_another_base_model_revision_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -185,17 +185,17 @@ def test_another_base_model_revision_is_refused(model: Path, settings: Settings,
     with pytest.raises(
         AbstainError, match=r"probe v1.2.0 was trained on .*@0123456789abcdef, but .* fetch that revision"
     ):
-        Released.open(file, settings)
+        Predictor.open(file, settings)
 
 
 def test_a_base_model_whose_weights_changed_is_refused(settings: Settings, tmp_path: Path) -> None:
     own = save_tiny_model(tmp_path / "bank")
     file = release(tmp_path, own, settings)
-    assert Released.open(file, settings)
+    assert Predictor.open(file, settings)
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
     with pytest.raises(AbstainError, match="or retrain$"):
-        Released.open(file, settings)
+        Predictor.open(file, settings)
 
 
 def test_a_changed_layout_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_a_changed_layout_is_refused(model: Path, settings: Settings, tmp_path: 
     with pytest.raises(
         AbstainError, match=f"prompt layout {LAYOUT} has changed since probe v1.2.0 was trained: restore"
     ):
-        Released.open(file, settings)
+        Predictor.open(file, settings)
 
 
 def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="no prompt layout 'rag-old-v0'"):
-        Released.open(release(tmp_path, model, settings, layout="rag-old-v0"), settings)
+        Predictor.open(release(tmp_path, model, settings, layout="rag-old-v0"), settings)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_incomplete_metadata_is_refused(
     with pytest.raises(
         AbstainError, match=r"probe.onnx carries no complete probe metadata: export it with this project"
     ):
-        Released.open(release(tmp_path, model, settings, **changes), settings)
+        Predictor.open(release(tmp_path, model, settings, **changes), settings)
 
 
 def test_opening_does_not_load_the_base_model(
@@ -243,7 +243,7 @@ def test_opening_does_not_load_the_base_model(
         raise AssertionError("the base model was loaded")
 
     monkeypatch.setattr("abstain.llm.features.shard_job.load", refuse)
-    scorer = Released.open(release(tmp_path, model, settings), settings)
+    scorer = Predictor.open(release(tmp_path, model, settings), settings)
     with pytest.raises(AssertionError, match="was loaded"):
         scorer.score(requests(1))
 
@@ -251,7 +251,7 @@ def test_opening_does_not_load_the_base_model(
 def test_latency_p99_times_each_answer(
     model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = Released.open(release(tmp_path, model, settings), settings)
+    scorer = Predictor.open(release(tmp_path, model, settings), settings)
     calls, clock = [], itertools.count()
     confidence = type(scorer.probe).confidence
     monkeypatch.setattr(type(scorer.probe), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))

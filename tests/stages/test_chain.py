@@ -11,10 +11,10 @@ import pytest
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.features.shard_job import LocalRunner
-from abstain.llm.signals.feature_plan import Labelled
+from abstain.llm.signals.feature_plan import LabelledAnswers
 from abstain.stages.features import __main__ as features
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
@@ -89,8 +89,8 @@ def test_what_workers_compute_before_a_stage_is_all_that_it_asks_for(
 ) -> None:
     use_home(monkeypatch, tmp_path / "workers")
     frame, settings = artifacts.read_dataset_frame(), load_settings()
-    rows = Store(paths.DATA).interactions(frame["interaction_id"])
-    labelled = Labelled(rows, reviewed_holdout(frame, rows))
+    rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
+    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows))
     runner = LocalRunner(settings)
     cost = FANNED_OUT[stage](bank, settings, labelled, lambda done, total: None, runner)
     assert cost.rows > len(rows)

@@ -11,7 +11,7 @@ from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
@@ -138,7 +138,7 @@ def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(
     """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
     could not be read, either, and is left out."""
     frame = artifacts.read_dataset_frame()
-    everyone = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    everyone = DataStore(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
     rows, states = holdout_rows()
     assert len(everyone) == len(rows) + 1
     changed = answers_shuffled(everyone)

@@ -15,14 +15,14 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.base import Scorer
-from abstain.llm.signals.compute_features import forward_tokens, read_answers, readings_of
-from abstain.llm.signals.counterfactuals import VARIANTS
-from abstain.llm.signals.registry import compared
+from abstain.llm.signals.compute_features import feature_requests_of, forward_tokens, read_answers
+from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
+from abstain.llm.signals.registry import build_scorers
 from abstain.stages.features import __main__ as features
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
@@ -36,12 +36,12 @@ NAMES = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "
 
 
 def labelled() -> list[Interaction]:
-    return Store(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"])
+    return DataStore(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"])
 
 
 def scorers(params: Params) -> list[Scorer]:
     """As the stage makes them; length alone has to be fitted, on the training split."""
-    found = list(compared(params, load_settings()).scorers)
+    found = list(build_scorers(params, load_settings()).scorers)
     frame = artifacts.read_dataset_frame()
     train = frame["split"] == "train"
     answers = read_answers(
@@ -58,9 +58,9 @@ def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
     asked = table[table["variant"] == "asked"]
     assert asked["interaction_id"].tolist() == frame["interaction_id"].tolist()
     holdout = reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
-    for variant in VARIANTS:
+    for variant in COUNTERFACTUALS:
         assert table.loc[table["variant"] == variant, "interaction_id"].tolist() == holdout
-    assert set(table["variant"]) == {"asked", *VARIANTS}
+    assert set(table["variant"]) == {"asked", *COUNTERFACTUALS}
 
 
 def test_a_signal_is_a_confidence_or_nothing(bank: Params) -> None:
@@ -82,11 +82,11 @@ def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     assert [one.name for one in made] == NAMES
     rows, frame = labelled(), artifacts.read_dataset_frame()
     judged = reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
-    changed = {name: variant(Store(paths.DATA).interactions(judged)) for name, variant in VARIANTS.items()}
+    changed = {name: variant(DataStore(paths.DATA).interactions(judged)) for name, variant in COUNTERFACTUALS.items()}
     for name, of in {"asked": rows, **changed}.items():
         few = of[::17]
         found = artifacts.read_signals(name).loc[[one.interaction_id for one in few]]
-        answers = read_answers(bank.llm, settings, few, readings_of(made))
+        answers = read_answers(bank.llm, settings, few, feature_requests_of(made))
         for scorer in made:
             assert_near(found[scorer.name], scorer.score(answers), np.float32)
 
@@ -129,7 +129,7 @@ def test_what_a_scorer_costs_is_told(bank: Params) -> None:
     costs = artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
     assert costs.keys() == {*NAMES, "probe", "fusion"}
     settings, rows = load_settings(), labelled()
-    for one in compared(bank, settings).scorers:
+    for one in build_scorers(bank, settings).scorers:
         assert costs[one.name] == forward_tokens(bank.llm, settings, rows, one.readings)
     assert costs["length_only"] == 0 and costs["probe"] == costs["sequence_log_prob"] * 2 / 4, "layer 2 of 4"
     assert costs["fusion"] < sum(costs[name] for name in NAMES), "what they share is run once"

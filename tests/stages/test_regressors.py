@@ -8,12 +8,12 @@ import pytest
 
 from abstain.config.params import Params
 from abstain.core import paths
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.regressors.onnx_regressor import load_regressor
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.llm.features.shard_job import LocalRunner
-from abstain.llm.signals.counterfactuals import VARIANTS
+from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.stages.nll_features import __main__ as nll_features
 from abstain.stages.shared import artifacts
 from abstain.stages.train_regressors import __main__ as train_regressors
@@ -40,7 +40,7 @@ def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
     holdout = reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
     for file in (paths.NLL_FEATURES, paths.REGRESSOR_SCORES):
         assert of_variant(file, "asked").index.tolist() == frame["interaction_id"].tolist()
-        for variant in VARIANTS:
+        for variant in COUNTERFACTUALS:
             assert of_variant(file, variant).index.tolist() == holdout
     assert list(of_variant(paths.REGRESSOR_SCORES, "asked")) == NAMES
 
@@ -149,6 +149,6 @@ def test_what_is_in_the_cache_is_not_computed_again(bank: Params, capsys: pytest
     assert capsys.readouterr().out.count(": 0 tokens were run for passes of 0\n") == 2
     assert paths.NLL_FEATURES.read_bytes() == before
     assert (
-        len(Store(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"]))
+        len(DataStore(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"]))
         == (artifacts.read_json(paths.NLL_SUMMARY)["rows"])
     )

@@ -11,7 +11,7 @@ from abstain.config.params import Params, load_params
 from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from abstain.reports.data_reports.validation import validation_page
@@ -77,7 +77,7 @@ def test_sound_data_pass(workspace: Path, params: Params) -> None:
 
 
 def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path, params: Params) -> None:
-    first, second = Store(paths.DATA).parts(Interaction)
+    first, second = DataStore(paths.DATA).parts(Interaction)
     with second.open("ab") as file:
         file.write(first.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(AbstainError) as stopped:
@@ -89,10 +89,10 @@ def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path
 
 
 def test_a_holdout_that_is_trained_on_stops_the_stage_and_is_on_the_page(workspace: Path, params: Params) -> None:
-    for part in Store(paths.DATA).parts(Interaction):
+    for part in DataStore(paths.DATA).parts(Interaction):
         rows = [
             one.model_copy(update={"question": "The fee?", "answer": "None."})
-            for one in Store(paths.DATA).part_rows(part, Interaction)
+            for one in DataStore(paths.DATA).part_rows(part, Interaction)
         ]
         part.write_text("".join(f"{one.canonical()}\n" for one in rows), encoding="utf-8")
     validate.stage(params)

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from abstain.sample.handbook import build_handbook
-from abstain.study.declared import Cell, Study
-from abstain.study.tables import Outcome
+from abstain.study.declared import ExperimentCell, Study
+from abstain.study.tables import CellOutcome
 
 TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
 FACTS = 3
@@ -105,7 +105,7 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def result(study: Study, cell: Cell, auroc: float = 0.75) -> dict[str, Any]:
+def result(study: Study, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
     """What a cell's file might say: made up, for tests of the tables alone."""
     names = ("mse", "positive", "auroc", "accuracy", "f1", "withheld", "accuracy_buffered", "f1_buffered")
     figures = {
@@ -138,5 +138,5 @@ def result(study: Study, cell: Cell, auroc: float = 0.75) -> dict[str, Any]:
     }
 
 
-def outcomes(study: Study) -> dict[Cell, Outcome]:
-    return {cell: Outcome(result(study, cell)) for cell in study.cells()}
+def outcomes(study: Study) -> dict[ExperimentCell, CellOutcome]:
+    return {cell: CellOutcome(result(study, cell)) for cell in study.cells()}

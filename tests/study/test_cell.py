@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from abstain.config.settings import Settings
-from abstain.study.cell import Laboratory
-from abstain.study.declared import Cell, load_study
+from abstain.study.cell import ExperimentRunner
+from abstain.study.declared import ExperimentCell, load_study
 from tests.conftest import ROOT
 from tests.llm.conftest import real_settings
 
@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad
 
 
 @pytest.fixture(scope="module")
-def ran(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Laboratory, Cell, dict[str, Any]]:
+def ran(
+    real_settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ExperimentRunner, ExperimentCell, dict[str, Any]]:
     """A study of 8 + 4 answers, and what its cell at K = 2 gave; another is at 4, which perturbs for both."""
     home: Path = tmp_path_factory.mktemp("home")
     real_settings.models.mkdir(parents=True, exist_ok=True)
@@ -32,13 +34,13 @@ def ran(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tu
     table = shipped.tables["2"]
     few = table.model_copy(update={"grid": table.grid.model_copy(update={"tokens": (2, 4)})})
     update = {"answer_tokens": 8, "draws": 100, "regressors": forest, "thresholds": thresholds, "tables": {"2": few}}
-    laboratory = Laboratory(shipped.model_copy(update=update), SQUAD, Settings(home=home, device="cpu"))
+    laboratory = ExperimentRunner(shipped.model_copy(update=update), SQUAD, Settings(home=home, device="cpu"))
     cell = laboratory.study.cells_of("2")[0]
     return laboratory, cell, laboratory.run(cell)
 
 
 @pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_a_cell_has_all_that_its_tables_show(ran: tuple[Laboratory, Cell, dict[str, Any]]) -> None:
+def test_a_cell_has_all_that_its_tables_show(ran: tuple[ExperimentRunner, ExperimentCell, dict[str, Any]]) -> None:
     laboratory, cell, found = ran
     assert [row["threshold"] for row in found["by_threshold"]] == list(laboratory.study.thresholds_of(cell))
     assert found["tuned"] in laboratory.study.thresholds
@@ -60,7 +62,7 @@ def test_a_cell_has_all_that_its_tables_show(ran: tuple[Laboratory, Cell, dict[s
 
 @pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_second_time_nothing_is_asked_and_the_figures_are_the_same(
-    ran: tuple[Laboratory, Cell, dict[str, Any]],
+    ran: tuple[ExperimentRunner, ExperimentCell, dict[str, Any]],
 ) -> None:
     laboratory, cell, found = ran
     again = laboratory.run(cell)
@@ -69,7 +71,7 @@ def test_a_second_time_nothing_is_asked_and_the_figures_are_the_same(
 
 
 @pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_another_metric_needs_no_other_features(ran: tuple[Laboratory, Cell, dict[str, Any]]) -> None:
+def test_another_metric_needs_no_other_features(ran: tuple[ExperimentRunner, ExperimentCell, dict[str, Any]]) -> None:
     laboratory, cell, found = ran
     other = laboratory.run(cell.model_copy(update={"metric": "token_f1", "regressor": "linear"}))
     assert {name for name, cost in other["computed"].items() if cost["forward_tokens"]} == set()

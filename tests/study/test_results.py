@@ -12,7 +12,7 @@ import pytest
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.study.cell import Laboratory
+from abstain.study.cell import ExperimentRunner
 from abstain.study.results import Results, decided_by, file_digests
 from tests.llm.builders import save_tiny_model
 from tests.study.builders import DECLARED, EVALUATION, TRAIN, declared, write_data
@@ -30,18 +30,18 @@ def data(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data")
 
 
-def laboratory(model: Path, data: Path, home: Path, **changes: Any) -> Laboratory:
+def laboratory(model: Path, data: Path, home: Path, **changes: Any) -> ExperimentRunner:
     models = {"embedded": {"model": str(model), "layout": "rag-plain-v1"}}
     settings = Settings(home=home, device="cpu", dtype="float32")
-    return Laboratory(declared(**({"models": models} | changes)), data, settings)
+    return ExperimentRunner(declared(**({"models": models} | changes)), data, settings)
 
 
-def decided(of: Laboratory) -> dict[str, dict[str, Any]]:
+def decided(of: ExperimentRunner) -> dict[str, dict[str, Any]]:
     files = file_digests(of.study, of.data)
     return {cell.title: decided_by(of, cell, files) for cell in of.study.cells()}
 
 
-def changed(one: Laboratory, other: Laboratory) -> list[str]:
+def changed(one: ExperimentRunner, other: ExperimentRunner) -> list[str]:
     """The cells of both that are to be computed again."""
     before, after = decided(one), decided(other)
     return [title for title in before.keys() & after.keys() if before[title] != after[title]]
@@ -53,7 +53,7 @@ def test_changing_one_thing_concerns_its_cells_alone(model: Path, data: Path, tm
     assert len(titles) == 2 and changed(before, laboratory(model, data, tmp_path)) == []
     tables = DECLARED["tables"]
 
-    def with_table(name: str, **changes: Any) -> Laboratory:
+    def with_table(name: str, **changes: Any) -> ExperimentRunner:
         return laboratory(model, data, tmp_path, tables={**tables, name: tables[name] | changes})
 
     (of_headline,) = [title for title in titles if "K = 2" in title]

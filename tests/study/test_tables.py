@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from abstain.core.errors import AbstainError
 from abstain.study.declared import Study
 from abstain.study.markdown import to_markdown
-from abstain.study.tables import Outcome, tabulate
+from abstain.study.tables import CellOutcome, tabulate
 from tests.study.builders import BAD, DECLARED, declared, outcomes, result
 
 FILES = {"train.jsonl": "a" * 64, "evaluation.jsonl": "b" * 64}
@@ -81,7 +81,7 @@ def test_what_is_withheld_stands_where_there_is_a_buffer_alone(study: Study) -> 
 def test_a_missing_cell_is_said_and_its_row_stays(study: Study) -> None:
     found = outcomes(study)
     bad = study.cells_of("11")[0]
-    found[bad] = Outcome(None, "the model is not installed: pip install it")
+    found[bad] = CellOutcome(None, "the model is not installed: pip install it")
     report = tabulate(study, (), found, FILES)
     assert report["missing"] == {bad.title: "the model is not installed: pip install it"}
     markdown = to_markdown(report)
@@ -110,7 +110,7 @@ def test_the_headline_says_how_far_the_regressor_is_ahead_of_the_best_baseline(
     (cell,) = study.cells_of("headline")
     of = result(study, cell)
     of["baselines"][0] |= {"ahead_low": low, "ahead_high": high}
-    text = section(to_markdown(tabulate(study, ("headline",), {cell: Outcome(of)}, FILES)), "Headline")
+    text = section(to_markdown(tabulate(study, ("headline",), {cell: CellOutcome(of)}, FILES)), "Headline")
     assert f"The regressor is {verdict} at 95 %" in text
     assert "is yes_score: 0.700 (0.550 to 0.760)" in text and "At t = 0.5 the regressor has an AUROC of 0.750" in text
     assert f"| {verdict} |" in text
@@ -121,7 +121,7 @@ def test_a_figure_that_is_not_defined_says_why(study: Study) -> None:
     of = result(study, cell)
     for row in of["by_threshold"]:
         row |= {"auroc": None, "auroc_low": None, "auroc_high": None, "note": "no answers reach t = 0.5"}
-    text = section(to_markdown(tabulate(study, ("2",), {cell: Outcome(of)}, FILES)), "Table 2")
+    text = section(to_markdown(tabulate(study, ("2",), {cell: CellOutcome(of)}, FILES)), "Table 2")
     assert grid(text)[0]["AUROC"] == "not defined"
     assert "Where a figure is not defined: no answers reach t = 0.5." in text
 
@@ -150,11 +150,11 @@ def test_what_was_counted_has_every_cell_its_tokens_and_the_columns_dropped(stud
 @given(auroc=st.floats(0, 1), share=st.sampled_from([None, 0.0, 1.0]))
 def test_the_report_is_json_that_gives_the_same_markdown(auroc: float, share: float | None) -> None:
     study = declared()
-    found: dict[Any, Outcome] = {}
+    found: dict[Any, CellOutcome] = {}
     for cell in study.cells():
         of = result(study, cell, auroc)
         of["by_threshold"][0]["positive"] = share
-        found[cell] = Outcome(of)
+        found[cell] = CellOutcome(of)
     report = tabulate(study, (), found, FILES)
     again = json.loads(json.dumps(report, allow_nan=False))
     assert to_markdown(again) == to_markdown(report)

@@ -20,7 +20,7 @@ import torch
 from abstain.core import paths
 from abstain.core.contracts import Feedback
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Forgotten, Store
+from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
@@ -33,7 +33,7 @@ from flows import retrain as retrain_flow
 from tasks import gate_inputs, promotion, publish
 from tasks.git_commit import commit, push
 from tasks.ingest import erase_user
-from tasks.promotion import Outcome, keep_tainted, promote_candidate, roll_back
+from tasks.promotion import Promotion, keep_tainted, promote_candidate, roll_back
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace, open_workspace
 from tests.conftest import ROOT, Project
@@ -147,7 +147,7 @@ class Candidates:
         confidences, threshold = self.champion
         return confidences.loc[list(ids)].tolist(), threshold
 
-    def promote(self, **options: Any) -> Outcome:
+    def promote(self, **options: Any) -> Promotion:
         outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)
         if outcome.status == "promoted":
             self.champion = self.last
@@ -164,7 +164,7 @@ def candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
     monkeypatch.setattr(gate_inputs, "champion_scores", made.scores_of_champion)
     made.write()
-    assert made.promote() == Outcome("promoted", "v1.0.0", [])
+    assert made.promote() == Promotion("promoted", "v1.0.0", [])
     made.judged.clear()
     return made
 
@@ -181,7 +181,7 @@ def checks(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_same_bytes_are_a_new_version_after_an_erasure(workspace: Plain, candidates: Candidates) -> None:
     assert candidates.promote().status == "unchanged"
     workspace.taint("v1.0.0")
-    assert candidates.promote() == Outcome("promoted", "v1.1.0", [])
+    assert candidates.promote() == Promotion("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
     assert (second.reason, second.candidate) == ("erasure", first.candidate) and second.sha256 != first.sha256
     assert workspace.on_origin().taint is None and "v1.0.0" in workspace.on_origin().tainted
@@ -256,10 +256,10 @@ def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candida
         workspace.taint("v1.0.0")
     candidates.write(1.8, drop=2)
     for known in ((), erased[:1]):
-        file.write_text(Forgotten(interactions=known).canonical())
+        file.write_text(ErasedUsers(interactions=known).canonical())
         failure = candidates.promote(again=True).reasons if not tainted else [raised(candidates)]
         assert any("same hold-out" in reason for reason in failure)
-    file.write_text(Forgotten(interactions=erased).canonical())
+    file.write_text(ErasedUsers(interactions=erased).canonical())
     assert candidates.promote(again=True).version == "v1.1.0"
     assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["says"]
 
@@ -416,7 +416,7 @@ def test_versions_that_saw_the_rows_are_marked_with_them_gone(
     erasure = erase_user(history, user, with_interactions=with_interactions)
     assert erasure.versions == dict.fromkeys(versions, True)
     assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
-    assert all(found.user != user for found in Store(history.path / paths.DATA).rows(Feedback))
+    assert all(found.user != user for found in DataStore(history.path / paths.DATA).rows(Feedback))
     assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
 
 
@@ -443,7 +443,7 @@ def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypa
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(small_project.root)
     with open_workspace() as workspace:
-        user = next(found.user for found in Store(workspace.path / paths.DATA).rows(Feedback) if found.user)
+        user = next(found.user for found in DataStore(workspace.path / paths.DATA).rows(Feedback) if found.user)
         workspace.git("tag", "--annotate", "probe@v1.0.0", "-m", "t")
         push(workspace, "probe@v1.0.0")
         assert erase_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}

@@ -21,7 +21,7 @@ import torch
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.features.shard_job import LocalRunner, ShardWork
+from abstain.llm.features.shard_job import LocalRunner, ShardJob
 from tasks.fan_out import runner_for
 from tasks.stopping import Stopped, stopping_together
 from tests.fan_out import rows, shards, source_in
@@ -58,7 +58,7 @@ def test_a_killed_worker_costs_one_shard_and_the_bytes_are_those_of_one_process(
     source: FeatureSource, model: Path, tmp_path: Path
 ) -> None:
     alone = source_in(tmp_path / "local", model)
-    alone.fill(rows(5 * 64))
+    alone.compute_missing(rows(5 * 64))
     seen: list[tuple[int, int]] = []
     before: dict[str, tuple[bytes, int]] = {}
 
@@ -69,7 +69,7 @@ def test_a_killed_worker_costs_one_shard_and_the_bytes_are_those_of_one_process(
             os.kill(workers()[0].pid, signal.SIGKILL)
 
     with closing(runner_for(source.settings)) as runner:
-        cost = source.fill(rows(5 * 64), kill_one, runner)
+        cost = source.compute_missing(rows(5 * 64), kill_one, runner)
     assert seen == [(64 * n, 5 * 64) for n in range(6)] and cost.rows == 5 * 64
     after = shards(source)
     assert len(before) >= 2 and before.items() <= after.items()  # not written again: the time is in it, too
@@ -132,7 +132,7 @@ def test_a_cluster_that_runs_takes_a_shard_for_each_gpu_and_not_all_at_once(
     monkeypatch.setenv("ABSTAIN_DEVICE", "cpu")
     drawn: list[int] = []
 
-    def draw(works: list[ShardWork]) -> Iterator[ShardWork]:
+    def draw(works: list[ShardJob]) -> Iterator[ShardJob]:
         for n, work in enumerate(works):
             drawn.append(n)
             yield work

@@ -15,7 +15,7 @@ import yaml
 from abstain_cli import app as cli
 from tasks import demand
 from tasks.demand import Demand
-from tasks.plan import READS_THE_BASE_MODEL, Plan, computed_with_other_requirements, make_plan
+from tasks.plan import READS_THE_BASE_MODEL, RetrainPlan, computed_with_other_requirements, make_plan
 from tasks.workspace import Workspace
 from tests.conftest import new_project
 from tests.test_dependencies import STAGES, TREE
@@ -51,7 +51,7 @@ def repository(tmp_path: Path) -> Callable[..., None]:
     return commit
 
 
-def plan(folder: Path, **changed: Any) -> Plan:
+def plan(folder: Path, **changed: Any) -> RetrainPlan:
     return make_plan(Recorded(folder, 0, changed))
 
 
@@ -60,7 +60,7 @@ def test_plan_of_unchanged_project_asks_no_model(
 ) -> None:
     repository("torch==1\n")
     monkeypatch.setattr(demand, "count_demand", lambda workspace: pytest.fail("models are asked"))
-    assert plan(tmp_path) == Plan({"dataset": [], "features": [], "report": []}, None, [])
+    assert plan(tmp_path) == RetrainPlan({"dataset": [], "features": [], "report": []}, None, [])
     changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
     assert plan(tmp_path, report=changed).stale["report"] == ["src/abstain/reports/plots.py modified"]
 

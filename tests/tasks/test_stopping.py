@@ -20,7 +20,7 @@ import pytest
 
 from abstain.llm.features.store import open_store
 from tasks.fan_out.on_prefect import _wait
-from tasks.fan_out.todo import Batch
+from tasks.fan_out.todo import ShardQueue
 from tasks.shell import run, succeeds
 from tasks.stopping import Stopped, require_going_on, stopping_together
 from tests.conftest import ROOT, Project
@@ -146,7 +146,7 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
 
 
 def test_a_fan_out_that_waits_is_stopped(tmp_path: Path) -> None:
-    batch = Batch(open_store(tmp_path), "a" * 32)
+    batch = ShardQueue(open_store(tmp_path), "a" * 32)
     looks: list[int] = []
 
     class Helpers:

@@ -8,20 +8,20 @@ import pytest
 
 from abstain.llm.features.store import open_store
 from tasks.fan_out import todo
-from tasks.fan_out.todo import Batch, Pulse, Watch, sweep
+from tasks.fan_out.todo import Heartbeat, LivenessMonitor, ShardQueue, sweep
 
 KEY, OTHER = "a" * 32, "b" * 32
 
 
 @pytest.fixture
-def batch(tmp_path: Path) -> Batch:
-    return Batch(open_store(tmp_path), KEY)
+def batch(tmp_path: Path) -> ShardQueue:
+    return ShardQueue(open_store(tmp_path), KEY)
 
 
-def test_a_batch_sees_its_own_files_only(batch: Batch, tmp_path: Path) -> None:
+def test_a_batch_sees_its_own_files_only(batch: ShardQueue, tmp_path: Path) -> None:
     batch.write("1f", "todo", "work")
     batch.write("1f", "done", "{}")
-    Batch(batch.store, OTHER).write("2f", "todo", "other")
+    ShardQueue(batch.store, OTHER).write("2f", "todo", "other")
     (tmp_path / "todo" / "mine.txt").touch()
     assert batch.names() == {"todo": {"1f"}, "done": {"1f"}, "beat": set()}
     assert batch.read("1f", "todo") == "work" and batch.read("2f", "todo") is None
@@ -29,8 +29,8 @@ def test_a_batch_sees_its_own_files_only(batch: Batch, tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "todo").iterdir()) == [f"{OTHER}.2f.todo", "mine.txt"]
 
 
-def test_batches_of_killed_runs_go_after_a_day_and_no_living_one_does(batch: Batch, tmp_path: Path) -> None:
-    living = Batch(batch.store, OTHER)
+def test_batches_of_killed_runs_go_after_a_day_and_no_living_one_does(batch: ShardQueue, tmp_path: Path) -> None:
+    living = ShardQueue(batch.store, OTHER)
     for one in (batch, living):
         one.write("1f", "todo", "work")
     yesterday = time.time() - 25 * 3600
@@ -41,8 +41,8 @@ def test_batches_of_killed_runs_go_after_a_day_and_no_living_one_does(batch: Bat
     assert batch.names()["todo"] == set() and living.names()["todo"] == {"1f"}
 
 
-def test_a_pulse_beats_names_its_claim_and_ends(batch: Batch) -> None:
-    with Pulse(batch, "me", every=0.02) as pulse:
+def test_a_pulse_beats_names_its_claim_and_ends(batch: ShardQueue) -> None:
+    with Heartbeat(batch, "me", every=0.02) as pulse:
         assert batch.claim_of("me") is None
         pulse.claim("1f")
         assert batch.claim_of("me") == "1f"
@@ -56,7 +56,7 @@ def test_a_pulse_beats_names_its_claim_and_ends(batch: Batch) -> None:
 def test_silence_is_counted_by_the_watcher_s_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(todo.time, "monotonic", lambda: now[0])
-    watch, heard = Watch(), []
+    watch, heard = LivenessMonitor(), []
     for now[0], content in ((0.0, "a"), (5.0, "a"), (6.0, "b"), (9.0, "b")):
         heard.append(watch.silent("one", content))
     assert heard == [0, 5, 0, 3] and watch.silent("other", "b") == 0

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from abstain.config.yaml_model import Section, load
+from abstain.config.yaml_model import FrozenModel, load
 from abstain.core.timestamps import Timestamp
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -19,7 +19,7 @@ CorrectnessTarget = Literal["verdict", "cosine", "rouge1_f1", "rouge1_precision"
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 
 
-class LLMParams(Section):
+class LLMParams(FrozenModel):
     """Which base model is read, through which prompt layout, and where the probe listens."""
 
     model: str
@@ -29,7 +29,7 @@ class LLMParams(Section):
     too_long: Literal["refuse", "drop_chunks"]
 
 
-class ValidationParams(Section):
+class ValidationParams(FrozenModel):
     max_failed_fraction: Fraction
     min_failed_rows: Count
     max_feedback_delay_days: Positive
@@ -37,7 +37,7 @@ class ValidationParams(Section):
     max_clock_skew_seconds: Annotated[float, Field(ge=0)]
 
 
-class QualityParams(Section):
+class QualityParams(FrozenModel):
     """What a batch and the training table are judged by as a whole; `ValidationParams` judge their rows."""
 
     min_class_share: Annotated[float, Field(ge=0, le=0.5)]
@@ -49,7 +49,7 @@ class QualityParams(Section):
     min_drift_rows: Count
 
 
-class PrivacyParams(Section):
+class PrivacyParams(FrozenModel):
     """What ingest removes of personal data, and whom it gives pseudonyms."""
 
     redact: tuple[str, ...]
@@ -62,7 +62,7 @@ class PrivacyParams(Section):
     pseudonymise_reviewers: bool
 
 
-class LabelParams(Section):
+class LabelParams(FrozenModel):
     require: tuple[Literal["correct", "truthful", "complete"], ...] = Field(min_length=1)
     conflicts: Literal["latest", "majority", "strict"]
     review_weight: Positive
@@ -73,7 +73,7 @@ class LabelParams(Section):
     user_shrinkage: Positive
 
 
-class SplitParams(Section):
+class SplitParams(FrozenModel):
     by: Literal["group", "time"]
     seed: int
     validation: OpenFraction
@@ -90,7 +90,7 @@ class SplitParams(Section):
         return self
 
 
-class ProbeParams(Section):
+class ProbeParams(FrozenModel):
     """The probes that are trained side by side, and which of them is served."""
 
     zoo: tuple[Architecture, ...] = Field(min_length=1)
@@ -116,7 +116,7 @@ class ProbeParams(Section):
         return self
 
 
-class ScorerParams(Section):
+class ScorerParams(FrozenModel):
     """What the probes are compared with, and the models that some of these need: None, and they are skipped."""
 
     compare: tuple[str, ...]
@@ -124,7 +124,7 @@ class ScorerParams(Section):
     extractive_qa_model: str | None
 
 
-class PerturbationParams(Section):
+class PerturbationParams(FrozenModel):
     """How contexts are perturbed for the condition P_c: where x when x K, and by which model (None: the base model)."""
 
     model: Annotated[str, Field(min_length=1)] | None
@@ -141,7 +141,7 @@ class PerturbationParams(Section):
         return self
 
 
-class RegressorFit(Section):
+class RegressorFit(FrozenModel):
     """How a regressor of correctness is fitted."""
 
     folds: Annotated[int, Field(ge=2)]
@@ -166,7 +166,7 @@ class RegressorParams(RegressorFit):
         return self
 
 
-class SweepParams(Section):
+class SweepParams(FrozenModel):
     """Where else the probe might listen, and to how many chunks: an architecture is trained for each."""
 
     architecture: Architecture
@@ -175,12 +175,12 @@ class SweepParams(Section):
     contexts: tuple[Count, ...]
 
 
-class CalibrationParams(Section):
+class CalibrationParams(FrozenModel):
     method: Literal["none", "temperature", "isotonic", "venn_abers"]
     seed: int
 
 
-class ThresholdParams(Section):
+class ThresholdParams(FrozenModel):
     """What is promised of the shown answers, and how surely."""
 
     metric: Literal["precision", "error_rate"]
@@ -192,7 +192,7 @@ class ThresholdParams(Section):
     seed: int
 
 
-class GateParams(Section):
+class GateParams(FrozenModel):
     bootstrap: Annotated[int, Field(ge=100)]
     seed: int
     confidence: OpenFraction
@@ -206,7 +206,7 @@ class GateParams(Section):
     max_latency_ms: Positive
 
 
-class Params(Section):
+class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
     llm: LLMParams

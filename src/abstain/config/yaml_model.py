@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from abstain.core.errors import AbstainError
 
 
-class Section(BaseModel):
+class FrozenModel(BaseModel):
     """A part of such a file: frozen, and without keys that it does not declare."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Declared = TypeVar("Declared", bound=Section)
+Declared = TypeVar("Declared", bound=FrozenModel)
 
 
 def load(path: Path, model: type[Declared], remedy: str) -> Declared:
@@ -47,7 +47,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"valid: {', '.join(names)}"
 
 
-def _first_problem(error: ValidationError, model: type[Section]) -> str:
+def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
     problems = error.errors()  # a misspelt key is missing too, but its name says more
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location, context = problem["loc"], problem.get("ctx", {})

@@ -18,13 +18,13 @@ from pathlib import Path
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Forgotten, Store
+from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.key_index import read_lines
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.quarantine import Quarantine
 
 
-def forget(store: Store, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
+def forget(store: DataStore, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
     """Remove every row of the user who goes by the id `user` or by `pseudonym`; rows removed by table.
 
     Whoever was forgotten before may be asked for again. Raises `AbstainError`, with nothing changed, where no row
@@ -42,7 +42,7 @@ def forget(store: Store, user: str, pseudonym: str, *, with_interactions: bool =
         if pseudonym not in known.users:
             raise AbstainError(f"no row carries the user '{user}': nothing was removed")
         return removed
-    forgotten = Forgotten(
+    forgotten = ErasedUsers(
         users=tuple(sorted({*known.users, pseudonym})),
         interactions=tuple(sorted({*known.interactions, *(interaction_identity(key).hex() for key in gone)})),
     )
@@ -50,7 +50,7 @@ def forget(store: Store, user: str, pseudonym: str, *, with_interactions: bool =
     return removed
 
 
-def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: Forgotten) -> int | None:
+def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: ErasedUsers) -> int | None:
     """How many answers of a hold-out are gone; None where it differs in anything but that erased ones are gone.
 
     Args:

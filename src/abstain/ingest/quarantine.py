@@ -31,7 +31,7 @@ from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import Staging, as_lines, read_rows
-from abstain.ingest.pipeline.parsing import InputRow, reread
+from abstain.ingest.pipeline.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.report import count_reasons
 
 FOLDER = "quarantine"
@@ -51,7 +51,7 @@ class QuarantinedRow(Row):
     reasons: tuple[str, ...]
 
     @classmethod
-    def of(cls, row: InputRow, reasons: Iterable[str], redact: Callable[[bytes], bytes] = bytes) -> QuarantinedRow:
+    def of(cls, row: ParsedRow, reasons: Iterable[str], redact: Callable[[bytes], bytes] = bytes) -> QuarantinedRow:
         """Bytes that are no UTF-8 are kept twice: readable in `raw`, exact in `raw_base64`."""
         kept = redact(row.raw)
         text = kept.decode("utf-8", errors="backslashreplace")
@@ -59,9 +59,9 @@ class QuarantinedRow(Row):
         place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
         return cls(**place, raw=text, raw_base64=exact, reasons=tuple(reasons))
 
-    def reread(self) -> InputRow:
+    def reparse(self) -> ParsedRow:
         """The row once more, as it is kept."""
-        return replace(reread(self.content, self.source, self.line), digest=self.digest)
+        return replace(reparse(self.content, self.source, self.line), digest=self.digest)
 
     @property
     def content(self) -> bytes:
@@ -70,7 +70,7 @@ class QuarantinedRow(Row):
 
 
 @dataclass(frozen=True)
-class Refused:
+class QuarantineFile:
     """One file of the quarantine."""
 
     id: str
@@ -99,24 +99,24 @@ class Quarantine:
     def rows(self, path: Path) -> Iterator[QuarantinedRow]:
         return read_rows(path, QuarantinedRow)
 
-    def is_here(self, row: InputRow) -> bool:
+    def is_here(self, row: ParsedRow) -> bool:
         return bool(self._here) and digest_of(row) in self._here
 
-    def holds(self, row: InputRow) -> bool:
+    def holds(self, row: ParsedRow) -> bool:
         """Whether this row is here already, or was dropped: then it is not kept once more."""
         return self.is_here(row) or (bool(self.dropped) and digest_of(row) in self.dropped)
 
-    def was_seen(self, row: InputRow) -> bool:
+    def was_seen(self, row: ParsedRow) -> bool:
         """Whether somebody has been told of this row before, and no batch is held back by it."""
         return bool(self._seen) and digest_of(row) in self._seen
 
-    def listing(self) -> list[Refused]:
+    def listing(self) -> list[QuarantineFile]:
         """Every file, with what it holds back."""
         found = []
         for path in self.files():
             rows = list(self.rows(path))
             found.append(
-                Refused(
+                QuarantineFile(
                     id=path.stem,
                     rows=len(rows),
                     sources=tuple(Counter(row.source for row in rows)),
@@ -235,7 +235,7 @@ def require_unblocked(data: Path) -> None:
         )
 
 
-def digest_of(row: InputRow) -> str:
+def digest_of(row: ParsedRow) -> str:
     """What a row is known by here, a sha256 (hex): of its text as it first came, or, of a thumb or review that came
     alone, of its contents as they would be stored, personal data redacted: whether it was held makes no difference."""
     if row.digest is not None:

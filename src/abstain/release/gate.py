@@ -1,6 +1,6 @@
 """The promotion gate: may this challenger replace the champion? It fails closed, and says why.
 
-Every check is a `Check` with the figure, the limit and one sentence; a figure that is nan fails. The first
+Every check is a `GateCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first
 version has no champion and no free pass: it must beat the base rate and the length-only baseline. A champion that was
 trained on rows which were erased since is replaced by a challenger that is not worse by more than a margin. Figures are
 weighted as in the report, and answers are counted by what they are worth (`metrics.effective_rows`).
@@ -25,7 +25,7 @@ Rule = Literal["better", "not_worse", "accepted"]
 
 
 @dataclass(frozen=True)
-class Window:
+class EvaluationWindow:
     """Answers that no version was trained on, scored by everyone. All arrays are (rows,).
 
     `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` what the
@@ -58,7 +58,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Check:
+class GateCheck:
     """One question the gate asked. `passed=None`: shown, not judged, for want of rows."""
 
     name: str
@@ -72,7 +72,7 @@ class Check:
 class Decision:
     """The gate's answer. Approved when every judged check passed and at least one was judged."""
 
-    checks: tuple[Check, ...] = field(default=())
+    checks: tuple[GateCheck, ...] = field(default=())
 
     @property
     def approved(self) -> bool:
@@ -89,7 +89,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CandidateMeasurements:
     """What is measured of the challenger itself: its tuned threshold and target, parity and latency.
 
     `target_error_rate`: the most of all answers that may be shown and wrong, where that is what the threshold was tuned
@@ -106,9 +106,9 @@ class Measured:
 
 
 def decide(
-    holdout: Window,
-    newest: Window,
-    measured: Measured,
+    holdout: EvaluationWindow,
+    newest: EvaluationWindow,
+    measured: CandidateMeasurements,
     params: GateParams,
     champion: str | None,
     same_holdout: bool,
@@ -141,7 +141,7 @@ def decide(
     return Decision(tuple(checks))
 
 
-def _same_holdout(same: bool, erased: int) -> Check:
+def _same_holdout(same: bool, erased: int) -> GateCheck:
     if same:
         says = (
             f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
@@ -151,7 +151,9 @@ def _same_holdout(same: bool, erased: int) -> Check:
     return _check("same hold-out", same, float(same), 1, says)
 
 
-def _against(window: Window, champion: str, measured: Measured, params: GateParams, rule: Rule) -> list[Check]:
+def _against(
+    window: EvaluationWindow, champion: str, measured: CandidateMeasurements, params: GateParams, rule: Rule
+) -> list[GateCheck]:
     """The challenger beside the champion on the hold-out."""
     if rule != "better":
         return [_not_worse(window, champion, params), _as_precise(window, champion, measured, params)]
@@ -160,24 +162,24 @@ def _against(window: Window, champion: str, measured: Measured, params: GatePara
     return [_better(window, champion, params)]
 
 
-def _accepted(check: Check) -> Check:
+def _accepted(check: GateCheck) -> GateCheck:
     if check.passed is not False:
         return check
     return replace(check, passed=None, says=f"{check.says}; accepted")
 
 
-def _same_confidences(window: Window, champion: str) -> bool:
+def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
     return np.array_equal(window.confidences["probe"], window.confidences[champion])
 
 
-def _new_threshold(measured: Measured) -> Check:
+def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
     """The champion's own weights with another threshold: whether that keeps its promise is said by `precision`."""
     before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     says = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
     return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, says)
 
 
-def _better(window: Window, rival: str, params: GateParams) -> Check:
+def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
     aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", rival)}
     drawn = window.bootstrap(aurocs, params)
     own, other = drawn["probe"], drawn[rival]
@@ -186,7 +188,7 @@ def _better(window: Window, rival: str, params: GateParams) -> Check:
     return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
 
 
-def _not_worse(window: Window, champion: str, params: GateParams) -> Check:
+def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
     aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", champion)}
     drawn = window.bootstrap(aurocs, params)
@@ -196,19 +198,21 @@ def _not_worse(window: Window, champion: str, params: GateParams) -> Check:
     return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, says)
 
 
-def _as_precise(window: Window, champion: str, measured: Measured, params: GateParams) -> Check:
+def _as_precise(
+    window: EvaluationWindow, champion: str, measured: CandidateMeasurements, params: GateParams
+) -> GateCheck:
     """What each shows at its own threshold; not judged where the champion shows too little to be compared with."""
     threshold = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     before, worth = window.precision(window.confidences[champion] >= threshold)
     own, _ = window.precision(window.shown(measured.threshold))
     name, limit = f"as precise as {champion}", before - params.max_precision_drop
     if worth < params.min_slice:
-        return Check(name, None, own, limit, f"{champion} shows {worth:.0f} answers, too few to compare with")
+        return GateCheck(name, None, own, limit, f"{champion} shows {worth:.0f} answers, too few to compare with")
     says = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
     return _check(name, own >= limit, own, limit, says)
 
 
-def _better_than_base_rate(window: Window, measured: Measured, params: GateParams) -> Check:
+def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     of_shown = partial(metrics.precision, window.correct, window.confidences["probe"], threshold=measured.threshold)
     drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
     lift = paired(drawn["shown"], drawn["all"])
@@ -220,18 +224,18 @@ def _better_than_base_rate(window: Window, measured: Measured, params: GateParam
     return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
 
 
-def _newest(window: Window, champion: str, params: GateParams) -> Check:
+def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     own, other = window.auroc("probe"), window.auroc(champion)
     name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
     _, worth = window.precision(np.ones(rows, bool))
     if worth < params.min_slice:
-        return Check(name, None, own - other, limit, f"{_counted(rows, worth)} reviewed answers, too few to judge")
+        return GateCheck(name, None, own - other, limit, f"{_counted(rows, worth)} reviewed answers, too few to judge")
     return _check(
         name, own - other >= limit, own - other, limit, f"AUROC {own:.3f} against {other:.3f}, {rows} answers"
     )
 
 
-def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
+def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     """The promise itself, on answers that the threshold was not tuned on."""
     shown = window.shown(measured.threshold)
     precision, worth = window.precision(shown)
@@ -241,7 +245,7 @@ def _precision(window: Window, measured: Measured, params: GateParams) -> Check:
     return _check("precision", worth >= params.min_slice and precision >= floor, precision, floor, says)
 
 
-def _error_rate(window: Window, measured: Measured, params: GateParams) -> list[Check]:
+def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
     """The promise itself where it is one of the error rate, which may lie as far above as a precision below."""
     if measured.target_error_rate is None:
         return []
@@ -251,7 +255,7 @@ def _error_rate(window: Window, measured: Measured, params: GateParams) -> list[
     return [_at_most("error rate", value, limit, "shown and wrong, of all answers of the hold-out")]
 
 
-def _slices(window: Window, measured: Measured, params: GateParams) -> list[Check]:
+def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
     checks = []
     shown = window.shown(measured.threshold)
     floor = measured.target_precision - params.max_slice_drop
@@ -260,11 +264,11 @@ def _slices(window: Window, measured: Measured, params: GateParams) -> list[Chec
         precision, worth = window.precision(rows)
         says = f"precision {precision:.3f} of {_counted(int(rows.sum()), worth)} shown answers"
         passed = bool(precision >= floor) if worth >= params.min_slice else None
-        checks.append(Check(f"slice {product}", passed, precision, floor, says))
+        checks.append(GateCheck(f"slice {product}", passed, precision, floor, says))
     return checks
 
 
-def _calibration(window: Window, params: GateParams) -> Check:
+def _calibration(window: EvaluationWindow, params: GateParams) -> GateCheck:
     said = window.confidences["probe"] if window.probability is None else window.probability
     value = metrics.ece(window.correct, said, window.weight)
     return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
@@ -274,9 +278,9 @@ def _counted(rows: int, worth: float) -> str:
     return f"{rows}" if worth == rows else f"{rows} (worth {worth:.0f})"
 
 
-def _at_most(name: str, value: float, limit: float, what: str) -> Check:
+def _at_most(name: str, value: float, limit: float, what: str) -> GateCheck:
     return _check(name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
 
 
-def _check(name: str, passed: bool, value: float, limit: float, says: str) -> Check:
-    return Check(name, bool(passed), float(value), float(limit), says)
+def _check(name: str, passed: bool, value: float, limit: float, says: str) -> GateCheck:
+    return GateCheck(name, bool(passed), float(value), float(limit), says)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import uniform
 from abstain.review.time_window import stream_interactions
 
@@ -24,13 +24,15 @@ COMPARED = 2000
 AT_ONCE = 1024
 
 
-class Encoder(Protocol):
+class QuestionEncoder(Protocol):
     """Turns n texts into an (n, d) matrix."""
 
     def encode(self, texts: Sequence[str], /) -> NDArray[np.float32]: ...
 
 
-def drift(store: Store, asked: Collection[str], trained_on: Collection[str], encoder: Encoder, seed: int) -> pd.Series:
+def drift(
+    store: DataStore, asked: Collection[str], trained_on: Collection[str], encoder: QuestionEncoder, seed: int
+) -> pd.Series:
     """`distances` of the questions of `asked` from those of `trained_on`, both ids, by interaction; at most `COMPARED`.
 
     Which are compared, if there are more, is drawn by numbers of its own (docs/decisions/052).
@@ -44,7 +46,7 @@ def drift(store: Store, asked: Collection[str], trained_on: Collection[str], enc
     return pd.Series(values, index=compared, dtype=float)
 
 
-def distances(questions: Sequence[str], trained_on: Sequence[str], encoder: Encoder) -> np.ndarray:
+def distances(questions: Sequence[str], trained_on: Sequence[str], encoder: QuestionEncoder) -> np.ndarray:
     """Mean cosine distance of each question to its nearest `NEIGHBOURS` of `trained_on`, in [0, 2]; (questions,).
 
     A question asked before in the same words is nan: one of them teaches as much as all. All are nan where nothing was

@@ -9,7 +9,7 @@ from openpyxl import Workbook
 
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.review.sampling import STRATA, Design
 from abstain.review.time_window import TimeWindow
 from abstain.review.workbook import make_workbook, reviewer_cells, sampled_cells
@@ -17,7 +17,7 @@ from abstain.review.workbook import make_workbook, reviewer_cells, sampled_cells
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
 
-def export_sample(design: Design, window: TimeWindow, store: Store) -> Workbook:
+def export_sample(design: Design, window: TimeWindow, store: DataStore) -> Workbook:
     """The file of `design`: first the rows to review, then those that were reviewed and have another weight now.
 
     A larger sample, or one of another window, gives rows that were drawn and reviewed before another probability. Such

@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from abstain.core.errors import AbstainError
-from abstain.review.review_file import ReviewFile, Stale, Verdict
+from abstain.review.review_file import ReviewEntry, ReviewFile, Stale
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
@@ -49,7 +49,7 @@ def make_app(file: ReviewFile, port: int) -> FastAPI:
             return JSONResponse({"message": str(error)}, 503)
 
     @app.post("/verdict")
-    def save(verdict: Verdict, origin: Annotated[str, Header()] = "") -> JSONResponse:
+    def save(verdict: ReviewEntry, origin: Annotated[str, Header()] = "") -> JSONResponse:
         if origin not in [f"http://{name}:{port}" for name in NAMES]:
             return JSONResponse({"message": "only the page itself may write"}, 403)
         try:

@@ -29,7 +29,7 @@ from abstain.review.workbook import (
 )
 
 
-class Verdict(BaseModel):
+class ReviewEntry(BaseModel):
     """A reviewer's verdict on one row, whose `version` they saw. It may be unfinished."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -70,7 +70,7 @@ class ReviewFile:
         rows = self.rows()
         return sum(row["done"] for row in rows), len(rows)
 
-    def save(self, verdict: Verdict, now: datetime | None = None) -> dict[str, Any]:
+    def save(self, verdict: ReviewEntry, now: datetime | None = None) -> dict[str, Any]:
         """Write a verdict, given `now`, into the file. Returns the row as it is shown now.
 
         Raises `Stale`, with nothing written, where the row is not what the reviewer saw.
@@ -118,7 +118,7 @@ def version(row: ReviewRow) -> str:
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
-def _texts(verdict: Verdict, now: datetime) -> dict[str, str]:
+def _texts(verdict: ReviewEntry, now: datetime) -> dict[str, str]:
     words = {None: "", True: "yes", False: "no"}
     given = {name: words[getattr(verdict, name)] for name in VERDICT_COLUMNS}
     ideal = verdict.ideal_answer.strip()

@@ -15,7 +15,7 @@ import pandas as pd
 from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 
 DAYS = 30
 NO_THUMB = "none"
@@ -40,7 +40,7 @@ class TimeWindow:
 
 
 def read_time_window(
-    store: Store, since: datetime | None = None, until: datetime | None = None, oldest: datetime | None = None
+    store: DataStore, since: datetime | None = None, until: datetime | None = None, oldest: datetime | None = None
 ) -> TimeWindow:
     """The window of `store`; by default the last `DAYS` days of what it holds.
 
@@ -74,12 +74,12 @@ def read_time_window(
     return TimeWindow(since, until, frame, reviews)
 
 
-def stream_interactions(store: Store, ids: Collection[str]) -> Iterator[Interaction]:
+def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Interaction]:
     """The interactions called `ids`, in order of arrival, one in memory at a time."""
     return (row for row in store.rows(Interaction) if row.interaction_id in ids)
 
 
-def _last_words(store: Store, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
+def _last_words(store: DataStore, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
     """Each reviewer's latest review of each of `ids`; those of `ids` that a verdict of this queue has come for."""
     wanted = set(ids)
     imported = {batch.batch for batch in store.batches() if any(name.startswith(IMPORTED) for name in batch.sources)}

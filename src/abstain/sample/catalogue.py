@@ -44,7 +44,7 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class Section:
+class ProductSection:
     """A section of every document of a line; `header` names the two columns of a table."""
 
     title: str
@@ -54,14 +54,14 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Line:
+class ProductLine:
     """A product line. `noun` follows each name: "Gold" + "Card". `closed` maps a name to the entitlement it needs."""
 
     key: str
     business: str
     noun: str
     names: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ProductSection, ...]
     closed: dict[str, str]
 
 
@@ -100,7 +100,7 @@ def clock(low: float, high: float) -> Range:
 _DATE = Range("date", 0, 329, 7)
 
 _CARDS = (
-    Section("Fees", "table", (
+    ProductSection("Fees", "table", (
         fact("annual", "Annual fee of the {p}", eur(15, 120, 5),
               "What is the annual fee of the {p}?", "How much does the {p} cost per year?",
               "What do I pay every year for holding the {p}?"),
@@ -114,7 +114,7 @@ _CARDS = (
               "What is charged for a payment in a foreign currency with the {p}?",
               "How much is the foreign currency fee of the {p}?"),
     ), ("Fee", "Amount")),
-    Section("Limits", "text", (
+    ProductSection("Limits", "text", (
         fact("cash", "With the {p}, up to {v} in cash can be withdrawn a day.", eur(300, 2000, 100),
               "How much cash can I withdraw a day with the {p}?", "What is the daily cash limit of the {p}?"),
         fact("purchase", "Purchases with the {p} are limited to {v} a day.", eur(1000, 9000, 500),
@@ -123,7 +123,7 @@ _CARDS = (
               "Up to which amount can I pay contactless without a PIN with the {p}?",
               "What is the contactless limit without a PIN for the {p}?"),
     )),
-    Section("Who can apply", "list", (
+    ProductSection("Who can apply", "list", (
         fact("age", "Minimum age for the {p}: {v}", years(12, 26), "What is the minimum age for the {p}?",
               "How old must I be to get the {p}?"),
         fact("income", "Minimum net income for the {p}: {v} a month", eur(600, 4200, 200),
@@ -135,7 +135,7 @@ _CARDS = (
 )  # fmt: skip
 
 _ACCOUNTS = (
-    Section("Prices", "table", (
+    ProductSection("Prices", "table", (
         fact("monthly", "Monthly fee of the {p}", eur(1, 18, 1), "What is the monthly fee of the {p}?",
               "How much do I pay a month for the {p}?", "What does the {p} cost each month?"),
         fact("transfer", "Paper transfer from the {p}", eur(1, 6, 0.5), "What does a paper transfer cost with the {p}?",
@@ -146,7 +146,7 @@ _ACCOUNTS = (
         fact("copy", "Copy of a {p} statement", eur(3, 14, 1), "What does a copy of a statement cost with the {p}?",
               "I need an old statement of my {p} again. What does it cost?"),
     ), ("Service", "Price")),
-    Section("Opening and closing", "list", (
+    ProductSection("Opening and closing", "list", (
         fact("age", "Minimum age for the {p}: {v}", years(7, 21), "What is the minimum age for the {p}?",
               "How old must I be to open the {p}?"),
         fact("opening", "Opening the {p} takes {v}", days(1, 10), "How long does it take to open the {p}?",
@@ -154,7 +154,7 @@ _ACCOUNTS = (
         fact("notice", "Notice before closing the {p}: {v}", days(5, 60, 5), "What is the notice period for closing the {p}?",
               "How long before closing the {p} must I give notice?"),
     )),
-    Section("Welcome bonus", "text", (
+    ProductSection("Welcome bonus", "text", (
         fact("bonus", "New customers of the {p} get a bonus of {v}.", eur(20, 200, 10),
               "How much is the welcome bonus of the {p}?", "What bonus do new customers get with the {p}?"),
         fact("offer", "The {p} bonus offer ends on {v}.", _DATE, "When does the bonus offer for the {p} end?",
@@ -165,7 +165,7 @@ _ACCOUNTS = (
 )  # fmt: skip
 
 _SAVINGS = (
-    Section("Interest", "table", (
+    ProductSection("Interest", "table", (
         fact("base", "Base rate of the {p}", pct(0.5, 2.4), "What is the base rate of the {p}?",
               "Which base interest rate does the {p} pay?", "What does the {p} pay as base rate?"),
         fact("bonus", "Bonus rate of the {p}", pct(2.5, 4.5), "What is the bonus rate of the {p}?",
@@ -174,7 +174,7 @@ _SAVINGS = (
               "What is deducted for an early withdrawal from the {p}?",
               "I want my money out of the {p} early. What is deducted?"),
     ), ("Rate", "Per year")),
-    Section("Withdrawals", "list", (
+    ProductSection("Withdrawals", "list", (
         fact("notice", "Notice before a withdrawal from the {p}: {v}", days(7, 120, 7),
               "How much notice must I give before a withdrawal from the {p}?",
               "What is the notice period of the {p}?"),
@@ -183,7 +183,7 @@ _SAVINGS = (
         fact("payout", "Payout from the {p}: within {v}", days(1, 9), "How long does the payout from the {p} take?",
               "When is the money from my {p} paid out?"),
     )),
-    Section("Term", "text", (
+    ProductSection("Term", "text", (
         fact("term", "The rate of the {p} is guaranteed for {v}.", months(3, 48, 3),
               "For how long is the rate of the {p} guaranteed?", "How many months is the {p} rate fixed?"),
         fact("campaign", "The bonus rate of the {p} is offered until {v}.", _DATE,
@@ -192,7 +192,7 @@ _SAVINGS = (
 )  # fmt: skip
 
 _LOANS = (
-    Section("Interest by term", "table", (
+    ProductSection("Interest by term", "table", (
         fact("short", "{p} up to 24 months", pct(2.9, 6.4), "What is the rate of the {p} up to 24 months?",
               "What interest do I pay on a {p} that runs for 24 months?"),
         fact("medium", "{p} from 25 to 60 months", pct(4.5, 8.4), "What is the rate of the {p} for 60 months?",
@@ -200,7 +200,7 @@ _LOANS = (
         fact("long", "{p} over 60 months", pct(6.1, 10.9), "What is the rate of the {p} over 60 months?",
               "How high is the interest of the {p} for more than 60 months?"),
     ), ("Term", "Rate")),
-    Section("Amounts", "text", (
+    ProductSection("Amounts", "text", (
         fact("least", "The smallest {p} is {v}.", eur(500, 6000, 500), "What is the smallest amount of the {p}?",
               "How little can I borrow with the {p}?"),
         fact("most", "The largest {p} is {v}.", eur(10000, 120000, 5000), "What is the largest amount of the {p}?",
@@ -209,7 +209,7 @@ _LOANS = (
               "What is the arrangement fee of the {p}?", "What does it cost to arrange the {p}?",
               form="{0} of the loan, at most {1}"),
     )),
-    Section("Repayment", "list", (
+    ProductSection("Repayment", "list", (
         fact("pause", "Payment breaks of the {p}: {v} a year", count(1, 6), "How many payment breaks a year does the {p} allow?",
               "How often a year can I pause payments on the {p}?"),
         fact("extra", "Extra repayment of the {p} without charge: {v} of the loan a year", pct(5, 50, 5),
@@ -221,7 +221,7 @@ _LOANS = (
 )  # fmt: skip
 
 _INSURANCE = (
-    Section("Cover", "table", (
+    ProductSection("Cover", "table", (
         fact("damage", "Damage, {p}", eur(1000, 60000, 1000), "Up to which amount does the {p} cover damage?",
               "How much does the {p} pay for damage at most?"),
         fact("theft", "Theft, {p}", eur(500, 20000, 500), "Up to which amount does the {p} cover theft?",
@@ -229,7 +229,7 @@ _INSURANCE = (
         fact("legal", "Legal advice, {p}", eur(100, 3000, 100), "How much legal advice does the {p} cover?",
               "What does the {p} pay for legal advice?"),
     ), ("Event", "Paid up to")),
-    Section("Premium", "text", (
+    ProductSection("Premium", "text", (
         fact("premium", "The premium of the {p} is {v} a month.", eur(3, 45, 1), "What is the monthly premium of the {p}?",
               "How much does the {p} cost a month?", "What do I pay each month for the {p}?"),
         fact("discount", "Paying the {p} once a year saves {v}.", pct(2, 15, 1),
@@ -237,7 +237,7 @@ _INSURANCE = (
         fact("excess", "The excess of the {p} is {v} a claim.", eur(25, 500, 25), "What is the excess of the {p}?",
               "How much of each claim do I pay myself with the {p}?"),
     )),
-    Section("Claims", "list", (
+    ProductSection("Claims", "list", (
         fact("report", "Report a {p} claim within {v}", days(2, 30), "Within how many days must I report a {p} claim?",
               "How soon must a claim be reported to the {p}?"),
         fact("settle", "Settlement of a complete {p} claim: {v}", days(5, 45),
@@ -248,7 +248,7 @@ _INSURANCE = (
 )  # fmt: skip
 
 _TRANSFERS = (
-    Section("Charges", "table", (
+    ProductSection("Charges", "table", (
         fact("online", "{p} ordered online", eur(0.5, 12, 0.5), "What does an online order of the {p} cost?",
               "How much is the {p} when I order it online?"),
         fact("branch", "{p} ordered in a branch", eur(3, 30, 1), "What does the {p} cost in a branch?",
@@ -258,7 +258,7 @@ _TRANSFERS = (
         fact("recall", "Recall of a {p}", eur(5, 40, 1), "What does a recall of the {p} cost?",
               "I want my {p} back. What is charged for the recall?"),
     ), ("Service", "Charge")),
-    Section("Timing", "list", (
+    ProductSection("Timing", "list", (
         fact("cutoff", "{p} orders are accepted until {v}", clock(11, 22), "Until what time are {p} orders accepted?",
               "What is the cut-off time for the {p}?", "How late in the day can I send the {p}?"),
         fact("arrival", "Money sent by {p} arrives within {v}", days(1, 9), "How long does the {p} take to arrive?",
@@ -266,7 +266,7 @@ _TRANSFERS = (
         fact("advance", "{p} orders can be placed {v} ahead", months(1, 24),
               "How far ahead can I place an order for the {p}?"),
     )),
-    Section("Changes and returns", "text", (
+    ProductSection("Changes and returns", "text", (
         fact("cancel", "A {p} order can be cancelled for {v}.", days(1, 28), "How long can I cancel the {p}?",
               "For how many days can the {p} be cancelled?"),
         fact("refund", "A returned {p} is credited within {v}.", days(2, 21), "When is a returned {p} credited?"),
@@ -276,21 +276,21 @@ _TRANSFERS = (
 )  # fmt: skip
 
 LINES = (
-    Line("cards", "Everyday banking", "Card",
+    ProductLine("cards", "Everyday banking", "Card",
          ("Cobalt", "Cobalt Plus", "Ember", "Lumen", "Nimbus", "Onyx", "Pebble", "Raven", "Saffron"), _CARDS,
          {"Onyx": "premium", "Raven": "business"}),
-    Line("accounts", "Everyday banking", "Account",
+    ProductLine("accounts", "Everyday banking", "Account",
          ("Willow", "Willow Plus", "Granite", "Juniper", "Maple", "Quartz", "Tundra", "Velvet", "Zephyr"), _ACCOUNTS,
          {"Velvet": "premium"}),
-    Line("savings", "Saving and borrowing", "Saver",
+    ProductLine("savings", "Saving and borrowing", "Saver",
          ("Acorn", "Acorn Plus", "Bramble", "Cedar", "Dahlia", "Fjord", "Ginger", "Heron", "Indigo"), _SAVINGS,
          {"Indigo": "premium"}),
-    Line("loans", "Saving and borrowing", "Loan",
+    ProductLine("loans", "Saving and borrowing", "Loan",
          ("Jasper", "Jasper Plus", "Kestrel", "Linden", "Nectar", "Orchid", "Poppy", "Quill", "Robin"), _LOANS,
          {"Quill": "business"}),
-    Line("insurance", "Insurance", "Insurance",
+    ProductLine("insurance", "Insurance", "Insurance",
          ("Sable", "Sable Plus", "Thistle", "Ursa", "Violet", "Wren", "Yarrow", "Zinnia", "Amber"), _INSURANCE, {}),
-    Line("transfers", "Everyday banking", "Transfer",
+    ProductLine("transfers", "Everyday banking", "Transfer",
          ("Birch", "Birch Plus", "Clover", "Drift", "Echo", "Flint", "Haven", "Tern"), _TRANSFERS,
          {"Flint": "business"}),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from abstain.core.contracts import ImportedFeedback, ImportedReview
 from abstain.sample.judge import Judgement
-from abstain.sample.questions import Question
+from abstain.sample.questions import SampleQuestion
 
 THUMB_SHARE = 0.7
 FLIP_RIGHT = 0.14
@@ -33,7 +33,7 @@ REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
 
 
 def draw_thumb(
-    question: Question, answer: str, right: bool, exported_at: datetime, rng: random.Random
+    question: SampleQuestion, answer: str, right: bool, exported_at: datetime, rng: random.Random
 ) -> ImportedFeedback | None:
     """A thumb within the hour and before the export, or none."""
     if rng.random() >= THUMB_SHARE:
@@ -46,7 +46,7 @@ def draw_thumb(
 
 
 def draw_review(
-    question: Question,
+    question: SampleQuestion,
     judgement: Judgement,
     thumb: ImportedFeedback | None,
     exported_at: datetime,
@@ -71,7 +71,7 @@ def draw_review(
     )
 
 
-def ideal_answer(question: Question, answerable: bool) -> str:
+def ideal_answer(question: SampleQuestion, answerable: bool) -> str:
     """What the expert would have answered."""
     return question.fact.sentence if answerable else f"The context does not state this for the {question.fact.product}."
 

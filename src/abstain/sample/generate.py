@@ -31,7 +31,7 @@ from abstain.llm.engine.prompts import Pass, load_layout
 from abstain.llm.engine.requests import Generate, Request
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.sample.handbook import SEED, Page, build_handbook
-from abstain.sample.questions import Question, build_questions, source_digest
+from abstain.sample.questions import SampleQuestion, build_questions, source_digest
 
 K = 3
 MAX_GAP = 0.05  # cosine similarity that a chunk may lie below the best one
@@ -41,7 +41,7 @@ ANSWERS = "answers.jsonl"
 META = "answers.meta.json"
 
 
-def retrieve(pages: Sequence[Page], questions: Sequence[Question]) -> list[list[Chunk]]:
+def retrieve(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> list[list[Chunk]]:
     """For each question the at most `K` chunks that its asker may read, best first."""
     retriever = Retriever(FaissIndex(), Embeddings(SentenceEncoder()))
     retriever.sync(chunk for page in pages for chunk in page.chunks())

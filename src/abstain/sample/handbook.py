@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime, timedelta
 from abstain.core.contracts import Chunk, Document
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.reader import parse_document
-from abstain.sample.catalogue import LINES, Attribute, Line, Range, Section, Words
+from abstain.sample.catalogue import LINES, Attribute, ProductLine, ProductSection, Range, Words
 from abstain.sample.topics import THEMES
 from abstain.sample.values import Value, phrase, write
 
@@ -38,7 +38,7 @@ class Fact:
     doc_id: str
     key: str
     product: str
-    line: Line
+    line: ProductLine
     section: str
     values: tuple[Value, ...]
     source: str
@@ -67,7 +67,7 @@ def build_handbook(seed: int = SEED) -> list[Page]:
     return [page for line in LINES for page in _line_pages(line, random.Random(f"{seed}/{line.key}"))]
 
 
-def _line_pages(line: Line, rng: random.Random) -> list[Page]:
+def _line_pages(line: ProductLine, rng: random.Random) -> list[Page]:
     sections = (*line.sections, *THEMES)
     drawn = {(s.title, a.key): _siblings(a, len(line.names), rng) for s in sections for a in s.attributes}
     pages = []
@@ -124,8 +124,8 @@ def _grid(span: Range | Words) -> list[Drawn]:
 
 
 def _fact(
-    line: Line,
-    section: Section,
+    line: ProductLine,
+    section: ProductSection,
     attribute: Attribute,
     doc_id: str,
     product: str,
@@ -145,14 +145,14 @@ def _fact(
     return Fact(doc_id, attribute.key, product, line, section.title, values, source, sentence, asks, stated)
 
 
-def _front_matter(line: Line, name: str, doc_id: str, product: str, updated: datetime) -> str:
+def _front_matter(line: ProductLine, name: str, doc_id: str, product: str, updated: datetime) -> str:
     lines = ["---", f"doc_id: {doc_id}", f"title: {product}", f"product: {line.key}"]
     if name in line.closed:
         lines.append(f"entitlements: [{line.closed[name]}]")
     return "\n".join([*lines, f"updated_at: {updated:%Y-%m-%dT%H:%M:%SZ}", "---", "", ""])
 
 
-def _body(sections: Sequence[Section], facts: tuple[Fact, ...]) -> str:
+def _body(sections: Sequence[ProductSection], facts: tuple[Fact, ...]) -> str:
     parts = []
     for section in sections:
         sources = [fact.source for fact in facts if fact.stated and fact.section == section.title]

@@ -22,7 +22,7 @@ ENTITLED_SHARE = 0.9  # of those who ask about a page that needs an entitlement
 
 
 @dataclass(frozen=True)
-class Question:
+class SampleQuestion:
     """`fact` is what it asks for; `entitlements` are what the asker may read."""
 
     question_id: str
@@ -36,7 +36,7 @@ class Question:
         return self.fact.doc_id
 
 
-def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = SEED) -> list[Question]:
+def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = SEED) -> list[SampleQuestion]:
     """`count` different questions over all pages, ordered by the time that they were asked."""
     rng = random.Random(f"{seed}/questions")
     chosen = [
@@ -45,12 +45,12 @@ def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = S
     minutes = sorted(rng.sample(range(7 * 60, DAYS * 24 * 60 - 7 * 60), len(chosen)))
     rng.shuffle(chosen)
     return [
-        Question(f"q-{number:05d}", ask, fact, FIRST_DAY + timedelta(minutes=minute), _entitlements(fact, rng))
+        SampleQuestion(f"q-{number:05d}", ask, fact, FIRST_DAY + timedelta(minutes=minute), _entitlements(fact, rng))
         for number, ((fact, ask), minute) in enumerate(zip(chosen, minutes, strict=True), 1)
     ]
 
 
-def source_digest(pages: Sequence[Page], questions: Sequence[Question]) -> str:
+def source_digest(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> str:
     """sha256 (hex) of the handbook and the questions: what the answers depend on."""
     total = hashlib.sha256()
     for page in pages:

@@ -6,7 +6,7 @@ a weekday, a shop), which a small model reads more reliably than one number amon
 
 from __future__ import annotations
 
-from abstain.sample.catalogue import Attribute, Section, Words, count, days, eur, fact, months, pct
+from abstain.sample.catalogue import Attribute, ProductSection, Words, count, days, eur, fact, months, pct
 
 _CITY = Words("Lisbon", "Oslo", "Vienna", "Dublin", "Prague", "Helsinki", "Madrid", "Athens", "Zurich", "Riga")
 _DAY = Words("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
@@ -30,8 +30,8 @@ _MAGAZINE = Words("Purse", "Cashflow", "Money Week", "Thrift", "Penny", "Ledger"
 _FIRM = Words("Polaris", "Brightwater", "Ironwood", "Kingfisher", "Northgate", "Silverline", "Tidewell", "Westbrook")
 
 
-def _theme(title: str, *facts: Attribute) -> Section:
-    return Section(title, "text", facts)
+def _theme(title: str, *facts: Attribute) -> ProductSection:
+    return ProductSection(title, "text", facts)
 
 
 THEMES = (

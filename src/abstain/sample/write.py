@@ -23,17 +23,17 @@ from abstain.sample.catalogue import LINES
 from abstain.sample.feedback import draw_review, draw_thumb
 from abstain.sample.handbook import SEED, Page, build_handbook
 from abstain.sample.judge import Judgement, judge
-from abstain.sample.questions import Question, build_questions, source_digest
+from abstain.sample.questions import SampleQuestion, build_questions, source_digest
 
 INCOMING_FROM = datetime(2026, 11, 8, tzinfo=UTC)
 EXPORTED = (INCOMING_FROM, INCOMING_FROM + timedelta(days=7))  # when history and incoming were written out
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredQuestion:
     """A question, what was retrieved for it, what the base model answered, and the expert's judgement."""
 
-    question: Question
+    question: SampleQuestion
     contexts: tuple[Context, ...]
     answer: str
     judgement: Judgement
@@ -54,7 +54,7 @@ def write_sample(folder: Path) -> None:
     _write_lines(folder / "incoming.jsonl", lines)
 
 
-def answered_questions(pages: list[Page]) -> Iterator[Answered]:
+def answered_questions(pages: list[Page]) -> Iterator[AnsweredQuestion]:
     """Every question that the committed answers answer, judged, in the order of asking.
 
     Raises `AbstainError` where the answers were given to another handbook or to other questions.
@@ -72,7 +72,7 @@ def answered_questions(pages: list[Page]) -> Iterator[Answered]:
         contexts = tuple(Context(chunk_id=name, text=texts[name]) for name in row["chunk_ids"])
         shown = [context.text for context in contexts]
         judgement = judge(question.text, question.fact, shown, row["answer"], known[question.fact.line.key])
-        yield Answered(question, contexts, row["answer"], judgement)
+        yield AnsweredQuestion(question, contexts, row["answer"], judgement)
 
 
 def _meta() -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _meta() -> dict[str, Any]:
     return meta
 
 
-def _interaction(answered: Answered, model: str) -> ImportedInteraction:
+def _interaction(answered: AnsweredQuestion, model: str) -> ImportedInteraction:
     question = answered.question
     rng = random.Random(f"{SEED}/feedback/{question.question_id}")
     exported_at = EXPORTED[question.asked_at >= INCOMING_FROM]

@@ -15,13 +15,13 @@ from torch import Tensor
 from abstain.core.contracts import Interaction
 from abstain.data.store.key_index import batched
 from abstain.llm.features.compute import Progress
-from abstain.serving.predictor import Released
+from abstain.serving.predictor import Predictor
 
 AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Backlog:
+class BatchScores:
     """Confidences by interaction, of those that have one: `cached` of them at no cost, `read` by the base model now.
 
     `left` answers were neither.
@@ -34,13 +34,13 @@ class Backlog:
 
 
 def score_backlog(
-    scorer: Released,
+    scorer: Predictor,
     interactions: Callable[[], Iterable[Interaction]],
     at_most: int,
     rank: Callable[[str], float],
     apart: Collection[str] = (),
     progress: Progress = lambda done, total: None,
-) -> Backlog:
+) -> BatchScores:
     """Score what is cached of `interactions`, and the `at_most` others with the smallest `rank` of their id.
 
     Those called `apart` are among the others even where they are cached. Whoever draws by chance what becomes cached
@@ -63,13 +63,13 @@ def score_backlog(
     lacking = [name for name in keys if name not in known]
     chosen = set(nsmallest(at_most, lacking, key=rank))
     asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
-    scorer.source.fill(asked, progress)
+    scorer.source.compute_missing(asked, progress)
     read = {asked[at].interaction_id: row.float() for at, row in scorer.source.read(asked)}
     found = dict(zip(read, map(float, scorer.probe.confidence(read.values())), strict=True))
-    return Backlog(known | found, len(known), len(found), len(lacking) - len(found))
+    return BatchScores(known | found, len(known), len(found), len(lacking) - len(found))
 
 
-def _keys(scorer: Released, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
+def _keys(scorer: Predictor, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
     """(interaction_id, key of its features) of every answer that the base model can read."""
     for some in batched(interactions, AT_ONCE):
         for row, key in zip(some, scorer.source.keys(some), strict=True):

@@ -17,31 +17,31 @@ from abstain.core.contracts import Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.prompts import Pass
-from abstain.llm.engine.requests import Generate, Request, States
+from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.features.extraction import Prepared, Refused
-from abstain.serving.predictor import Released, Verdict
+from abstain.llm.features.extraction import Prepared, UnreadableRow
+from abstain.serving.predictor import Decision, Predictor
 
 EMPTY = "the base model gave no answer"
 
 
 @dataclass(frozen=True)
-class Answered:
+class GeneratedAnswer:
     """An answer, and what to do with it."""
 
     answer: str
-    verdict: Verdict
+    verdict: Decision
 
 
-def room_for(scorer: Released, ask: Generate) -> str:
+def room_for(scorer: Predictor, ask: Generate) -> str:
     """Why no question fits the base model's window together with the answer that `ask` wants; empty where one may."""
     shortest = scorer.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
-    return shortest.reason if isinstance(shortest, Refused) else ""
+    return shortest.reason if isinstance(shortest, UnreadableRow) else ""
 
 
 def answer(
-    scorer: Released, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
-) -> list[Answered]:
+    scorer: Predictor, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
+) -> list[GeneratedAnswer]:
     """Answer `questions` as `ask` says, and decide about each answer, in order.
 
     A question that does not fit the window, or is answered by nothing, is abstained from with the reason. One without
@@ -49,7 +49,7 @@ def answer(
     `AbstainError` for states that are not finite, naming the row.
     """
     source, engine = scorer.source, scorer.source.engine()
-    assert isinstance(source.ask, States)  # what a probe listens to
+    assert isinstance(source.ask, HiddenStates)  # what a probe listens to
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
     lacking = set() if no_context else {at for at, one in enumerate(questions) if scorer.lacks_context(one)}
@@ -64,17 +64,17 @@ def answer(
     }
     states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
     confidences = dict(zip(states, scorer.probe.confidence([row.float() for row in states.values()]), strict=True))
-    results: list[Answered] = []
+    results: list[GeneratedAnswer] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
         key = question.interaction_id
         if at in lacking:
-            results.append(Answered("", scorer.unavailable(question)))
-        elif isinstance(p, Refused):
-            results.append(Answered("", scorer.refuse(key, p.reason)))
+            results.append(GeneratedAnswer("", scorer.unavailable(question)))
+        elif isinstance(p, UnreadableRow):
+            results.append(GeneratedAnswer("", scorer.refuse(key, p.reason)))
         elif at not in confidences:
-            results.append(Answered("", scorer.refuse(key, EMPTY)))
+            results.append(GeneratedAnswer("", scorer.refuse(key, EMPTY)))
         else:
-            results.append(Answered(found[at].text, scorer.decide(key, float(confidences[at]))))
+            results.append(GeneratedAnswer(found[at].text, scorer.decide(key, float(confidences[at]))))
     return results
 
 

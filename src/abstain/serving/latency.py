@@ -24,14 +24,14 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY
-from abstain.llm.features.compute import Progress, RowSource
+from abstain.llm.features.compute import FeatureStore, Progress
 from abstain.llm.features.extraction import FeatureSource, Prepared
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import Asked, readings_of, requests_of
-from abstain.llm.signals.context_conditions import Conditions
-from abstain.llm.signals.feature_plan import Listening, served, swept, wants_regressors
-from abstain.llm.signals.registry import compared
+from abstain.llm.signals.compute_features import Asked, feature_requests_of, requests_of
+from abstain.llm.signals.context_conditions import ContextConditions
+from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites, wants_regressors
+from abstain.llm.signals.registry import build_scorers
 
 Run = Callable[[Interaction], object]
 TELLING = 100
@@ -85,7 +85,7 @@ def _milliseconds(run: Run, row: Interaction) -> float:
 
 
 def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
-    base = RowSource(params.llm.model, settings)
+    base = FeatureStore(params.llm.model, settings)
 
     def asking(asked: Callable[[Interaction], Sequence[Asked]]) -> Run:
         return lambda row: base.run(requests_of(params.llm, settings, asked(row)))
@@ -99,13 +99,13 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
 
         return run
 
-    scorers = [one for one in compared(params, settings).scorers if one.name != LENGTH_ONLY]
-    own = (served(params).reading, *readings_of(scorers))
-    runs = {_name(place): asking(_of((place.reading,))) for place in (served(params), *swept(params))}
+    scorers = [one for one in build_scorers(params, settings).scorers if one.name != LENGTH_ONLY]
+    own = (served_site(params).reading, *feature_requests_of(scorers))
+    runs = {_name(place): asking(_of((place.reading,))) for place in (served_site(params), *sweep_sites(params))}
     runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
     everybody = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
     if wants_regressors(params):
-        conditions = Conditions(params.llm, params.perturbation, settings)
+        conditions = ContextConditions(params.llm, params.perturbation, settings)
         copies = zip(*conditions.perturber.perturb(rows), strict=True)
         changed = {row.interaction_id: [[one] for one in of] for row, of in zip(rows, copies, strict=True)}
 
@@ -117,10 +117,10 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
     return runs | {FUSION: lambda row: [run(row) for run in everybody]}
 
 
-def _of(readings: Sequence[Reading]) -> Callable[[Interaction], Sequence[Asked]]:
+def _of(readings: Sequence[FeatureRequest]) -> Callable[[Interaction], Sequence[Asked]]:
     return lambda row: [([row], readings)]
 
 
-def _name(place: Listening) -> str:
+def _name(place: ProbeSite) -> str:
     chunks = {None: "all chunks", 1: "best chunk"}.get(place.chunks, f"best {place.chunks} chunks")
     return f"probe: layer {place.layer}, {place.site}, {chunks}"

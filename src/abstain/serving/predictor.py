@@ -19,13 +19,13 @@ from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
 from abstain.llm.engine.loading import pin, resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.features.extraction import FeatureSource, Refused
+from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 
 NO_CONTEXT = "no context was given, and the probe was trained to judge answers by theirs"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What to do with one answer, and why: shown when `confidence >= threshold`, and only then.
 
     `confidence` is the probe's own score; `probability` that the answer is right, once calibrated, with the bounds
@@ -48,7 +48,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Released:
+class Predictor:
     """A released probe and where its features come from, both read from the ONNX file's metadata."""
 
     probe: OnnxProbe
@@ -57,7 +57,7 @@ class Released:
     promise: str
 
     @classmethod
-    def open(cls, file: Path, settings: Settings) -> Released:
+    def open(cls, file: Path, settings: Settings) -> Predictor:
         """Open a released ONNX file.
 
         Raises `AbstainError` where it carries no metadata, and where the base model or the prompt layout here
@@ -84,7 +84,7 @@ class Released:
             raise AbstainError(f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it")
         return cls(probe, FeatureSource(llm, settings), calibrator, promise)
 
-    def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Verdict]:
+    def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
         """One verdict a request of a service, in order: `unavailable` about an answer without any context, unless
         `no_context` says that it is meant."""
         fit = [request for request in requests if no_context or not self.lacks_context(request)]
@@ -94,13 +94,13 @@ class Released:
             for request in requests
         ]
 
-    def score(self, interactions: Sequence[Interaction]) -> list[Verdict]:
+    def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """One verdict an interaction, in order; what was asked without context is scored without."""
         found = self.source.states(interactions)
         confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
         return [
             self.refuse(interaction.interaction_id, row.reason)
-            if isinstance(row, Refused)
+            if isinstance(row, UnreadableRow)
             else self.decide(interaction.interaction_id, float(next(confidences)))
             for interaction, row in zip(interactions, found, strict=True)
         ]
@@ -109,9 +109,9 @@ class Released:
     def threshold(self) -> float:
         return float(self.probe.metadata["threshold"])
 
-    def decide(self, interaction_id: str, confidence: float) -> Verdict:
+    def decide(self, interaction_id: str, confidence: float) -> Decision:
         """Show or abstain, at the released threshold."""
-        verdict = Verdict(
+        verdict = Decision(
             interaction_id,
             "show" if confidence >= self.threshold else "abstain",
             confidence,
@@ -129,11 +129,11 @@ class Released:
         """Whether nothing was retrieved for `asked`, and the prompt layout has a place for it."""
         return not asked.contexts and load_layout(self.source.params.layout).takes_contexts
 
-    def unavailable(self, asked: Interaction | Question) -> Verdict:
+    def unavailable(self, asked: Interaction | Question) -> Decision:
         """No decision, because nothing was retrieved for `asked`."""
         return replace(self.refuse(asked.interaction_id, NO_CONTEXT), decision="unavailable")
 
-    def refuse(self, interaction_id: str, reason: str) -> Verdict:
+    def refuse(self, interaction_id: str, reason: str) -> Decision:
         """Abstain, because the base model cannot read it."""
         version = self.probe.metadata["version"]
-        return Verdict(interaction_id, "abstain", None, self.threshold, version, self.promise, reason=reason)
+        return Decision(interaction_id, "abstain", None, self.threshold, version, self.promise, reason=reason)

@@ -12,9 +12,9 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
-from abstain.llm.features.compute import Progress, RowSource
+from abstain.llm.features.compute import FeatureStore, Progress
 from abstain.llm.features.extraction import FeatureSource, Prepared
-from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.features.shard_job import JobStats, ShardRunner
 
 ASKED_AT = datetime(2018, 6, 11, tzinfo=UTC)
 """A study has no time; the contract of an interaction wants one."""
@@ -29,17 +29,17 @@ def answered(
     tokens: int,
     progress: Progress = lambda done, total: None,
     runner: ShardRunner | None = None,
-) -> tuple[list[Interaction], Done]:
+) -> tuple[list[Interaction], JobStats]:
     """Each of `questions`, in order, with the base model's answer of at most `tokens` tokens; and what it cost to
     compute those that the cache lacked.
 
     Raises `AbstainError` for a question that does not fit the window.
     """
-    source, rows = FeatureSource(llm, settings), RowSource(llm.model, settings)
+    source, rows = FeatureSource(llm, settings), FeatureStore(llm.model, settings)
     ref, layout = resolve(llm.model, settings), load_layout(llm.layout)
     tokenizer = load_tokenizer(ref)
     requests = [_request(source, question, Generate(tokens)) for question in questions]
-    done = rows.fill(requests, progress, runner)
+    done = rows.compute_missing(requests, progress, runner)
     answers = [""] * len(questions)
     for at, steps in rows.read(requests):
         answers[at] = tokenizer.decode([int(token) for token in steps[:, 0]], skip_special_tokens=True)

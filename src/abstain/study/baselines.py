@@ -17,9 +17,9 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, paired
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.features.compute import Progress
-from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers, Signal
-from abstain.llm.signals.compute_features import fill, read_answers, readings_of
+from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, read_answers
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import SIGNALS
 from abstain.llm.signals.yes_no import yes_no_signals
@@ -39,11 +39,11 @@ class Baselines:
     correctness: np.ndarray
     threshold: float
 
-    def fill(self, progress: Progress, runner: ShardRunner | None) -> Done:
+    def compute_missing(self, progress: Progress, runner: ShardRunner | None) -> JobStats:
         """Ask the base model what the cache lacks of the answers to evaluate, and what that cost: as
-        `RowSource.fill`."""
-        asked = [(self.answers[self.train :], readings_of(self._signals()))]
-        return fill(self.llm, self.settings, asked, progress, runner)
+        `FeatureStore.compute_missing`."""
+        asked = [(self.answers[self.train :], feature_requests_of(self._signals()))]
+        return compute_missing(self.llm, self.settings, asked, progress, runner)
 
     def compare(self, predicted: np.ndarray, groups: np.ndarray, resamples: Resamples) -> list[dict[str, Any]]:
         """The `auroc` of each `baseline`, the best first, and how far the regressor is `ahead` of it, draw by draw of
@@ -69,7 +69,7 @@ class Baselines:
 
     def _scores(self, train: Labels) -> dict[str, np.ndarray]:
         signals = self._signals()
-        answers = read_answers(self.llm, self.settings, self.answers[self.train :], readings_of(signals))
+        answers = read_answers(self.llm, self.settings, self.answers[self.train :], feature_requests_of(signals))
         length = LengthOnly().fit(Answers(self.answers[: self.train], {}), train)
         return {**{one.name: one.score(answers) for one in signals}, length.name: length.score(answers)}
 

@@ -20,15 +20,15 @@ from abstain.learning.metrics.correctness_metrics import estimation, tune_t
 from abstain.llm.engine.loading import resolve
 from abstain.llm.features.compute import Progress
 from abstain.llm.features.shard_job import ShardRunner
-from abstain.llm.signals.context_conditions import Conditions
+from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.study.answers import NO_ANSWER, answered
 from abstain.study.baselines import Baselines
-from abstain.study.declared import Cell, Study
+from abstain.study.declared import ExperimentCell, Study
 from abstain.study.rows import Asked, read_parts
 
 
 @dataclass(frozen=True)
-class Laboratory:
+class ExperimentRunner:
     """A study, the folder of its files, and where its models are run."""
 
     study: Study
@@ -37,7 +37,7 @@ class Laboratory:
     runner: ShardRunner | None = None
     progress: Progress = lambda done, total: None
 
-    def run(self, cell: Cell) -> dict[str, Any]:
+    def run(self, cell: ExperimentCell) -> dict[str, Any]:
         """Everything about `cell`: figures at every threshold, the tuned t, baselines, what was counted.
 
         `computed` is what it cost to bring into the cache what was not there yet: less than the whole where another
@@ -50,7 +50,7 @@ class Laboratory:
             self.llm(cell), self.settings, both.questions, self.study.answer_tokens, self.progress, self.runner
         )
         conditions = self._conditions(cell)
-        perturbing, reading = conditions.fill(rows, self.progress, self.runner)
+        perturbing, reading = conditions.compute_missing(rows, self.progress, self.runner)
         features = _table(conditions, tuple(rows))
         true = correctness([cell.metric], [row.answer for row in rows], both.references)[cell.metric].to_numpy()
         fitted = fit_regressor(
@@ -69,7 +69,7 @@ class Laboratory:
         beside = []
         if self.study.wants_baselines(cell):
             baselines = Baselines(self.llm(cell), self.settings, rows, last, true, tuned)
-            computed["baselines"] = baselines.fill(self.progress, self.runner)
+            computed["baselines"] = baselines.compute_missing(self.progress, self.runner)
             beside = baselines.compare(predicted, groups, resamples)
         return {
             "cell": cell.model_dump(mode="json"),
@@ -89,21 +89,21 @@ class Laboratory:
             "computed": {name: asdict(done) for name, done in computed.items()},
         }
 
-    def llm(self, cell: Cell) -> LLMParams:
+    def llm(self, cell: ExperimentCell) -> LLMParams:
         """The base model of `cell` and how it is asked."""
         base = self.study.models[cell.base]
         assert base.layout is not None
         return LLMParams(model=base.model, layout=base.layout, layer=1, site="residual", too_long="refuse")
 
-    def pm(self, cell: Cell) -> str:
+    def pm(self, cell: ExperimentCell) -> str:
         """The perturbation model of `cell`, with its revision. Raises `AbstainError` where it is not to be found."""
         return str(resolve(self.study.models[cell.perturbation].model, self.settings))
 
-    def _parts(self, cell: Cell) -> tuple[Asked, Asked]:
+    def _parts(self, cell: ExperimentCell) -> tuple[Asked, Asked]:
         files, size = self.study.files, (cell.size.train, cell.size.evaluation)
         return read_parts(self.data / files.train, self.data / files.evaluation, size, self.study.seed)
 
-    def _conditions(self, cell: Cell) -> Conditions:
+    def _conditions(self, cell: ExperimentCell) -> ContextConditions:
         perturbation = PerturbationParams(
             model=self.study.models[cell.perturbation].model,
             where=cell.where,
@@ -114,9 +114,9 @@ class Laboratory:
         )
         alike = {"perturbation": cell.perturbation, "where": cell.where, "when": cell.when, "size": cell.size}
         others = (one for one in self.study.cells() if all(getattr(one, name) == is_ for name, is_ in alike.items()))
-        return Conditions(self.llm(cell), perturbation, self.settings, max(one.tokens for one in others))
+        return ContextConditions(self.llm(cell), perturbation, self.settings, max(one.tokens for one in others))
 
 
 @lru_cache(maxsize=2)
-def _table(conditions: Conditions, rows: tuple[Interaction, ...]) -> pd.DataFrame:
+def _table(conditions: ContextConditions, rows: tuple[Interaction, ...]) -> pd.DataFrame:
     return conditions.table(rows)  # cells that differ in what is estimated alone have it in common

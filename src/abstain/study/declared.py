@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from abstain.config.params import Count, OpenFraction, RegressorFit, RegressorKind
-from abstain.config.yaml_model import Section, load
+from abstain.config.yaml_model import FrozenModel, load
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
 from abstain.llm.engine.prompts import load_layout
@@ -30,7 +30,7 @@ VARIED = ("base", "perturbation", "where", "when", "tokens", "metric", "regresso
 """What a grid may vary, the slowest first."""
 
 
-class Size(Section):
+class Size(FrozenModel):
     """Answers that regressors are trained on, and those that they are judged by."""
 
     train: Annotated[int, Field(ge=2)]
@@ -40,21 +40,21 @@ class Size(Section):
         return f"{self.train:,} + {self.evaluation:,}"
 
 
-class Files(Section):
+class Files(FrozenModel):
     """File names, in the folder that the study is run on: JSON Lines of id, question, context and answers."""
 
     train: str
     evaluation: str
 
 
-class Model(Section):
+class Model(FrozenModel):
     """A model, as `llm.model` of params.yaml names one. As a base model it needs a `layout`."""
 
     model: str
     layout: str | None = None
 
 
-class Cell(Section):
+class ExperimentCell(FrozenModel):
     """One base model under one perturbation, and the correctness metric that is estimated."""
 
     base: str
@@ -78,7 +78,7 @@ class Cell(Section):
         return self.base, self.perturbation, self.where, self.when, self.tokens, self.size
 
 
-class Grid(Section):
+class Grid(FrozenModel):
     """Cells: the product of these lists, in this order."""
 
     base: tuple[str, ...] = Field(("embedded",), min_length=1)
@@ -89,9 +89,9 @@ class Grid(Section):
     metric: tuple[str, ...] = Field(("cosine",), min_length=1)
     regressor: tuple[RegressorKind, ...] = Field(("random_forest",), min_length=1)
 
-    def cells(self, size: Size) -> list[Cell]:
+    def cells(self, size: Size) -> list[ExperimentCell]:
         product = itertools.product(*(dict.fromkeys(getattr(self, name)) for name in VARIED))
-        return [Cell(**dict(zip(VARIED, values, strict=True)), size=size) for values in product]
+        return [ExperimentCell(**dict(zip(VARIED, values, strict=True)), size=size) for values in product]
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Grid(Section):
         return tuple(name for name in VARIED if len(getattr(self, name)) > 1)
 
 
-class PaperRow(Section):
+class PaperRow(FrozenModel):
     """A row of a table of the paper. What is None is not stated; `mse` is text, for captions give bounds."""
 
     base: str | None = None
@@ -126,7 +126,7 @@ class Paper(PaperRow):
         return [PaperRow(**(common | row.model_dump(exclude_none=True))) for row in self.rows]
 
 
-class Table(Section):
+class ExperimentTable(FrozenModel):
     """A table: of every cell a row, at the t that is tuned for it, or one for every threshold of `at`."""
 
     title: str
@@ -139,7 +139,7 @@ class Table(Section):
     note: str = ""
 
 
-class Study(Section):
+class Study(FrozenModel):
     """The whole of a study file. `paper`, what the paper's figures are of, is said wherever they stand.
 
     `thresholds`: candidates for t; `thresholds_of_metric`: others, for a metric whose scores lie elsewhere.
@@ -157,7 +157,7 @@ class Study(Section):
     thresholds: tuple[OpenFraction, ...] = Field(min_length=1)
     thresholds_of_metric: dict[str, Annotated[tuple[OpenFraction, ...], Field(min_length=1)]] = Field({})
     buffer: OpenFraction
-    tables: dict[TableName, Table] = Field(min_length=1)
+    tables: dict[TableName, ExperimentTable] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _name_what_there_is(self) -> Study:
@@ -176,7 +176,7 @@ class Study(Section):
                     raise ValueError(str(error)) from None
         return self
 
-    def cells(self, tables: Sequence[str] = ()) -> list[Cell]:
+    def cells(self, tables: Sequence[str] = ()) -> list[ExperimentCell]:
         """The cells of `tables`, of all where none is named, each once; those with the same features stand together.
 
         Raises `AbstainError` for a table that is none.
@@ -192,19 +192,19 @@ class Study(Section):
                 raise AbstainError(f"no table '{name}': there are {', '.join(self.tables)}")
         return [name for name in self.tables if not tables or name in tables]
 
-    def cells_of(self, table: str) -> list[Cell]:
+    def cells_of(self, table: str) -> list[ExperimentCell]:
         declared = self.tables[table]
         return declared.grid.cells(self.sizes[declared.size])
 
-    def candidates_of(self, cell: Cell) -> tuple[float, ...]:
+    def candidates_of(self, cell: ExperimentCell) -> tuple[float, ...]:
         """Of what `cell`'s t is chosen."""
         return self.thresholds_of_metric.get(cell.metric, self.thresholds)
 
-    def thresholds_of(self, cell: Cell) -> tuple[float, ...]:
+    def thresholds_of(self, cell: ExperimentCell) -> tuple[float, ...]:
         """Where `cell` is judged, beside its tuned t: the candidates, and what its tables want."""
         return tuple(sorted({*self.candidates_of(cell), *itertools.chain(*(table.at for table in self._with(cell)))}))
 
-    def wants_baselines(self, cell: Cell) -> bool:
+    def wants_baselines(self, cell: ExperimentCell) -> bool:
         """Whether a table of `cell` compares it with scores that need no perturbation."""
         return any(table.baselines for table in self._with(cell))
 
@@ -218,7 +218,7 @@ class Study(Section):
         made = {name: Size(train=train, evaluation=evaluation) for name, (train, evaluation) in sizes.items()}
         return self.model_copy(update={"sizes": {**self.sizes, **made}})
 
-    def _with(self, cell: Cell) -> Iterable[Table]:
+    def _with(self, cell: ExperimentCell) -> Iterable[ExperimentTable]:
         return (table for name, table in self.tables.items() if cell in self.cells_of(name))
 
 

@@ -19,15 +19,15 @@ from typing import Any
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
-from abstain.llm.engine.engine import NUMERICS
+from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
 from abstain.llm.engine.prompts import load_layout
-from abstain.study.cell import Laboratory
-from abstain.study.declared import Cell, Study
+from abstain.study.cell import ExperimentRunner
+from abstain.study.declared import ExperimentCell, Study
 from abstain.study.rows import read_parts
 
 RESULT = 2
-"""Raised when `Laboratory.run` says something else, or says it otherwise."""
+"""Raised when `ExperimentRunner.run` says something else, or says it otherwise."""
 NEEDS_ENCODER = "cosine"
 
 
@@ -53,7 +53,7 @@ def check_rows(study: Study, data: Path, tables: Sequence[str]) -> None:
         read_parts(data / files.train, data / files.evaluation, (size.train, size.evaluation), study.seed)
 
 
-def decided_by(laboratory: Laboratory, cell: Cell, files: Mapping[str, str]) -> dict[str, Any]:
+def decided_by(laboratory: ExperimentRunner, cell: ExperimentCell, files: Mapping[str, str]) -> dict[str, Any]:
     """All that the result of `cell` depends on, as JSON; `files` as `file_digests` says.
 
     Raises `AbstainError` where one of its models is not to be found.
@@ -66,7 +66,7 @@ def decided_by(laboratory: Laboratory, cell: Cell, files: Mapping[str, str]) -> 
         "models": [str(resolve(llm.model, settings)), laboratory.pm(cell)],
         "layout": load_layout(llm.layout).digest,
         "dtype": str(choose_dtype(settings, choose_device(settings))),
-        "engine": NUMERICS,
+        "engine": ENGINE_VERSION,
         "encoder": _encoder() if cell.metric == NEEDS_ENCODER else None,
         "scikit-learn": version("scikit-learn"),
         "files": [files[study.files.train], files[study.files.evaluation]],

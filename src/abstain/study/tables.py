@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from abstain.study.declared import VARIED, Cell, PaperRow, Study, Table
+from abstain.study.declared import VARIED, ExperimentCell, ExperimentTable, PaperRow, Study
 
 FIGURES = ("mse", "positive", "auroc", "accuracy", "f1")
 BUFFERED = ("withheld", "accuracy_buffered", "f1_buffered")
@@ -23,15 +23,15 @@ HERE, PAPER = "here", "paper"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a cell: its result (`Laboratory.run`) as JSON reads it; or None, and the reason."""
+class CellOutcome:
+    """What became of a cell: its result (`ExperimentRunner.run`) as JSON reads it; or None, and the reason."""
 
     result: Mapping[str, Any] | None = None
     reason: str = "it was not computed"
 
 
 def tabulate(
-    study: Study, tables: Sequence[str], outcomes: Mapping[Cell, Outcome], files: Mapping[str, str]
+    study: Study, tables: Sequence[str], outcomes: Mapping[ExperimentCell, CellOutcome], files: Mapping[str, str]
 ) -> dict[str, Any]:
     """`tables` of `study`, all where none is named, as JSON: `report.json` of a study.
 
@@ -40,7 +40,7 @@ def tabulate(
     none.
     """
     names = study.chosen(tables)
-    cells = [(cell, outcomes.get(cell, Outcome())) for cell in study.cells(tables)]
+    cells = [(cell, outcomes.get(cell, CellOutcome())) for cell in study.cells(tables)]
     return {
         "title": study.title,
         "paper": study.paper,
@@ -54,9 +54,9 @@ def tabulate(
     }
 
 
-def _table(study: Study, name: str, outcomes: Mapping[Cell, Outcome]) -> dict[str, Any]:
+def _table(study: Study, name: str, outcomes: Mapping[ExperimentCell, CellOutcome]) -> dict[str, Any]:
     table, cells = study.tables[name], study.cells_of(name)
-    done = [(cell, outcomes.get(cell, Outcome())) for cell in cells]
+    done = [(cell, outcomes.get(cell, CellOutcome())) for cell in cells]
     ours = [row for cell, outcome in done for row in _ours(table, cell, outcome)]
     papers = [_papers(row) for row in table.paper.filled()] if table.paper else []
     return {
@@ -74,7 +74,7 @@ def _table(study: Study, name: str, outcomes: Mapping[Cell, Outcome]) -> dict[st
     }
 
 
-def _ours(table: Table, cell: Cell, outcome: Outcome) -> list[dict[str, Any]]:
+def _ours(table: ExperimentTable, cell: ExperimentCell, outcome: CellOutcome) -> list[dict[str, Any]]:
     """The rows of `cell`: one, or one for every threshold of the table."""
     row = {"of": HERE, **{key: getattr(cell, key) for key in VARIED}}
     result = outcome.result
@@ -94,7 +94,9 @@ def _papers(row: PaperRow) -> dict[str, Any]:
     return {"of": PAPER, **row.model_dump(exclude_none=True)}
 
 
-def _side_by_side(table: Table, ours: list[dict[str, Any]], papers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _side_by_side(
+    table: ExperimentTable, ours: list[dict[str, Any]], papers: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     setting = [*table.grid.varied, *(("threshold",) if table.at else ())]
     if set(setting) & set(WHO):
         return [*ours, *papers]
@@ -106,14 +108,14 @@ def _side_by_side(table: Table, ours: list[dict[str, Any]], papers: list[dict[st
     return [*rows, *papers]
 
 
-def _beside(cell: Cell, result: Mapping[str, Any]) -> dict[str, Any]:
+def _beside(cell: ExperimentCell, result: Mapping[str, Any]) -> dict[str, Any]:
     own = next(row for row in result["by_threshold"] if row["threshold"] == result["tuned"])
     auroc = {name: own[name] for name in ("auroc", "auroc_low", "auroc_high")}
     setting = {key: getattr(cell, key) for key in VARIED}
     return {**setting, "threshold": result["tuned"], **auroc, "baselines": list(result["baselines"])}
 
 
-def _counted(cell: Cell, outcome: Outcome) -> dict[str, Any]:
+def _counted(cell: ExperimentCell, outcome: CellOutcome) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell.title, "answers": cell.size.train + cell.size.evaluation}
     if outcome.result is None:
         return row | {"missing": outcome.reason}

@@ -7,8 +7,8 @@ from abstain.core.contracts import Document, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import Staging, Store, file_name_problem
-from abstain.data.store.key_index import Index, read_lines
+from abstain.data.store.dataset import DataStore, Staging, file_name_problem
+from abstain.data.store.key_index import KeyIndex, read_lines
 from abstain.data.store.record_keys import Stored, line_of
 from abstain.knowledge.documents.reader import parse_document, read_documents
 from tests.data.builders import bytes_of, feedback, interaction, markdown, review
@@ -17,9 +17,9 @@ FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), fe
 SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 
 
-def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = None) -> Index:
+def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = None) -> KeyIndex:
     """One batch with `rows`, published; the index that knew of them."""
-    store = Store(folder)
+    store = DataStore(folder)
     index = store.index()
     with Staging(store) as staging:
         staging.append([line_of(row) for row in rows], index)
@@ -32,7 +32,7 @@ def add(folder: Path, rows: Iterable[Stored], files: dict[str, bytes] | None = N
 def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
     add(tmp_path / "data", SECOND)
-    store = Store(tmp_path / "data")
+    store = DataStore(tmp_path / "data")
     assert tuple(store.rows(Interaction)) == FIRST[:2]
     assert tuple(store.rows(Feedback)) == (FIRST[2], SECOND[1])
     assert tuple(store.rows(Review)) == SECOND[:1]
@@ -56,7 +56,7 @@ def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
 
 def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
-    before, store = bytes_of(tmp_path), Store(tmp_path / "data")
+    before, store = bytes_of(tmp_path), DataStore(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt), Staging(store) as staging:
         staging.append([line_of(row) for row in SECOND], store.index())
         staging.write("chunks.jsonl", b"")
@@ -82,9 +82,9 @@ def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
 
 
 def test_only_the_named_files_are_published(tmp_path: Path) -> None:
-    store = Store(tmp_path / "data")
+    store = DataStore(tmp_path / "data")
     with Staging(store) as staging:
-        staging.append([line_of(FIRST[0])], Index())
+        staging.append([line_of(FIRST[0])], KeyIndex())
         staging.write("quarantine/x.jsonl", b"?\n")
         staging.publish("quarantine")
     assert set(bytes_of(tmp_path / "data")) == {"quarantine/x.jsonl"}
@@ -93,7 +93,7 @@ def test_only_the_named_files_are_published(tmp_path: Path) -> None:
 def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None:
     while_writing = add(tmp_path / "data", FIRST)
     add(tmp_path / "data", SECOND)
-    index = Store(tmp_path / "data").index()
+    index = DataStore(tmp_path / "data").index()
     assert (len(while_writing), len(index)) == (3, 5)
     for row in (*FIRST, *SECOND):
         line = line_of(row)
@@ -125,7 +125,7 @@ def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
-    store = Store(tmp_path / "nowhere")
+    store = DataStore(tmp_path / "nowhere")
     assert not [
         *store.rows(Interaction),
         *read_documents(store.document_files()),
@@ -140,15 +140,15 @@ def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
 
 def test_stages_are_told_what_to_do_about_empty_data(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"^no interactions in data/: run `abstain ingest FILE...` first$"):
-        Store(tmp_path).require_interactions()
+        DataStore(tmp_path).require_interactions()
     add(tmp_path / "data", FIRST)
-    assert list(Store(tmp_path / "data").require_interactions().rows(Interaction)) == list(FIRST[:2])
+    assert list(DataStore(tmp_path / "data").require_interactions().rows(Interaction)) == list(FIRST[:2])
 
 
 def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
     add(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
-    frames = read_frames(Store(tmp_path / "data"))
+    frames = read_frames(DataStore(tmp_path / "data"))
     assert list(frames.interactions["interaction_id"]) == ["b", "a", "c"]
     assert list(frames.interactions["group"]) == ["b", "a", "g"]
     assert list(frames.interactions["batch"]) == ["000001", "000001", "000002"]
@@ -171,23 +171,23 @@ def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str
     part.parent.mkdir()
     part.write_text(f"{feedback().canonical()}\n{line}\n", encoding="utf-8")
     with pytest.raises(AbstainError, match=message):
-        list(Store(tmp_path).rows(Feedback))
+        list(DataStore(tmp_path).rows(Feedback))
     if "sideways" not in line:
         with pytest.raises(AbstainError, match=r"line 2: no row of feedback: restore data/ with `dvc checkout`"):
-            Store(tmp_path).index()
+            DataStore(tmp_path).index()
 
 
 def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "reviews").mkdir()
     (tmp_path / "reviews" / "000001.jsonl").write_bytes(b'{"interaction_id": "\xff"}\n')
     with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8 \(byte 21\)"):
-        list(Store(tmp_path).rows(Review))
+        list(DataStore(tmp_path).rows(Review))
 
 
 def test_a_renamed_document_is_named(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
-        list(read_documents(Store(tmp_path / "data").document_files()))
+        list(read_documents(DataStore(tmp_path / "data").document_files()))
 
 
 def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
     add(tmp_path / "data", FIRST, {"documents/fees.html": page})
-    (document,) = read_documents(Store(tmp_path / "data").document_files())
+    (document,) = read_documents(DataStore(tmp_path / "data").document_files())
     assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
 
 

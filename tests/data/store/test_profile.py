@@ -15,14 +15,14 @@ from abstain.data.store.profile import (
     language,
     length_class,
 )
-from abstain.data.store.record_keys import Line, line_of
+from abstain.data.store.record_keys import Record, line_of
 from tests.data.builders import interaction
 
 COUNTS = st.dictionaries(st.sampled_from(MEASURES), st.dictionaries(st.sampled_from("abc"), st.integers(1, 9)))
 PROFILES = st.builds(Profile, rows=st.integers(0, 99), counts=COUNTS)
 
 
-def lines(number: int, question: str = "What is the annual fee of the card?") -> list[Line]:
+def lines(number: int, question: str = "What is the annual fee of the card?") -> list[Record]:
     context = Context(chunk_id="fees#0", text="The fee is due in May. " * 8)
     return [line_of(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
 

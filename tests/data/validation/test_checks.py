@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Chunk, Context, Document
-from abstain.data.store.key_index import Index
+from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
-from abstain.data.validation.checks import TABLES, Known, Rows, percent, suites
+from abstain.data.validation.checks import TABLES, Known, ValidatedRows, percent, suites
 from abstain.data.validation.columns import tables
 from tests.data.builders import ASKED, NOW, PARAMS, feedback, interaction, review
 
@@ -32,16 +32,16 @@ def citing(*chunk_ids: str) -> tuple[Context, ...]:
     return tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)
 
 
-def rows(*interactions: object, **other: tuple) -> Rows:
+def rows(*interactions: object, **other: tuple) -> ValidatedRows:
     lines = {name: tuple(line_of(one) for one in other.get(name, ())) for name in ("feedback", "reviews")}
-    return Rows(interactions=tuple(line_of(one) for one in interactions), **lines)
+    return ValidatedRows(interactions=tuple(line_of(one) for one in interactions), **lines)
 
 
 @pytest.mark.parametrize("with_documents", [True, False])
 def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> None:
     every = rows(interaction(), feedback=(feedback(),), reviews=(review(),))
-    every = Rows(every.interactions, every.feedback, every.reviews, (DOCUMENT,), (CHUNK,))
-    columns = tables(every, Known(Index(), {"fees"}, {"fees#0"}), NOW)
+    every = ValidatedRows(every.interactions, every.feedback, every.reviews, (DOCUMENT,), (CHUNK,))
+    columns = tables(every, Known(KeyIndex(), {"fees"}, {"fees#0"}), NOW)
     expected = suites(PARAMS, with_documents=with_documents)
     assert expected.keys() == columns.keys() == set(TABLES)
     for name, checks in expected.items():
@@ -87,7 +87,7 @@ def test_the_limits_are_those_of_the_parameters_and_are_allowed_themselves(
 
 
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
-    known = Known(Index(), {"fees", "cards"}, {"fees#0"})
+    known = Known(KeyIndex(), {"fees", "cards"}, {"fees#0"})
     cited = citing("fees#0", "cards#1", "b#1", "a#2", "a#2")
     (row,) = tables(rows(interaction(contexts=cited)), known, NOW)["interactions"]
     assert row["unknown_contexts"] == "'a#2', 'b#1'"
@@ -97,7 +97,7 @@ def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
 
 @given(st.floats(-400, 400), st.booleans())
 def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: float, is_known: bool) -> None:
-    index, asked = Index(), interaction()
+    index, asked = KeyIndex(), interaction()
     if is_known:
         index.add(line_of(asked), 0, 0, 0)
     batch = rows(*(() if is_known else (asked,)), feedback=(feedback(days=days),))
@@ -110,7 +110,7 @@ def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: 
 
 
 def test_without_its_question_a_reply_has_no_delay() -> None:
-    (row,) = tables(rows(reviews=(review(),)), Known(Index()), NOW)["reviews"]
+    (row,) = tables(rows(reviews=(review(),)), Known(KeyIndex()), NOW)["reviews"]
     assert not row["interaction_known"] and math.isnan(row["delay_days"])
     assert math.isnan(row["inclusion_probability"])  # none was given: nothing to judge
 

@@ -9,10 +9,10 @@ import pytest
 
 from abstain.core.contracts import Chunk, Context, Document, Feedback
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store, as_lines, read_rows
-from abstain.data.store.key_index import Index
+from abstain.data.store.dataset import DataStore, as_lines, read_rows
+from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
-from abstain.data.validation.checks import Check, Known, Rows
+from abstain.data.validation.checks import Expectation, Known, ValidatedRows
 from abstain.data.validation.dataset import validate_store
 from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
@@ -55,11 +55,11 @@ def checked(tables: Tables, before: tuple = (), now: Any = NOW, params: Any = PA
     stored = {
         name: tuple(line_of(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
     }
-    index = Index()
+    index = KeyIndex()
     for one in before:
         index.add(line_of(one), 0, 0, 0)
     known = Known(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
-    rows = Rows(documents=every["documents"], chunks=every["chunks"], **stored)
+    rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, params, now)
 
 
@@ -184,7 +184,7 @@ def test_a_chunk_that_is_not_retrievable_any_more_is_only_a_warning() -> None:
 
 
 def test_empty_tables_are_skipped_and_that_is_said() -> None:
-    result = validate(Rows(), Known(Index()), PARAMS, NOW)
+    result = validate(ValidatedRows(), Known(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert result.checks == () and result.notes == ()
     assert result.skipped == ("interactions", "feedback", "reviews", "documents", "chunks")
@@ -192,8 +192,8 @@ def test_empty_tables_are_skipped_and_that_is_said() -> None:
 
 
 def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
-    rows = Rows(interactions=[line_of(row) for row in citing("x#1")])
-    result = validate(rows, Known(Index()), PARAMS, NOW)
+    rows = ValidatedRows(interactions=[line_of(row) for row in citing("x#1")])
+    result = validate(rows, Known(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert "interactions: without documents their contexts were not checked" in result.notes
 
@@ -215,10 +215,12 @@ def test_the_result_is_deterministic_json_and_readable() -> None:
 
 def test_an_expectation_that_cannot_be_evaluated_is_no_verdict() -> None:
     with pytest.raises(RuntimeError, match="could not be evaluated"):
-        run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [Check("gone", "ExpectColumnValuesToNotBeNull", "gone")]})
+        run_suites(
+            {"rows": [{"row": "rows/1"}]}, {"rows": [Expectation("gone", "ExpectColumnValuesToNotBeNull", "gone")]}
+        )
 
 
-def store_of(folder: Path, *batches: Tables) -> Store:
+def store_of(folder: Path, *batches: Tables) -> DataStore:
     """A data folder with these rows, a part a batch, written without any look at them."""
     handbook = folder / "documents"
     handbook.mkdir(parents=True)
@@ -230,7 +232,7 @@ def store_of(folder: Path, *batches: Tables) -> Store:
         for table, rows in batch.items():
             (folder / table).mkdir(exist_ok=True)
             (folder / table / f"{number:06d}.jsonl").write_bytes(as_lines(rows))
-    return Store(folder)
+    return DataStore(folder)
 
 
 def test_a_store_is_checked_part_by_part_each_against_all_before(
@@ -305,7 +307,7 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
         3: ("contexts: no ingested document holds 'nowhere#1'",),
     }
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
-    assert validate_store(Store(data), PARAMS, NOW).success
+    assert validate_store(DataStore(data), PARAMS, NOW).success
     again = ingest(explicit_sources(files), data, PARAMS, NOW)
     assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 3, 2, 0)
 
@@ -313,9 +315,11 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
 def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
     rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
     lines = [line_of(row) for row in rows]
-    known = Known(Index(), {"fees"}, {"fees#0"})
-    parts = [validate(Rows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])]
-    assert ValidationResult.merge(parts) == validate(Rows(interactions=lines), known, PARAMS, NOW)
+    known = Known(KeyIndex(), {"fees"}, {"fees#0"})
+    parts = [
+        validate(ValidatedRows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])
+    ]
+    assert ValidationResult.merge(parts) == validate(ValidatedRows(interactions=lines), known, PARAMS, NOW)
 
 
 def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -> None:
@@ -323,6 +327,6 @@ def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     for file in (rows, tmp_path / "fees.md"):
         ingest(explicit_sources([str(file)]), tmp_path / "data", PARAMS, NOW)
-    found = validate_store(Store(tmp_path / "data"), PARAMS, NOW)
+    found = validate_store(DataStore(tmp_path / "data"), PARAMS, NOW)
     assert found.success
     assert "1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Feedback, ImportedInteraction, Interaction, Review, Row
-from abstain.ingest.pipeline.parsing import InputRow, parse_line, parse_object, read_document, reread
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, parse_object, read_document, reparse
 from tests.data.builders import feedback, interaction, markdown, review, row, thumb, verdict
 
 
-def parsed(line: Any) -> InputRow:
+def parsed(line: Any) -> ParsedRow:
     return parse_line(line if isinstance(line, bytes) else json.dumps(line).encode(), "a.jsonl", 7)
 
 
@@ -85,10 +85,10 @@ def test_an_object_is_read_from_its_raw_text_again() -> None:
     good = parse_object(row(thumb=thumb()), "db/interactions", 3)
     bad = parse_object({**row(), "answer": "caf\udce9"}, "db/interactions", 4)
     assert good.interaction == interaction()
-    assert reread(good.raw, good.source, good.line) == good
+    assert reparse(good.raw, good.source, good.line) == good
     assert bad.reasons[0].startswith("line: not valid UTF-8 (byte ")
     assert b"caf\xe9" in bad.raw
-    assert reread(bad.raw, bad.source, bad.line) == bad
+    assert reparse(bad.raw, bad.source, bad.line) == bad
 
 
 def test_a_lone_surrogate_is_refused_and_not_an_error() -> None:
@@ -98,11 +98,11 @@ def test_a_lone_surrogate_is_refused_and_not_an_error() -> None:
 def test_a_document_is_told_by_the_name_of_its_source() -> None:
     found = read_document(markdown().encode(), "deep/fees.md")
     assert found.document is not None and found.document.doc_id == "fees"
-    assert reread(found.raw, found.source, 1) == found
+    assert reparse(found.raw, found.source, 1) == found
     page = b'<html><head><title>Fees</title><meta name="doc_id" content="fees"><meta name="updated_at" '
     page += b'content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>There is no fee.</p></body></html>'
     for name in ("fees.html", "FEES.HTM"):
-        found = reread(page, name, 1)
+        found = reparse(page, name, 1)
         assert found.is_document
         assert found.document is not None and "There is no fee." in found.document.body
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Chunk, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store, read_rows
+from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import read_lines
-from abstain.data.validation.checks import Known, Rows
+from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
@@ -33,7 +33,7 @@ def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate:
 def refusing(prefix: str | tuple[str, ...]) -> Any:
     """A validator that fails the rows whose key begins with `prefix`, or with one of several."""
 
-    def validate(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+    def validate(rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
         found = [line.key for line in (*rows.interactions, *rows.feedback, *rows.reviews)]
         return ValidationResult(
             rows={}, reasons={key: ("field: not liked",) for key in found if key.startswith(prefix)}
@@ -52,11 +52,11 @@ def reasons_in(data: Path, report: IngestReport) -> list[tuple[str, ...]]:
 
 
 def interactions_in(data: Path) -> list[Interaction]:
-    return list(Store(data).rows(Interaction))
+    return list(DataStore(data).rows(Interaction))
 
 
 def live_chunks(data: Path) -> list[Chunk]:
-    return [chunk for chunk in Store(data).chunks() if chunk.removed_at is None]
+    return [chunk for chunk in DataStore(data).chunks() if chunk.removed_at is None]
 
 
 def test_interactions_feedback_and_reviews_are_taken_apart(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_interactions_feedback_and_reviews_are_taken_apart(tmp_path: Path) -> No
     report = take(tmp_path / "data", file)
     assert (report.read, report.accepted, report.duplicate, report.quarantined) == (2, 2, 0, 0)
     assert report.contracts == {"interactions": 2, "feedback": 1, "reviews": 1, "documents": 0}
-    data = Store(tmp_path / "data")
+    data = DataStore(tmp_path / "data")
     assert [found.interaction_id for found in data.rows(Interaction)] == ["i-2", "i-1"]
     assert next(data.rows(Feedback)).thumb == "up"
     assert next(data.rows(Review)).reviewer == "sme-1"
@@ -176,7 +176,7 @@ def test_documents_come_with_their_chunks(tmp_path: Path) -> None:
     assert report.contracts["documents"] == report.read == 1
     assert report.ignored == ("note.txt",)
     data = tmp_path / "data"
-    assert [document.doc_id for document in read_documents(Store(data).document_files())] == ["fees"]
+    assert [document.doc_id for document in read_documents(DataStore(data).document_files())] == ["fees"]
     assert all(chunk.doc_id == "fees" for chunk in live_chunks(data))
     assert "There is no fee." in live_chunks(data)[0].text
     assert (tmp_path / "data/documents/fees.md").read_text(encoding="utf-8") == markdown()
@@ -197,7 +197,7 @@ def test_a_newer_document_replaces_its_chunks_and_an_other_one_is_a_conflict(tmp
     chunks = live_chunks(data)
     assert len(chunks) == 1
     assert "ten euros" in chunks[0].text
-    tombstones = [chunk for chunk in Store(data).chunks() if chunk.removed_at]
+    tombstones = [chunk for chunk in DataStore(data).chunks() if chunk.removed_at]
     assert [chunk.text.splitlines()[-1] for chunk in tombstones] == ["There is no fee."]
     same_date = document_file(tmp_path, "same.md", updated_at="2026-08-02T00:00:00Z", body="The fee is nine euros.")
     report = take(data, first, same_date)
@@ -263,7 +263,7 @@ def test_a_row_goes_whole_but_not_the_interaction_that_another_row_holds(tmp_pat
 
 
 def test_a_conflict_with_a_row_that_fails_is_no_conflict(tmp_path: Path) -> None:
-    def no_nones(rows: Rows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
+    def no_nones(rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime) -> ValidationResult:
         bad = [line for line in rows.interactions if isinstance(line.row, Interaction) and line.row.answer == "None."]
         return ValidationResult(rows={}, reasons={line.key: ("answer: empty talk",) for line in bad})
 
@@ -372,11 +372,11 @@ def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:
     moving.rename(folders[1] / "fees.md")
     for _ in range(2):
         mirror()
-        assert "fees" in {document.doc_id for document in read_documents(Store(data).document_files())}
+        assert "fees" in {document.doc_id for document in read_documents(DataStore(data).document_files())}
     (folders[1] / "fees.md").unlink()
     mirror()
-    assert "fees" not in {document.doc_id for document in read_documents(Store(data).document_files())}
-    assert {chunk.removed_at for chunk in Store(data).chunks() if chunk.doc_id == "fees"} == {NOW}
+    assert "fees" not in {document.doc_id for document in read_documents(DataStore(data).document_files())}
+    assert {chunk.removed_at for chunk in DataStore(data).chunks() if chunk.doc_id == "fees"} == {NOW}
 
 
 def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_join
     assert (again.held, again.duplicate) == (0, 3)
     report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1")))
     assert (report.read, report.accepted, report.joined) == (1, 1, {"accepted": 2})
-    store = Store(data)
+    store = DataStore(data)
     assert ([f.user for f in store.rows(Feedback)], len(list(store.rows(Review)))) == (["u"], 1)
     assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
     assert take(data, early).duplicate == 3
@@ -529,7 +529,7 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         first = take(folder / "data", file, validate=validate)
         read = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
         assert first.read == read == first.accepted + first.duplicate + first.held + first.quarantined
-        data = Store(folder / "data")
+        data = DataStore(folder / "data")
         known = {found.interaction_id for found in data.rows(Interaction)}
         assert len(known) == first.contracts["interactions"]
         assert {found.interaction_id for found in (*data.rows(Feedback), *data.rows(Review))} <= known
@@ -550,4 +550,4 @@ def test_arbitrary_documents_never_crash(text: str) -> None:
         (folder / "a.md").write_bytes(b"#" + text.encode() if not text.strip() else text.encode())
         report = take(folder / "data", folder / "a.md", write_lines(folder / "a.jsonl", row()))
         assert report.read == 2
-        assert len(list(read_documents(Store(folder / "data").document_files()))) == report.contracts["documents"]
+        assert len(list(read_documents(DataStore(folder / "data").document_files()))) == report.contracts["documents"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import InputRow, parse_line, read_document
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, read_document
 from abstain.ingest.privacy import Privacy
 from abstain.sample.write import write_sample
 from tests.data import builders as rows
@@ -35,11 +35,11 @@ def open_privacy(**changes: Any) -> Privacy:
     return Privacy.open(params(**changes), Settings(user_key=KEY))
 
 
-def read(**fields: Any) -> InputRow:
+def read(**fields: Any) -> ParsedRow:
     return parse_line(json.dumps(rows.row(**fields)).encode(), "f.jsonl", 1)
 
 
-def typed(text: str) -> InputRow:
+def typed(text: str) -> ParsedRow:
     """A row that has `text` wherever somebody may have typed it, and where nobody did."""
     contexts = [{"chunk_id": "a#1", "text": text}]
     thumb, review = rows.thumb(user="ann", comment=text), rows.verdict(ideal_answer=text)
@@ -189,7 +189,7 @@ def test_raw_text_is_redacted_whatever_is_wrong_with_it(raw: str, kept: str) -> 
 @pytest.mark.slow
 def test_threads_share_one() -> None:
     privacy, row = open_privacy(), typed(f"{MAIL}, {CARD}")
-    found: list[InputRow] = []
+    found: list[ParsedRow] = []
     threads = [threading.Thread(target=lambda: found.extend(privacy.apply(row) for _ in range(20))) for _ in range(4)]
     for thread in threads:
         thread.start()

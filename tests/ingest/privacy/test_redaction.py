@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from abstain.core.errors import AbstainError
 from abstain.ingest.privacy import redaction
 from abstain.ingest.privacy.pieces import WINDOW
-from abstain.ingest.privacy.recognizers import Find, Hit, pattern_finder
+from abstain.ingest.privacy.recognizers import EntityHit, Find, pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge
 from tests.ingest.privacy import builders
 from tests.ingest.privacy.builders import params
@@ -177,13 +177,13 @@ def test_other_entities_and_scores() -> None:
 
 def test_overlapping_hits_are_one_and_the_longest_names_it() -> None:
     hits = [
-        Hit("A", 0, 5, 0.5),
-        Hit("B", 3, 9, 0.4),
-        Hit("C", 8, 10, 1.0),
-        Hit("D", 10, 12, 0.5),
-        Hit("E", 10, 12, 0.6),
+        EntityHit("A", 0, 5, 0.5),
+        EntityHit("B", 3, 9, 0.4),
+        EntityHit("C", 8, 10, 1.0),
+        EntityHit("D", 10, 12, 0.5),
+        EntityHit("E", 10, 12, 0.6),
     ]
-    assert merge(hits) == [Hit("B", 0, 10, 0.4), Hit("E", 10, 12, 0.6)]
+    assert merge(hits) == [EntityHit("B", 0, 10, 0.4), EntityHit("E", 10, 12, 0.6)]
     assert merge(reversed(hits)) == merge(hits) and merge([]) == []
 
 

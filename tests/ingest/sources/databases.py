@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.sources.sql import SqlSource, TableConfig, TablesConfig
 
 THUMBS = TablesConfig(feedback=TableConfig(table="thumbs", watermark="written_at"))
@@ -50,12 +50,12 @@ def source(path: Path | str, tables: TablesConfig | None = THUMBS, **options: An
 
 def read(
     path: Path | str, state: Mapping[str, Any] | None = None, tables: TablesConfig | None = THUMBS, **options: Any
-) -> tuple[list[InputRow], dict[str, Any]]:
+) -> tuple[list[ParsedRow], dict[str, Any]]:
     """Return the rows of one reading, and its state after a round trip through JSON."""
     reading = source(path, tables, **options).read(state or {})
     rows = list(reading)
     return rows, json.loads(json.dumps(reading.state))
 
 
-def lines(rows: list[InputRow]) -> list[int]:
+def lines(rows: list[ParsedRow]) -> list[int]:
     return [row.line for row in rows]

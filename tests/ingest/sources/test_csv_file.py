@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import InputRow, parse_line, reread
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import lines, utf8
@@ -18,7 +18,7 @@ from tests.ingest.pipeline.test_parsing import interactions, reviews, thumbs, wi
 THUMBS = "interaction_id,given_at,thumb,user,comment"
 
 
-def read(content: str | bytes) -> list[InputRow]:
+def read(content: str | bytes) -> list[ParsedRow]:
     chunks = [content if isinstance(content, bytes) else content.encode()]
     return list(read_csv(lines(utf8(chunks)), "a.csv", "folder/a.csv"))
 
@@ -27,7 +27,7 @@ def given_row(key: str, comment: str = "") -> str:
     return f"{key},2026-09-02T12:00:00Z,up,,{comment}"
 
 
-def keys(rows: list[InputRow]) -> list[str | None]:
+def keys(rows: list[ParsedRow]) -> list[str | None]:
     return [row.feedback.interaction_id if row.feedback else None for row in rows]
 
 
@@ -55,7 +55,7 @@ def test_csv_repeated_key_in_a_cell_is_refused() -> None:
     cell = '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]'
     (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
     assert found.reasons == ("contexts: chunk_id: this key comes twice in one object",)
-    assert reread(found.raw, "a.csv", 2).reasons == found.reasons
+    assert reparse(found.raw, "a.csv", 2).reasons == found.reasons
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -137,7 +137,7 @@ def test_csv_wrong_cell_is_refused_by_its_column(row: str, reason: str) -> None:
     (found,) = read(f"{THUMBS}\n{row}\n")
     assert any(one.startswith(reason) for one in found.reasons), found.reasons
     assert isinstance(json.loads(found.raw), dict)
-    assert reread(found.raw, found.source, found.line) == found
+    assert reparse(found.raw, found.source, found.line) == found
 
 
 def test_csv_flag_other_than_true_or_false_is_refused() -> None:

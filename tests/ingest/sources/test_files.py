@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import InputRow
-from abstain.ingest.sources import Reading, files
+from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.sources import SourceReader, files
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, explicit_sources
 from tests.data.builders import markdown, row, thumb, verdict, write_lines
 from tests.ports import free_port
@@ -26,7 +26,7 @@ THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
 
 def read(
     path: Path | str, state: dict[str, Any] | None = None, *, scheduled: bool = False, mirror: bool = False
-) -> tuple[list[InputRow], Reading]:
+) -> tuple[list[ParsedRow], SourceReader]:
     source = FileSource if scheduled else ExplicitFiles
     reading = source(name="here", url=str(path), mirror=mirror).read(state or {})
     rows = list(reading)
@@ -34,7 +34,7 @@ def read(
     return rows, reading
 
 
-def contents(rows: list[InputRow]) -> list[str]:
+def contents(rows: list[ParsedRow]) -> list[str]:
     return [type(part).__name__ for found in rows for part in found.contents()]
 
 

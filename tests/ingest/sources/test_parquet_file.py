@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import InputRow, parse_line, reread
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, reparse
 from abstain.ingest.sources import parquet_file
 from abstain.ingest.sources.parquet_file import read_parquet
 from tests.data.builders import ASKED, feedback, interaction, later, review
@@ -26,7 +26,7 @@ OWN = {
 CONTEXT = [{"chunk_id": "a#1", "text": "x"}]
 
 
-def read(table: dict[str, Any] | pa.Table) -> list[InputRow]:
+def read(table: dict[str, Any] | pa.Table) -> list[ParsedRow]:
     file = io.BytesIO()
     pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), file)
     return list(read_parquet(file, "a.parquet", "folder/a.parquet"))
@@ -43,7 +43,7 @@ def test_parquet_structs_are_read() -> None:
     assert row.interaction == interaction(contexts=row.interaction.contexts)
     assert (row.feedback, row.review) == (feedback(), review(right=False))
     assert (row.source, row.line) == ("a.parquet", 1)
-    assert reread(row.raw, row.source, 1) == row
+    assert reparse(row.raw, row.source, 1) == row
 
 
 def test_parquet_json_text_and_dotted_columns_are_read() -> None:
@@ -91,7 +91,7 @@ def test_parquet_nanoseconds_are_cut_off() -> None:
 def test_parquet_wrong_value_is_refused_by_its_column(column: dict[str, Any], reason: str) -> None:
     (row,) = read(OWN | {"contexts": [[]]} | column)
     assert any(one.startswith(reason) for one in row.reasons), row.reasons
-    assert reread(row.raw, row.source, 1) == row
+    assert reparse(row.raw, row.source, 1) == row
 
 
 def test_parquet_whole_numbers_are_ids_and_flags() -> None:
@@ -112,7 +112,7 @@ def test_parquet_unreadable_value_refuses_its_row(field: str, values: pa.Array) 
     assert first.feedback is not None and third.feedback is not None
     assert second.reasons[0].startswith(f"{field}: ")
     assert b"unreadable" in second.raw and b'"i-2"' in second.raw
-    assert reread(second.raw, second.source, second.line) == second
+    assert reparse(second.raw, second.source, second.line) == second
 
 
 units = st.sampled_from(["s", "ms", "us", "ns"])

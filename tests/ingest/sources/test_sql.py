@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import reread
+from abstain.ingest.pipeline.parsing import reparse
 from abstain.ingest.sources.sql import TableConfig, TablesConfig
 from abstain.ingest.sources.sql_database import Database, parse_url
 from tests.data.builders import feedback, interaction, review
@@ -56,7 +56,7 @@ def test_sql_without_tables_reads_the_three_by_name(database: Path) -> None:
         ("warehouse/reviews", 4),
     ]
     assert state["tables"].keys() == {"interactions", "feedback", "reviews"}
-    assert reread(rows[0].raw, rows[0].source, rows[0].line) == rows[0]
+    assert reparse(rows[0].raw, rows[0].source, rows[0].line) == rows[0]
 
 
 def test_sql_columns_map_fields_to_other_names(database: Path) -> None:
@@ -204,7 +204,7 @@ def test_sql_bad_cell_refuses_its_row_only(database: Path) -> None:
         "line",
         None,
     ]
-    assert all(reread(row.raw, row.source, row.line) == row for row in rows)
+    assert all(reparse(row.raw, row.source, row.line) == row for row in rows)
     assert read(database, naive_is_utc=True)[0][2].feedback == feedback()
 
 

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.knowledge.documents.chunks import chunk_document
-from abstain.knowledge.documents.html import read_page
+from abstain.knowledge.documents.html import html_to_markdown
 from abstain.knowledge.documents.sections import sections
 from tests.knowledge.builders import document
 
 
 def markdown(body: str) -> str:
-    return read_page(f"<body>{body}</body>")[1]
+    return html_to_markdown(f"<body>{body}</body>")[1]
 
 
 def table(body: str) -> list[list[str]]:
@@ -174,7 +174,7 @@ def test_what_opens_and_closes_is_told_apart() -> None:
 )
 def test_entities_are_what_they_stand_for(entity: str, text: str) -> None:
     assert markdown(f"<p>a{entity}b") == f"a{text}b"
-    assert read_page(f"<title>a{entity}b</title>")[0] == {"title": f"a{text}b"}
+    assert html_to_markdown(f"<title>a{entity}b</title>")[0] == {"title": f"a{text}b"}
 
 
 signs = st.text(st.sampled_from("-#*>|1.<&` "), max_size=4).map(html.escape)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from abstain.knowledge.documents import normalize_markdown as module_under_test
 from abstain.knowledge.documents.chunks import chunk_document
-from abstain.knowledge.documents.normalize_markdown import unfold
+from abstain.knowledge.documents.normalize_markdown import normalize_markdown
 from abstain.knowledge.documents.sections import parse_blocks
 from tests.knowledge.builders import document
 from tests.knowledge.documents.test_chunks import chunks
@@ -94,7 +94,7 @@ def test_what_stands_around_a_list_in_a_paragraph_stays() -> None:
     ],
 )
 def test_everything_else_stays_to_the_letter(body: str) -> None:
-    assert unfold(body) == body
+    assert normalize_markdown(body) == body
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_everything_else_stays_to_the_letter(body: str) -> None:
 def test_unfold_what_is_opened_very_often_is_parsed_once(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     parsed: list[int] = []
     monkeypatch.setattr(module_under_test, "parse_blocks", lambda text: parsed.append(len(text)) or parse_blocks(text))
-    assert unfold(body).rstrip().endswith("x")
+    assert normalize_markdown(body).rstrip().endswith("x")
     assert parsed == [len(body)]
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from abstain.core.contracts import Chunk, Document
 from abstain.knowledge.documents.chunks import chunk_document
-from abstain.knowledge.documents.versioning import Revision, revise
+from abstain.knowledge.documents.versioning import ChunkUpdate, update_chunks
 from tests.knowledge.builders import document
 
 AT = datetime(2026, 9, 1, tzinfo=UTC)
@@ -24,7 +24,7 @@ class Chunker:
         return chunk_document(source)
 
 
-def texts(revision: Revision) -> list[tuple[str, bool]]:
+def texts(revision: ChunkUpdate) -> list[tuple[str, bool]]:
     """What each chunk says, and whether it is still there."""
     return [(chunk.text.partition("\n")[2], chunk.removed_at is None) for chunk in revision.chunks]
 
@@ -34,24 +34,26 @@ SECOND = document("# A\n\none\n\n# B\n\nTWO", updated_at="2026-09-01T00:00:00Z",
 
 
 def test_a_new_document_is_cut_and_all_of_it_is_added() -> None:
-    first = revise([], None, FIRST, AT)
-    assert first == Revision(tuple(chunk_document(FIRST)), True, tuple(c.chunk_id for c in chunk_document(FIRST)), ())
+    first = update_chunks([], None, FIRST, AT)
+    assert first == ChunkUpdate(
+        tuple(chunk_document(FIRST)), True, tuple(c.chunk_id for c in chunk_document(FIRST)), ()
+    )
 
 
 def test_an_unchanged_document_is_not_cut_again() -> None:
-    first = revise([], None, FIRST, AT)
+    first = update_chunks([], None, FIRST, AT)
     chunker = Chunker()
-    again = revise(first.chunks, FIRST, FIRST.model_copy(), LATER, chunker)
-    assert again == Revision(first.chunks, rechunked=False)
+    again = update_chunks(first.chunks, FIRST, FIRST.model_copy(), LATER, chunker)
+    assert again == ChunkUpdate(first.chunks, rechunked=False)
     assert chunker.calls == 0
     # Its chunks got lost: then it is.
-    assert revise([], FIRST, FIRST, LATER, chunker).chunks == first.chunks
+    assert update_chunks([], FIRST, FIRST, LATER, chunker).chunks == first.chunks
     assert chunker.calls == 1
 
 
 def test_what_vanishes_becomes_a_tombstone_and_what_stays_has_the_new_rights_and_date() -> None:
-    first = revise([], None, FIRST, AT)
-    second = revise(first.chunks, FIRST, SECOND, LATER)
+    first = update_chunks([], None, FIRST, AT)
+    second = update_chunks(first.chunks, FIRST, SECOND, LATER)
     assert texts(second) == [("one", True), ("TWO", True), ("two", False)]
     assert second.chunks[2] == first.chunks[1].model_copy(update={"removed_at": LATER})
     assert second.added == (second.chunks[1].chunk_id,)
@@ -62,24 +64,24 @@ def test_what_vanishes_becomes_a_tombstone_and_what_stays_has_the_new_rights_and
 
 
 def test_what_comes_back_is_the_same_chunk_again() -> None:
-    first = revise([], None, FIRST, AT)
-    second = revise(first.chunks, FIRST, SECOND, LATER)
-    third = revise(second.chunks, SECOND, FIRST, LATER)
+    first = update_chunks([], None, FIRST, AT)
+    second = update_chunks(first.chunks, FIRST, SECOND, LATER)
+    third = update_chunks(second.chunks, SECOND, FIRST, LATER)
     assert texts(third) == [("one", True), ("two", True), ("TWO", False)]
     assert third.chunks[:2] == first.chunks
     assert third.added == (first.chunks[1].chunk_id,)
 
 
 def test_of_a_removed_document_every_chunk_is_a_tombstone_that_keeps_when_it_died() -> None:
-    first = revise([], None, FIRST, AT)
-    second = revise(first.chunks, FIRST, SECOND, AT)
+    first = update_chunks([], None, FIRST, AT)
+    second = update_chunks(first.chunks, FIRST, SECOND, AT)
     chunker = Chunker()
-    gone = revise(second.chunks, SECOND, None, LATER, chunker)
+    gone = update_chunks(second.chunks, SECOND, None, LATER, chunker)
     assert chunker.calls == 0 and not gone.rechunked
     assert [chunk.removed_at for chunk in gone.chunks] == [LATER, LATER, AT]
     assert (gone.added, len(gone.removed)) == ((), 2)
-    assert revise(gone.chunks, None, None, LATER + timedelta(days=1)).chunks == gone.chunks
-    back = revise(gone.chunks, None, SECOND, LATER)
+    assert update_chunks(gone.chunks, None, None, LATER + timedelta(days=1)).chunks == gone.chunks
+    back = update_chunks(gone.chunks, None, SECOND, LATER)
     assert back.rechunked and texts(back) == texts(second)
 
 
@@ -95,7 +97,7 @@ def test_whatever_happens_every_id_ever_given_still_means_its_text(versions: lis
     ever: dict[str, str] = {}
     old = None
     for day, new in enumerate(versions):
-        revision = revise(known, old, new, AT + timedelta(days=day))
+        revision = update_chunks(known, old, new, AT + timedelta(days=day))
         alive = {chunk.chunk_id for chunk in known if chunk.removed_at is None}
         known, old = revision.chunks, new
         ever |= {chunk.chunk_id: chunk.text for chunk in known}

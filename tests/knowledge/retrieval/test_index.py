@@ -18,7 +18,7 @@ from abstain.knowledge.retrieval import pgvector_index
 from abstain.knowledge.retrieval.embeddings import unit
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.index import Entry, Hit, VectorIndex, near_the_best
+from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, near_the_best
 from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
 from abstain.knowledge.retrieval.retriever import open_index
 from tests.knowledge.builders import VOCABULARY, BagOfWords, chunk
@@ -46,7 +46,7 @@ def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def fill(index: VectorIndex, *chunks: Chunk, products: Sequence[str | None] = ()) -> VectorIndex:
-    entries = [Entry(one, *products[at : at + 1]) for at, one in enumerate(chunks)]
+    entries = [IndexEntry(one, *products[at : at + 1]) for at, one in enumerate(chunks)]
     index.upsert(entries, unit(ENCODER.encode([one.text for one in chunks])))
     return index
 
@@ -56,7 +56,7 @@ def vector(text: str) -> Vectors:
     return found
 
 
-def ids(hits: Sequence[Hit]) -> list[str]:
+def ids(hits: Sequence[SearchHit]) -> list[str]:
     return [hit.chunk.chunk_id for hit in hits]
 
 
@@ -138,7 +138,7 @@ def test_what_is_removed_is_not_found_and_what_is_told_again_is_replaced(index: 
     assert ids(index.search(vector("fee"), 2)) == ["a#near", "a#far"]
     assert ids(index.search(vector("fee"), 1, ["staff"], {"product": "cards"})) == ["b#next"]
     assert index.digests() == {
-        key: Entry(one, product).digest
+        key: IndexEntry(one, product).digest
         for key, one, product in [
             ("a#far", OPEN[0], None),
             ("a#near", OPEN[1], None),
@@ -224,7 +224,7 @@ def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: Vec
     secret = [chunk(f"s#{n}", f"fee {n}", RIGHTS[n % 3], RIGHTS[(n + n % 2) % 3]) for n in range(1500)]
     public = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
     vectors = unit(draw.standard_normal((1540, 5)).astype(np.float32))
-    index.upsert([Entry(one) for one in (*secret, *public)], vectors)
+    index.upsert([IndexEntry(one) for one in (*secret, *public)], vectors)
     nothing = np.full(5, np.nan, np.float32)
     for question in (nothing, np.array([np.inf, 0, 0, 0, 0], np.float32), np.array([0, 0, 0, 0, -np.inf], np.float32)):
         with pytest.raises(ValueError, match="a vector holds NaN or infinite values: nothing is near to it"):
@@ -261,8 +261,8 @@ def test_what_faiss_answers_where_it_has_nothing_is_no_hit(monkeypatch: pytest.M
     index = FaissIndex()
     fill(index, chunk("a#1", "fee"), chunk("s#1", "fee", "staff"))
     # Finite, yet its products with a stored vector of both signs would be inf - inf.
-    index.upsert([Entry(chunk("a#2", "x"))], np.array([[3e38, -3e38, 0, 0, 0]], np.float32))
-    index.upsert([Entry(chunk("t#1", "x", "staff"))], vector("fee")[None])
+    index.upsert([IndexEntry(chunk("a#2", "x"))], np.array([[3e38, -3e38, 0, 0, 0]], np.float32))
+    index.upsert([IndexEntry(chunk("t#1", "x", "staff"))], vector("fee")[None])
     hits = index.search(np.array([3e38, 3e38, 0, 0, 0], np.float32), 9)
     assert set(ids(hits)) <= {"a#1", "a#2"}
     # The check of the vector taken away, what faiss itself gives must not open the last entry either.
@@ -279,7 +279,7 @@ def test_a_vector_of_another_dimension_is_refused(index: VectorIndex, wrong: Vec
         index.search(wrong.astype(np.float32), 1)
     if wrong.shape != (1, 5):
         with pytest.raises(ValueError, match=r"do not fit: the index needs \(1, 5\)$"):
-            index.upsert([Entry(chunk("c#1", "fee"))], wrong.astype(np.float32))
+            index.upsert([IndexEntry(chunk("c#1", "fee"))], wrong.astype(np.float32))
     assert len(index.digests()) == len(OPEN)
 
 
@@ -287,7 +287,7 @@ def test_a_vector_that_is_not_finite_cannot_be_indexed(index: VectorIndex) -> No
     fill(index, *OPEN)
     broken = np.array([[1, 0, 0, 0, 0], [0, np.nan, 0, 0, 0]], np.float32)
     with pytest.raises(ValueError, match="NaN or infinite values: nothing is near to it, check the encoder"):
-        index.upsert([Entry(chunk("c#1", "fee")), Entry(chunk("c#2", "fee"))], broken)
+        index.upsert([IndexEntry(chunk("c#1", "fee")), IndexEntry(chunk("c#2", "fee"))], broken)
     assert len(index.digests()) == len(OPEN)
 
 
@@ -320,7 +320,7 @@ def test_an_approximate_index_that_somebody_made_cannot_starve_a_search(server: 
     chunks = [chunk(f"s#{n}", "fee", "staff") for n in range(20_000)] + [chunk(f"p#{n}", "fee") for n in range(5)]
     with closing(open_index(server, encoder)) as index:
         vectors = unit(draw.standard_normal((len(chunks), 5)).astype(np.float32))
-        index.upsert([Entry(one) for one in chunks], vectors)
+        index.upsert([IndexEntry(one) for one in chunks], vectors)
         with psycopg.connect(server, autocommit=True) as admin:
             admin.execute("CREATE INDEX ON abstain_chunks_hnsw USING hnsw (embedding vector_ip_ops)")
             admin.execute("ANALYZE abstain_chunks_hnsw")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams
 from abstain.learning.estimators.probes.base import Probe
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
 
 D = 16
@@ -49,7 +49,7 @@ def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) ->
         torch.manual_seed(seed)
         probe = ZOO[architecture].kind.of(D, PARAMS.model_copy(update={"dropout": dropout}))
         states = [5 + 3 * torch.randn(40, D)]
-        probe.prepare(Rows(states, torch.ones(1, dtype=torch.int64), torch.ones(1)))
+        probe.prepare(TrainingRows(states, torch.ones(1, dtype=torch.int64), torch.ones(1)))
         with torch.no_grad():
             for weight in probe.parameters():
                 weight.mul_(3)
@@ -57,7 +57,7 @@ def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) ->
     return probe.eval()
 
 
-def planted(rows: int, seed: int, strength: float = 1.5) -> Rows:
+def planted(rows: int, seed: int, strength: float = 1.5) -> TrainingRows:
     """Ragged noise; in the right answers one direction is raised at one token somewhere, in others lowered."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.zeros(D)
@@ -69,7 +69,7 @@ def planted(rows: int, seed: int, strength: float = 1.5) -> Rows:
         row = 10 + torch.randn(length, D, generator=generator)
         row[int(torch.randint(0, length, (1,), generator=generator))] += direction * (1 if right else -1)
         states.append(row)
-    return Rows(states, correct, torch.ones(rows))
+    return TrainingRows(states, correct, torch.ones(rows))
 
 
 def groups_of(rows: int, groups: int = 12) -> np.ndarray:

@@ -17,7 +17,7 @@ from abstain.learning.estimators import rows as rows_module
 from abstain.learning.estimators.cross_validation import assign_folds, fit_probe
 from abstain.learning.estimators.probes.base import predict, predict_confidence
 from abstain.learning.estimators.probes.descent import probe_loss
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
 from abstain.learning.metrics.weighted_metrics import auroc
 from tests.conftest import ROOT
@@ -28,12 +28,14 @@ every_architecture = pytest.mark.parametrize("architecture", ZOO)
 FEW = PARAMS.model_copy(update={"max_epochs": 3, "folds": 3})
 
 
-def folds_of(rows: Rows, groups: np.ndarray, folds: int = 4, seed: int = 7) -> np.ndarray:
+def folds_of(rows: TrainingRows, groups: np.ndarray, folds: int = 4, seed: int = 7) -> np.ndarray:
     return assign_folds(rows, groups, PARAMS.model_copy(update={"folds": folds, "seed": seed})).numpy()
 
 
-def labelled(correct: list[int], weight: list[float] | None = None) -> Rows:
-    return Rows([torch.zeros(1, D)] * len(correct), torch.tensor(correct), torch.tensor(weight or [1.0] * len(correct)))
+def labelled(correct: list[int], weight: list[float] | None = None) -> TrainingRows:
+    return TrainingRows(
+        [torch.zeros(1, D)] * len(correct), torch.tensor(correct), torch.tensor(weight or [1.0] * len(correct))
+    )
 
 
 @pytest.mark.heavy
@@ -62,7 +64,9 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(architecture: Archite
     generator = torch.Generator().manual_seed(0)
     names = torch.randn(12, D, generator=generator)
     group = torch.arange(240) % 12
-    train = Rows([names[g] + 0.01 * torch.randn(4, D, generator=generator) for g in group], group % 2, torch.ones(240))
+    train = TrainingRows(
+        [names[g] + 0.01 * torch.randn(4, D, generator=generator) for g in group], group % 2, torch.ones(240)
+    )
     params = PARAMS.model_copy(update={"max_epochs": 40, "patience": 40})
     *_, last = (step.probe for step in ZOO[architecture].kind.path(train, params))
     correct = train.correct.numpy()
@@ -125,10 +129,10 @@ THREADS = """
 import hashlib
 import torch
 from abstain.learning.estimators.cross_validation import fit_probe
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from tests.learning.estimators.builders import PARAMS, groups_of, weights
 torch.manual_seed(0)
-rows = Rows(list(torch.randn(200, 5, 600)), torch.randint(0, 2, (200,)), torch.ones(200))
+rows = TrainingRows(list(torch.randn(200, 5, 600)), torch.randint(0, 2, (200,)), torch.ones(200))
 for architecture in ("linear", "pca", "lstm"):
     params = PARAMS.model_copy(update={"max_epochs": 2, "folds": 2})
     print(hashlib.sha256(weights(fit_probe(architecture, rows, groups_of(200), params).probe).numpy()).hexdigest())
@@ -157,7 +161,7 @@ def test_a_fit_is_the_same_on_any_number_of_threads() -> None:
 def test_weights_of_rows_change_what_is_learnt(architecture: Architecture) -> None:
     """The same states under contradicting labels: the heavier ones win."""
     rows, test = planted(200, 1), planted(200, 3)
-    both = Rows([*rows.states] * 2, torch.cat([rows.correct, 1 - rows.correct]), torch.ones(400))
+    both = TrainingRows([*rows.states] * 2, torch.cat([rows.correct, 1 - rows.correct]), torch.ones(400))
     for heavy in (0, 1):
         both.weight[:200], both.weight[200:] = (1.0, 0.1) if heavy == 0 else (0.1, 1.0)
         probe = fit_probe(architecture, both, groups_of(400, 8), PARAMS).probe
@@ -172,7 +176,7 @@ def test_rows_of_weight_zero_teach_nothing_and_get_their_confidence_all_the_same
     fitted = fit_probe(architecture, train, groups, PARAMS)
     assert np.isfinite(fitted.out_of_fold).all()
     assert auroc(train.correct[::3].numpy(), fitted.out_of_fold[::3]) > 0.75
-    spoilt = Rows(train.states, torch.where(train.weight > 0, train.correct, 1 - train.correct), train.weight)
+    spoilt = TrainingRows(train.states, torch.where(train.weight > 0, train.correct, 1 - train.correct), train.weight)
     same = fit_probe(architecture, spoilt, groups, PARAMS)  # to the bit: such a label is in no sum
     assert torch.equal(weights(fitted.probe), weights(same.probe))
     assert np.array_equal(fitted.out_of_fold, same.out_of_fold)
@@ -197,10 +201,10 @@ def test_states_that_are_read_when_asked_for_give_the_same_probe(
     train.weight[::4] = 0
     expected = fit_probe(architecture, train, groups, FEW)
     watched = Watched(train.states)
-    held = fit_probe(architecture, Rows(watched, train.correct, train.weight), groups, FEW)
+    held = fit_probe(architecture, TrainingRows(watched, train.correct, train.weight), groups, FEW)
     assert set(watched.read.values()) == {1}, "what fits into memory is read once"
     monkeypatch.setattr(rows_module, "MEMORY_VALUES", 0)
-    lazy = fit_probe(architecture, Rows(watched, train.correct, train.weight), groups, FEW)
+    lazy = fit_probe(architecture, TrainingRows(watched, train.correct, train.weight), groups, FEW)
     for fitted in (held, lazy):
         assert_near(weights(fitted.probe), weights(expected.probe))
         assert_near(fitted.out_of_fold, expected.out_of_fold)
@@ -235,7 +239,7 @@ def test_a_class_that_weighs_nothing_is_not_there() -> None:
 
 
 def test_nothing_to_learn_from_is_an_error_with_a_remedy() -> None:
-    empty = Rows([], torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    empty = TrainingRows([], torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     with pytest.raises(AbstainError, match="the train split has answers of one class only: bring feedback"):
         fit_probe("linear", empty, np.array([], object), PARAMS)
 
@@ -306,7 +310,7 @@ def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alik
 def test_rows_that_do_not_count_do_not_shift_the_folds_of_those_that_do() -> None:
     rows = planted(120, 1)
     groups = groups_of(120, 20)
-    with_more = Rows(
+    with_more = TrainingRows(
         [*rows.states, *rows.states[:30]],
         torch.cat([rows.correct, rows.correct[:30]]),
         torch.cat([rows.weight, torch.zeros(30)]),

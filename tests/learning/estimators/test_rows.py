@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from abstain.learning.estimators import rows as module_under_test
-from abstain.learning.estimators.rows import Rows, batches, pad
+from abstain.learning.estimators.rows import TrainingRows, batches, pad
 from tests.learning.estimators.builders import D, Watched, planted, ragged
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
@@ -46,7 +46,9 @@ def test_a_subset_keeps_states_labels_weights_and_lengths_together_and_reads_not
     rows = planted(6, 1)
     rows.weight[:] = torch.arange(6)
     watched = Watched(rows.states)
-    subset = Rows(watched, rows.correct, rows.weight).subset(torch.tensor([4, 0, 5])).subset(torch.tensor([1, 0]))
+    subset = (
+        TrainingRows(watched, rows.correct, rows.weight).subset(torch.tensor([4, 0, 5])).subset(torch.tensor([1, 0]))
+    )
     assert len(subset) == 2
     assert subset.weight.tolist() == [0, 4]
     assert subset.correct.tolist() == [rows.correct[0], rows.correct[4]]
@@ -61,7 +63,7 @@ def test_lengths_of_any_states_are_known() -> None:
     rows = planted(6, 1)
     expected = [len(row) for row in rows.states]
     assert rows.lengths.tolist() == expected
-    assert Rows(Watched(rows.states), rows.correct, rows.weight).lengths.tolist() == expected
+    assert TrainingRows(Watched(rows.states), rows.correct, rows.weight).lengths.tolist() == expected
     assert rows.lengths.dtype == torch.int64
 
 
@@ -83,10 +85,10 @@ class Endless(Sequence):
 def test_what_fits_is_held_in_memory_and_what_does_not_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_under_test, "MEMORY_VALUES", 10 * 2 * D)
     few = planted(3, 1)
-    watched = Rows(Watched(few.states), few.correct, few.weight)
+    watched = TrainingRows(Watched(few.states), few.correct, few.weight)
     held = watched.in_memory()
     assert isinstance(held.states, list)
     assert all(torch.equal(a, b) for a, b in zip(held.states, few.states, strict=True))
     assert (held.correct is few.correct) and (held.weight is few.weight)
-    many = Rows(Endless(11), torch.zeros(10**6, dtype=torch.int64), torch.ones(10**6))
+    many = TrainingRows(Endless(11), torch.zeros(10**6, dtype=torch.int64), torch.ones(10**6))
     assert many.in_memory() is many

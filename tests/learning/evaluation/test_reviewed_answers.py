@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.learning.evaluation.reviewed_answers import Judged, calibrate, calibration_rows
+from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibrate, calibration_rows
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.metrics.calibration import Method, fit_calibrator
 
 
-def judged(rows: int, seed: int, wrong_share: float = 0.4) -> Judged:
+def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
     """A scorer that is sure of itself, twice as sure as it may be, and one that is silent but on three answers."""
     generator = np.random.default_rng(seed)
     correct = (generator.random(rows) > wrong_share).astype(int)
@@ -20,7 +20,7 @@ def judged(rows: int, seed: int, wrong_share: float = 0.4) -> Judged:
     scores = pd.DataFrame({"sure": 1 / (1 + np.exp(-4 * logit)), "silent": np.nan}, index)
     scores.iloc[:3, 1] = 0.5
     frame = {"correct": correct, "inclusion_probability": np.where(np.arange(rows) % 2, 0.5, 1.0)}
-    return Judged(pd.DataFrame({**frame, "group": np.arange(rows) % 15}, index), scores, scores)
+    return ReviewedSplit(pd.DataFrame({**frame, "group": np.arange(rows) % 15}, index), scores, scores)
 
 
 def test_probabilities_come_from_the_validation_split_and_are_better_ones() -> None:

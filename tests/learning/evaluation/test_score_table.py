@@ -11,7 +11,7 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probes.base import Probe, predict_confidence
 from abstain.learning.estimators.zoo import ZOO
-from abstain.learning.evaluation.score_table import Scorers
+from abstain.learning.evaluation.score_table import ScoreTable
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import write_mean_probe
 from tests.tolerance import assert_near
@@ -32,12 +32,12 @@ def random_probe(architecture: Architecture, seed: int) -> Probe:
 
 
 @pytest.fixture(scope="module")
-def scorers(tmp_path_factory: pytest.TempPathFactory) -> Scorers:
+def scorers(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
     """The served file is another probe than the zoo's linear one, so that it can be told which of them is asked."""
     file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
     fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
     zoo = {name: random_probe(name, seed) for seed, name in enumerate(ZOO_NAMES)}
-    return Scorers(OnnxProbe(file), zoo, fusion, base_rate=0.6)
+    return ScoreTable(OnnxProbe(file), zoo, fusion, base_rate=0.6)
 
 
 def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
@@ -48,7 +48,7 @@ def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
     return states, pd.DataFrame(signals, index)
 
 
-def test_the_served_probe_stands_there_once_with_the_confidences_of_its_file(scorers: Scorers) -> None:
+def test_the_served_probe_stands_there_once_with_the_confidences_of_its_file(scorers: ScoreTable) -> None:
     states, signals = made_up(7)
     table = scorers.table(states, signals)
     assert list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
@@ -61,7 +61,7 @@ def test_the_served_probe_stands_there_once_with_the_confidences_of_its_file(sco
     assert (table["base_rate"] == 0.6).all()
 
 
-def test_the_fusion_listens_to_the_probes_that_it_was_fitted_with(scorers: Scorers) -> None:
+def test_the_fusion_listens_to_the_probes_that_it_was_fitted_with(scorers: ScoreTable) -> None:
     """To the zoo's own, not to the file: it learnt from out-of-fold confidences of that architecture."""
     states, signals = made_up(7)
     linear, lstm = (predict_confidence(scorers.zoo[name], states).numpy().astype(float) for name in ZOO_NAMES)
@@ -70,7 +70,7 @@ def test_the_fusion_listens_to_the_probes_that_it_was_fitted_with(scorers: Score
     np.testing.assert_allclose(scorers.table(states, signals)["fusion"], 1 / (1 + np.exp(-z)))
 
 
-def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: Scorers) -> None:
+def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: ScoreTable) -> None:
     states, signals = made_up(7)
     whole = scorers.table(states, signals)
     signals.iloc[2, 0] = np.nan
@@ -81,13 +81,13 @@ def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: Scorers) -> None:
     assert np.isclose(table["fusion"], whole["fusion"]).tolist() == [at != 2 for at in range(7)]
 
 
-def test_of_no_answers_there_is_an_empty_table(scorers: Scorers) -> None:
+def test_of_no_answers_there_is_an_empty_table(scorers: ScoreTable) -> None:
     states, signals = made_up(0)
     table = scorers.table(states, signals)
     assert table.shape == (0, 6) and list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
 
 
-def test_what_each_of_them_is(scorers: Scorers) -> None:
+def test_what_each_of_them_is(scorers: ScoreTable) -> None:
     states, signals = made_up(2)
     assert scorers.architecture == "linear"
     assert scorers.kinds(list(scorers.table(states, signals))) == {

@@ -24,10 +24,10 @@ from scipy.stats import binom
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.risk_control import (
-    NoPromise,
-    Promise,
+    ControlledThreshold,
+    NoControlledThreshold,
     ReviewedAnswers,
-    promise_threshold,
+    control_risk,
     reviews_needed,
 )
 from abstain.learning.thresholds.selection import tune_threshold
@@ -116,15 +116,15 @@ Procedure = Callable[[ReviewedAnswers, ReviewedAnswers, ThresholdParams], float 
 
 
 def promised(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
-    made = promise_threshold(replace(tested, groups=None), training, params)
-    return made.threshold if isinstance(made, Promise) else None
+    made = control_risk(replace(tested, groups=None), training, params)
+    return made.threshold if isinstance(made, ControlledThreshold) else None
 
 
 def promised_one_a_document(
     tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
 ) -> float | None:
-    made = promise_threshold(tested, training, params)
-    return made.threshold if isinstance(made, Promise) else None
+    made = control_risk(tested, training, params)
+    return made.threshold if isinstance(made, ControlledThreshold) else None
 
 
 def promised_without_weights(
@@ -283,17 +283,20 @@ def test_as_many_reviews_as_are_said_to_be_needed_make_a_promise_four_times_in_f
     refused = [
         made.reviews_needed
         for sample in range(60)
-        if isinstance(made := _made(whole, params, 300, sample), NoPromise) and made.reviews_needed is not None
+        if isinstance(made := _made(whole, params, 300, sample), NoControlledThreshold)
+        and made.reviews_needed is not None
     ]
     needed = int(np.median(refused))
     assert len(refused) > 30 and needed > 300
-    made = sum(isinstance(_made(whole, params, needed, 1000 + sample), Promise) for sample in range(100))
+    made = sum(isinstance(_made(whole, params, needed, 1000 + sample), ControlledThreshold) for sample in range(100))
     assert made == pytest.approx(80, abs=15)
 
 
-def _made(whole: Population, params: ThresholdParams, rows: int, sample: int) -> Promise | NoPromise:
+def _made(
+    whole: Population, params: ThresholdParams, rows: int, sample: int
+) -> ControlledThreshold | NoControlledThreshold:
     tested, training = evenly(whole, rows)(np.random.default_rng([23, sample]))
-    return promise_threshold(replace(tested, groups=None), training, params.model_copy(update={"seed": 2 * sample}))
+    return control_risk(replace(tested, groups=None), training, params.model_copy(update={"seed": 2 * sample}))
 
 
 def graded(*groups: tuple[float, int, int]) -> ReviewedAnswers:
@@ -310,8 +313,8 @@ TRAINING = graded((0.9, 38, 2), (0.6, 20, 4), (0.3, 20, 16))
 def test_a_promise_by_hand() -> None:
     """40 right of 40, then 58 of 60 (p 0.053), then 76 of 100: the last is what 0.9 does not reach."""
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
-    made = promise_threshold(tested, TRAINING, asked(0.9))
-    assert isinstance(made, Promise)
+    made = control_risk(tested, TRAINING, asked(0.9))
+    assert isinstance(made, ControlledThreshold)
     assert made.to_dict() == {
         "promised": True,
         "metric": "precision",
@@ -334,8 +337,8 @@ def test_a_promise_by_hand() -> None:
 def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_but_thresholds() -> None:
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     for training in (TRAINING, graded((0.9, 0, 40), (0.6, 0, 24), (0.3, 36, 0))):
-        made = promise_threshold(tested, training, asked(0.06, "error_rate"))
-        assert isinstance(made, Promise)
+        made = control_risk(tested, training, asked(0.06, "error_rate"))
+        assert isinstance(made, ControlledThreshold)
         assert (made.threshold, made.error_rate, made.shown) == (0.6, pytest.approx(0.02), 60)
         assert made.p_value == pytest.approx(sum(math.comb(100, k) * 0.06**k * 0.94 ** (100 - k) for k in range(3)))
         assert str(made).startswith("error rate of at most 0.06 at confidence 0.9 with 100 reviewed answers: thresh")
@@ -344,8 +347,8 @@ def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_
 def test_too_few_reviews_say_how_many_are_needed() -> None:
     """38 + 19 of 40 + 20 right at the threshold tried first, which shows 40 of 100 + 20 of 50 answers."""
     tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
-    made = promise_threshold(tested, training, asked(0.9))
-    assert isinstance(made, NoPromise)
+    made = control_risk(tested, training, asked(0.9))
+    assert isinstance(made, NoControlledThreshold)
     assert made.reviews_needed == reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
     assert str(made) == (
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
@@ -358,21 +361,21 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
 def test_uneven_reviews_say_what_they_are_worth_and_need_more() -> None:
     tested = graded((0.9, 19, 1), (0.3, 10, 20))
     weight = np.where(np.arange(50) % 2, 1.0, 0.2)
-    made = promise_threshold(replace(tested, weight=weight), TRAINING, asked(0.95))
-    assert isinstance(made, NoPromise) and 25 <= made.even_rows < 40
+    made = control_risk(replace(tested, weight=weight), TRAINING, asked(0.95))
+    assert isinstance(made, NoControlledThreshold) and 25 <= made.even_rows < 40
     assert f"with 50 reviewed answers (worth {made.even_rows} drawn evenly)" in str(made)
     assert replace(tested, weight=weight).even_share == pytest.approx(0.6)
 
 
 def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_promise() -> None:
     poor = graded((0.9, 32, 8), (0.3, 30, 30))
-    made = promise_threshold(poor, poor, asked(0.95))
-    assert isinstance(made, NoPromise) and made.reviews_needed is None
+    made = control_risk(poor, poor, asked(0.95))
+    assert isinstance(made, NoControlledThreshold) and made.reviews_needed is None
     assert str(made) == (
         "no threshold reaches precision 0.95 at confidence 0.9 with 100 reviewed answers, and more of them will not "
         "help: within reach is 0.800 while showing 40% (threshold 0.900): lower threshold.target, or train a better probe"
     )
-    made = promise_threshold(poor, poor, asked(0.01, "error_rate"))
+    made = control_risk(poor, poor, asked(0.01, "error_rate"))
     assert (
         "error rate 0.01" in str(made)
         and "within reach is 0.080" in str(made)
@@ -388,7 +391,7 @@ def test_confidences_on_two_scales_are_noticed() -> None:
     )
     for params in (asked(0.05, "error_rate"), asked(0.9)):
         with pytest.raises(AbstainError, match=message):
-            promise_threshold(tested, training, params)
+            control_risk(tested, training, params)
 
 
 tables = st.lists(
@@ -403,14 +406,14 @@ def test_what_is_promised_is_significant_on_the_tested_answers(
 ) -> None:
     rows, params = graded(*tested), asked(target, metric)
     try:
-        made = promise_threshold(rows, graded(*training), params)
+        made = control_risk(rows, graded(*training), params)
     except AbstainError:
         learnt = graded(*training)
         assert rows.confidence.max() < learnt.confidence.max()
         return
     shown = rows.confidence >= made.threshold
     wrong = int((shown & (rows.correct == 0)).sum())
-    if isinstance(made, Promise):
+    if isinstance(made, ControlledThreshold):
         of, tolerated = (shown.sum(), 1 - target) if metric == "precision" else (len(shown), target)
         assert made.p_value == pytest.approx(binom.cdf(wrong, of, tolerated)) and made.p_value <= 0.1 + 1e-12
         assert made.shown == shown.sum() > 0
@@ -426,10 +429,10 @@ def test_what_is_promised_is_significant_on_the_tested_answers(
 def test_the_library_never_calls_significant_what_is_not(counts: tuple[int, int]) -> None:
     """Its rounding of n * (k / n) may count a wrong answer too many, never one too few."""
     shown, wrong = counts
-    made = promise_threshold(graded((0.9, shown - wrong, wrong)), TRAINING, asked(0.8))
+    made = control_risk(graded((0.9, shown - wrong, wrong)), TRAINING, asked(0.8))
     exactly = binom.cdf(wrong, shown, 0.2)
-    assert isinstance(made, NoPromise) or exactly <= 0.1
-    assert isinstance(made, Promise) or binom.cdf(wrong + 1, shown, 0.2) > 0.1 or exactly > 0.1
+    assert isinstance(made, NoControlledThreshold) or exactly <= 0.1
+    assert isinstance(made, ControlledThreshold) or binom.cdf(wrong + 1, shown, 0.2) > 0.1 or exactly > 0.1
 
 
 def test_why_the_risk_is_an_error_and_no_threshold_is_tried_that_shows_no_training_row() -> None:
@@ -443,24 +446,24 @@ def test_why_the_risk_is_an_error_and_no_threshold_is_tried_that_shows_no_traini
         own = controller_of(asked(0.9)).learn_fixed_sequence_order(tested.confidence, tested.correct, binary=True)
         own.calibrate(tested.confidence, tested.correct)
     assert own.best_predict_param is None and np.isnan(own.p_values).all()  # above 0.5 it shows nothing
-    made = promise_threshold(tested, tested, asked(0.9))
-    assert isinstance(made, Promise) and made.p_value == pytest.approx(binom.cdf(5, 100, 0.1))
+    made = control_risk(tested, tested, asked(0.9))
+    assert isinstance(made, ControlledThreshold) and made.p_value == pytest.approx(binom.cdf(5, 100, 0.1))
 
 
 def test_the_seed_alone_draws() -> None:
     tested = replace(graded((0.9, 50, 2), (0.3, 20, 20)), weight=np.where(np.arange(92) % 3, 1.0, 0.3))
-    made = [promise_threshold(tested, TRAINING, asked(0.8, seed=seed)) for seed in (0, 0, 1, 2, 3, 4)]
+    made = [control_risk(tested, TRAINING, asked(0.8, seed=seed)) for seed in (0, 0, 1, 2, 3, 4)]
     assert made[0] == made[1]
     assert len({one.even_rows for one in made}) > 1
 
 
 def test_answers_of_one_group_count_once() -> None:
     tested = graded((0.9, 60, 0), (0.3, 20, 20))
-    alone = promise_threshold(replace(tested, groups=np.arange(100)), TRAINING, asked(0.9))
-    assert alone == promise_threshold(tested, TRAINING, asked(0.9)) and isinstance(alone, Promise)
+    alone = control_risk(replace(tested, groups=np.arange(100)), TRAINING, asked(0.9))
+    assert alone == control_risk(tested, TRAINING, asked(0.9)) and isinstance(alone, ControlledThreshold)
     few = replace(tested, groups=np.arange(100) // 10)
-    made = promise_threshold(few, TRAINING, asked(0.9))
-    assert isinstance(made, NoPromise) and made.even_rows == 10
+    made = control_risk(few, TRAINING, asked(0.9))
+    assert isinstance(made, NoControlledThreshold) and made.even_rows == 10
     assert few.even_share == pytest.approx(0.1)
     assert made.reviews_needed is not None and made.reviews_needed > 300
 
@@ -503,27 +506,29 @@ def test_with_as_many_a_promise_is_made_four_times_in_five(target: float, better
 def test_values_that_are_none_are_refused(change: dict[str, np.ndarray], says: str) -> None:
     good = graded((0.9, 60, 0), (0.3, 20, 20))
     with pytest.raises(AbstainError, match=says):
-        promise_threshold(replace(good, **change), good, asked())
+        control_risk(replace(good, **change), good, asked())
     with pytest.raises(AbstainError, match=says):
-        promise_threshold(good, replace(good, **change), asked())
+        control_risk(good, replace(good, **change), asked())
 
 
 def test_without_rows_there_is_nothing_to_say() -> None:
     none = ReviewedAnswers(np.array([]), np.array([], int))
     with pytest.raises(AbstainError, match="^no reviewed answers to test a threshold on: bring reviews$"):
-        promise_threshold(none, TRAINING, asked())
+        control_risk(none, TRAINING, asked())
     with pytest.raises(AbstainError, match="^no reviewed answers in the training split"):
-        promise_threshold(TRAINING, none, asked())
+        control_risk(TRAINING, none, asked())
 
 
 @pytest.mark.parametrize("rows", [graded((0.9, 1, 0)), graded((0.9, 0, 1)), graded((0.2, 0, 50)), graded((1.0, 5, 0))])
 def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows: ReviewedAnswers) -> None:
     for metric in ("precision", "error_rate"):
-        made = promise_threshold(rows, rows, asked(0.02 if metric == "error_rate" else 0.9, metric))
-        assert isinstance(made, NoPromise)
+        made = control_risk(rows, rows, asked(0.02 if metric == "error_rate" else 0.9, metric))
+        assert isinstance(made, NoControlledThreshold)
         assert made.precision == pytest.approx(rows.correct.mean())
         assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
-    assert isinstance(promise_threshold(graded((0.8, 200, 0)), rows, asked(0.9)), Promise | NoPromise)
+    assert isinstance(
+        control_risk(graded((0.8, 200, 0)), rows, asked(0.9)), ControlledThreshold | NoControlledThreshold
+    )
 
 
 def compare_sequences(samples: int) -> None:

@@ -15,9 +15,9 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import attention
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, load, window_of
-from abstain.llm.engine.planner import Plan
+from abstain.llm.engine.planner import RequestPlan
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import Request, Site, States
+from abstain.llm.engine.requests import HiddenStates, Request, Site
 from abstain.llm.engine.tokenization import encode_pass
 from tests.llm.builders import LAYERS, WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
 from tests.tolerance import tolerance
@@ -75,7 +75,7 @@ def states_of(
 ) -> dict[str, Tensor]:
     """(layers, L + 1, d) of every pass, all layers asked for at once."""
     requests = {
-        f"{layer} {key}": Request(pass_, States(layer, site), f"interaction {key}")
+        f"{layer} {key}": Request(pass_, HiddenStates(layer, site), f"interaction {key}")
         for layer in layers
         for key, pass_ in passes.items()
     }
@@ -157,7 +157,7 @@ def test_answer_and_eos_only(llama: LoadedModel) -> None:
 def test_other_segments_can_be_asked_for(llama: LoadedModel) -> None:
     pass_ = tiny_pass()
     encoded = encode_pass(llama.tokenizer, pass_)
-    ask = States(2, segments=("question", "turn"))
+    ask = HiddenStates(2, segments=("question", "turn"))
     ((_, states),) = Engine(llama, 4096).run({"a": Request(pass_, ask, "a")})
     with torch.inference_mode():
         whole = llama.model(input_ids=torch.tensor([encoded.ids]), output_hidden_states=True).hidden_states[2][0]
@@ -197,7 +197,9 @@ def test_nothing_above_the_deepest_layer_is_computed(
     loaded = shared_model(family)
     engine = Engine(loaded, 600, packed)
     requests = {
-        f"{at} {key}": Request(pass_, States(at, site), key) for at in layers for key, pass_ in tiny_passes().items()
+        f"{at} {key}": Request(pass_, HiddenStates(at, site), key)
+        for at in layers
+        for key, pass_ in tiny_passes().items()
     }
     with Calls(loaded) as calls:
         assert len(list(engine.run(requests))) == len(requests)
@@ -210,7 +212,7 @@ def test_of_the_deepest_layer_only_what_was_asked_for_is_computed(llama: LoadedM
     passes = tiny_passes()
     engine, rows = Engine(llama, 10_000), Counter()
     handle = blocks_of(llama)[2].mlp.register_forward_hook(lambda _m, _i, output: rows.update([output.shape[1]]))
-    states = dict(engine.run({key: Request(pass_, States(3), key) for key, pass_ in passes.items()}))
+    states = dict(engine.run({key: Request(pass_, HiddenStates(3), key) for key, pass_ in passes.items()}))
     handle.remove()
     asked = sum(len(rows) for rows in states.values())
     # Answers that begin alike share rows, and none of what stands before an answer went through the block's MLP.
@@ -224,7 +226,7 @@ def test_the_tokens_of_a_shared_prefix_are_run_once(llama: LoadedModel) -> None:
     passes = {f"{n}": tiny_pass(answer, context, question) for n, (question, context, answer) in enumerate(asked)}
     encoded = {key: encode_pass(llama.tokenizer, pass_) for key, pass_ in passes.items()}
     engine = Engine(llama, 10_000)
-    found = dict(engine.run({key: Request(pass_, States(2), key) for key, pass_ in passes.items()}))
+    found = dict(engine.run({key: Request(pass_, HiddenStates(2), key) for key, pass_ in passes.items()}))
     for key, pass_ in passes.items():
         torch.testing.assert_close(found[key][None], reference(llama, pass_, (2,)), atol=TOLERANCE, rtol=0)
     # Of each context, all that stands before what its five questions differ in, once; the instruction, in this layout
@@ -239,10 +241,10 @@ def test_equal_passes_and_passes_that_go_on_from_others_cost_nothing(llama: Load
     pass_ = tiny_pass()
     longer = (*pass_, Segment("check", "Is that right?"))
     requests = {
-        "one": Request(pass_, States(2), "one"),
-        "same": Request(pass_, States(2), "same"),
-        "earlier": Request(pass_, States(2, segments=("question",)), "earlier"),
-        "longer": Request(longer, States(2, segments=("check",)), "longer"),
+        "one": Request(pass_, HiddenStates(2), "one"),
+        "same": Request(pass_, HiddenStates(2), "same"),
+        "earlier": Request(pass_, HiddenStates(2, segments=("question",)), "earlier"),
+        "longer": Request(longer, HiddenStates(2, segments=("check",)), "longer"),
     }
     engine = Engine(llama, 10_000)
     found = dict(engine.run(requests))
@@ -255,11 +257,11 @@ def test_a_shallow_ask_does_not_go_deep_unless_that_saves_more(llama: LoadedMode
     deep, shallow = tiny_pass("A.", "x" * 90), tiny_pass("B.", "y" * 90)
     near = tiny_pass("B.", "x" * 90)  # shares its context with the deep one
     engine = Engine(llama, 10_000)
-    list(engine.run({"deep": Request(deep, States(4), "d"), "shallow": Request(shallow, States(1), "s")}))
+    list(engine.run({"deep": Request(deep, HiddenStates(4), "d"), "shallow": Request(shallow, HiddenStates(1), "s")}))
     lengths = [len(encode_pass(llama.tokenizer, pass_).ids) for pass_ in (deep, shallow)]
     assert engine.work.layer_tokens[1] == lengths[0] + len("B.") + 1 and engine.work.layer_tokens[2] == lengths[0]
     together = Engine(llama, 10_000)
-    list(together.run({"deep": Request(deep, States(4), "d"), "near": Request(near, States(3), "n")}))
+    list(together.run({"deep": Request(deep, HiddenStates(4), "d"), "near": Request(near, HiddenStates(3), "n")}))
     assert together.work.forward_tokens == lengths[0] + len("B.") + 1
 
 
@@ -269,7 +271,7 @@ def test_a_shallow_ask_does_not_go_deep_unless_that_saves_more(llama: LoadedMode
 def test_a_forward_pass_stays_within_its_tokens(llama: LoadedModel, tokens: int, packed: bool) -> None:
     engine = Engine(llama, tokens, packed)
     with Calls(llama) as calls:
-        list(engine.run({key: Request(pass_, States(3), key) for key, pass_ in tiny_passes().items()}))
+        list(engine.run({key: Request(pass_, HiddenStates(3), key) for key, pass_ in tiny_passes().items()}))
     assert all(rows * longest <= tokens or (rows == 1 and not packed) for rows, longest in calls.shapes)
     assert sum(rows * longest for rows, longest in calls.shapes) == engine.work.forward_tokens
     lengths = [len(encode_pass(llama.tokenizer, pass_).ids) for pass_ in tiny_passes().values()]
@@ -283,7 +285,7 @@ def test_padded_batches_hold_passes_of_like_length(llama: LoadedModel) -> None:
     length = len(encode_pass(llama.tokenizer, tiny_pass("0")).ids)
     engine = Engine(llama, 3 * length, packed=False)
     with Calls(llama) as calls:
-        list(engine.run({key: Request(pass_, States(1), key) for key, pass_ in passes.items()}))
+        list(engine.run({key: Request(pass_, HiddenStates(1), key) for key, pass_ in passes.items()}))
     assert calls.shapes == [(3, length), (3, length), (1, length)]
 
 
@@ -307,7 +309,7 @@ def test_a_model_whose_attention_is_not_as_packing_needs_it_is_padded(monkeypatc
 
 
 def test_without_shared_prefixes_no_ask_goes_deeper_than_it_needs(llama: LoadedModel) -> None:
-    passes = {"deep": (tiny_pass("A."), States(4)), "shallow": (tiny_pass("B."), States(1))}
+    passes = {"deep": (tiny_pass("A."), HiddenStates(4)), "shallow": (tiny_pass("B."), HiddenStates(1))}
     engine = Engine(llama, 4096, packed=False)
     list(engine.run({key: Request(pass_, ask, key) for key, (pass_, ask) in passes.items()}))
     lengths = [len(encode_pass(llama.tokenizer, pass_).ids) for pass_, _ in passes.values()]
@@ -327,11 +329,11 @@ def test_a_model_with_longrope_reads_what_it_was_trained_on() -> None:
 
 
 def test_keys_and_values_are_released_after_use(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Plan] = []
-    honest = Plan.__init__
-    monkeypatch.setattr(Plan, "__init__", lambda self, *given: (honest(self, *given), plans.append(self))[0])
+    plans: list[RequestPlan] = []
+    honest = RequestPlan.__init__
+    monkeypatch.setattr(RequestPlan, "__init__", lambda self, *given: (honest(self, *given), plans.append(self))[0])
     engine = Engine(llama, 64)
-    running = engine.run({key: Request(pass_, States(2), key) for key, pass_ in tiny_passes().items()})
+    running = engine.run({key: Request(pass_, HiddenStates(2), key) for key, pass_ in tiny_passes().items()})
     most = 0
     for _ in running:
         most = max(most, sum(len(node) for node in plans[0].kept))
@@ -448,7 +450,7 @@ def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
     engine = Engine(embedded, 2048)
     assert engine.decoder.packs
     with Calls(embedded) as calls:
-        list(engine.run({key: Request(pass_, States(16), key) for key, pass_ in real_passes().items()}))
+        list(engine.run({key: Request(pass_, HiddenStates(16), key) for key, pass_ in real_passes().items()}))
     assert calls.head == 0 and max(calls.blocks) == 16
     states = states_of(embedded, real_passes(), layers, tokens=2048)
     for key, pass_ in real_passes().items():

@@ -15,7 +15,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import loading
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import Embedded, choose_device, choose_dtype, load, load_tokenizer, pin, resolve
-from abstain.llm.engine.requests import Request, States
+from abstain.llm.engine.requests import HiddenStates, Request
 from tests.llm.builders import save_tiny_model, tiny_model, tiny_pass
 from tests.tolerance import assert_near
 
@@ -53,7 +53,7 @@ def test_a_local_folder_is_loaded_as_it_was_saved(folder: Path, settings: Settin
     assert (ref.name, str(ref)) == ("tiny-bank", f"tiny-bank@{ref.revision}")
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
-    ask = States(3)
+    ask = HiddenStates(3)
     (_, expected), (_, states) = (
         next(Engine(model, 4096).run({"a": Request(tiny_pass(), ask, "a")})) for model in (tiny_model(), loaded)
     )
@@ -62,7 +62,7 @@ def test_a_local_folder_is_loaded_as_it_was_saved(folder: Path, settings: Settin
 
 def test_bfloat16_is_loaded_as_bfloat16(folder: Path, settings: Settings) -> None:
     loaded = load(resolve(str(folder), settings), CPU, torch.bfloat16)
-    (_, states), *_ = Engine(loaded, 4096).run({"a": Request(tiny_pass(), States(3), "a")})
+    (_, states), *_ = Engine(loaded, 4096).run({"a": Request(tiny_pass(), HiddenStates(3), "a")})
     assert states.dtype == torch.bfloat16
 
 

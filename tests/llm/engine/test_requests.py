@@ -17,7 +17,7 @@ from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Pass, load_layout
-from abstain.llm.engine.requests import NLL, Choices, Generate, Request, States, relevant
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs, Request, relevant
 from abstain.llm.engine.tokenization import encode_pass
 from tests.llm.builders import WIDTH, WINDOW, byte_tokenizer, tiny_model, tiny_pass, tiny_passes
 
@@ -86,8 +86,8 @@ def test_the_first_token_of_a_pass_is_predicted_by_nothing() -> None:
 
 def test_an_empty_segment_has_no_nll() -> None:
     assert run(shared_model(), NLL(("context",)), {"a": tiny_pass(context="")})["a"].shape == (0, 2)
-    assert len(run(shared_model(), States(2), {"a": tiny_pass(answer="")})["a"]) == 1  # EOS alone
-    nothing = run(shared_model(), States(2, segments=("context",)), {"a": tiny_pass(context="")})["a"]
+    assert len(run(shared_model(), HiddenStates(2), {"a": tiny_pass(answer="")})["a"]) == 1  # EOS alone
+    nothing = run(shared_model(), HiddenStates(2, segments=("context",)), {"a": tiny_pass(context="")})["a"]
     assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
 
 
@@ -95,7 +95,7 @@ def test_an_empty_segment_has_no_nll() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_choices_are_next_token_probabilities(family: str, packed: bool) -> None:
     loaded = shared_model(family)
-    found = run(loaded, Choices(("Y", "N", "<|im_end|>")), tiny_passes(), packed)
+    found = run(loaded, NextTokenProbs(("Y", "N", "<|im_end|>")), tiny_passes(), packed)
     tokens = [loaded.tokenizer.encode(text)[0] for text in ("Y", "N", "<|im_end|>")]
     for key, pass_ in tiny_passes().items():
         expected = log_probabilities(loaded, encode_pass(loaded.tokenizer, pass_).ids)[-1, tokens].exp()
@@ -104,7 +104,7 @@ def test_choices_are_next_token_probabilities(family: str, packed: bool) -> None
 
 def test_a_choice_is_one_token() -> None:
     with pytest.raises(AbstainError, match="the choice 'Yes' is 3 tokens of this base model, not one"):
-        run(shared_model(), Choices(("Yes",)), {"a": tiny_pass()})
+        run(shared_model(), NextTokenProbs(("Yes",)), {"a": tiny_pass()})
 
 
 @pytest.mark.heavy
@@ -115,7 +115,7 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
     passes = tiny_passes()
     prompts = {key: pass_[PROMPT] for key, pass_ in passes.items()}
     for layer in (2, 4):
-        found = run(loaded, Generate(6, states=States(layer)), prompts, packed, tokens=150)
+        found = run(loaded, Generate(6, states=HiddenStates(layer)), prompts, packed, tokens=150)
         for key, prompt in prompts.items():
             (answer,) = found[key]
             expected = greedy(loaded, prompt, 6)
@@ -163,7 +163,7 @@ def test_choices_are_raw_whatever_is_sampled() -> None:
 def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
     prompts = {"a": tiny_pass()[PROMPT]}
     engines = [Engine(shared_model(), 4096) for _ in range(2)]
-    for one, states in zip(engines, (None, States(2)), strict=True):
+    for one, states in zip(engines, (None, HiddenStates(2)), strict=True):
         ((_, (answer,)),) = one.run({"a": Request(prompts["a"], Generate(5, states=states), "a")})
         assert len(answer.tokens) == 5
     prompt = len(encode_pass(shared_model().tokenizer, prompts["a"]).ids)
@@ -205,10 +205,10 @@ def test_top_p_leaves_out_the_tail() -> None:
 def test_all_asks_of_one_pass_cost_one_pass() -> None:
     loaded, pass_ = shared_model(), tiny_pass()
     asks: dict[str, Any] = {
-        "states": States(2),
+        "states": HiddenStates(2),
         "nll": NLL(("answer",)),
         "context": NLL(("context",)),
-        "yes": Choices(("Y", "N")),
+        "yes": NextTokenProbs(("Y", "N")),
         "answer": Generate(1),
     }
     passes = {name: pass_[PROMPT] if name == "answer" else pass_ for name in asks}
@@ -244,9 +244,9 @@ def test_vocabulary_is_projected_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_comes_after_the_last_segment_asked_for_is_cut_off() -> None:
     pass_ = tiny_pass()
-    assert relevant(pass_, States(2, segments=("question",))) == pass_[:4]
+    assert relevant(pass_, HiddenStates(2, segments=("question",))) == pass_[:4]
     assert relevant(pass_, NLL(("answer",))) == pass_[:-1]
-    assert relevant(pass_, Choices(("Y",))) == pass_
+    assert relevant(pass_, NextTokenProbs(("Y",))) == pass_
     with pytest.raises(AbstainError, match="no segment 'hint' in the prompt layout: it has instruction, context"):
         relevant(pass_, NLL(("hint",)))
 
@@ -265,7 +265,7 @@ def test_a_tokenizer_without_eos_answers_but_has_no_states_to_end_with() -> None
     (answer,) = run(loaded, Generate(3), {"a": prompt})["a"]
     assert len(answer.tokens) == 3 and not answer.ended
     with pytest.raises(AbstainError, match="no EOS token, after which an answer's states are read"):
-        run(loaded, Generate(3, states=States(2)), {"a": prompt})
+        run(loaded, Generate(3, states=HiddenStates(2)), {"a": prompt})
 
 
 def test_an_empty_pass_is_refused_by_name() -> None:
@@ -357,7 +357,7 @@ def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
     [
         {"contains": ("a",)},
         {"beams": 2, "temperature": 1.0},
-        {"beams": 2, "states": States(1)},
+        {"beams": 2, "states": HiddenStates(1)},
         {"beams": 2, "choices": ("a",)},
         {"samples": 2},
         {"max_new_tokens": 0},
@@ -376,7 +376,7 @@ def test_segments_that_do_not_follow_each_other_are_asked_for_one_by_one() -> No
         with pytest.raises(AbstainError, match="do not follow each other in the prompt layout"):
             relevant(tiny_pass(), NLL(segments))
     with pytest.raises(ValueError, match="a choice needs tokens"):
-        Choices(())
+        NextTokenProbs(())
 
 
 def test_logits_that_are_made_in_a_way_nobody_here_knows_are_not_guessed() -> None:
@@ -390,16 +390,16 @@ def test_logits_that_are_made_in_a_way_nobody_here_knows_are_not_guessed() -> No
         return output
 
     loaded.model.forward = scaled.__get__(loaded.model)
-    assert len(run(loaded, States(2), {"a": tiny_pass()})["a"]) == len("None.") + 1
+    assert len(run(loaded, HiddenStates(2), {"a": tiny_pass()})["a"]) == len("None.") + 1
     with pytest.raises(AbstainError, match="tiny-llama does more to its logits than is known here: ask it for states"):
         run(loaded, NLL(("answer",)), {"a": tiny_pass()})
 
 
 def test_threads_that_share_a_model_wait_for_each_other() -> None:
     loaded, pass_ = tiny_model(seed=2), tiny_passes()
-    expected = run(loaded, States(2), pass_)
+    expected = run(loaded, HiddenStates(2), pass_)
     engine = Engine(loaded, 150)
-    requests = {key: Request(p, States(2), key) for key, p in pass_.items()}
+    requests = {key: Request(p, HiddenStates(2), key) for key, p in pass_.items()}
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: dict(engine.run(requests)), range(12)))
     for found in results:
@@ -435,12 +435,12 @@ def test_the_embedded_model_answers_with_the_states_of_two_passes(embedded: Load
     """An answer and its states from one reading equal those of generating first and reading the answer then."""
     layout = load_layout("rag-chatml-v1")
     prompts = {f"{n}": layout.render(question, contexts, None) for n, (question, contexts) in enumerate(REAL)}
-    answers: dict[str, list[Generated]] = run(embedded, Generate(24, states=States(16)), prompts)
+    answers: dict[str, list[Generated]] = run(embedded, Generate(24, states=HiddenStates(16)), prompts)
     for n, (question, contexts) in enumerate(REAL):
         (answer,) = answers[f"{n}"]
         whole = layout.render(question, contexts, answer.text)
         assert encode_pass(embedded.tokenizer, whole).ids[-len(answer.tokens) - 1 : -1] == list(answer.tokens)
-        again = run(embedded, States(16), {"a": whole})["a"]
+        again = run(embedded, HiddenStates(16), {"a": whole})["a"]
         assert answer.states is not None and answer.states.shape == again.shape
         relative = (answer.states - again).norm(dim=-1) / again.norm(dim=-1)
         assert float(relative.max()) <= 1e-4

@@ -21,10 +21,10 @@ from torch import Tensor
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.features import store
-from abstain.llm.features.cache import FeatureCache, Space, pass_key
+from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
 from abstain.llm.features.shard import encode
 
-SPACE = Space("tiny@1", "float32", "States(layer=2)", "1")
+SPACE = CacheNamespace("tiny@1", "float32", "HiddenStates(layer=2)", "1")
 
 
 def rows(*keys: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

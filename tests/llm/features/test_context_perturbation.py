@@ -23,9 +23,9 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
-from abstain.llm.features.compute import RowSource
-from abstain.llm.features.context_perturbation import Perturber
-from abstain.llm.features.shard_job import ASKS, ShardWork, compute, engine_for
+from abstain.llm.features.compute import FeatureStore
+from abstain.llm.features.context_perturbation import ContextPerturber
+from abstain.llm.features.shard_job import ASKS, ShardJob, compute, engine_for
 from abstain.llm.perturbation.engines import PerturbationEngine
 from abstain.llm.perturbation.text import shown
 from tasks.fan_out import runner_for
@@ -47,8 +47,8 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
 
 
-def perturber(folder: Path, settings: Settings, **how: Any) -> Perturber:
-    return Perturber(PerturbationParams(**HOW | how), str(folder), settings)
+def perturber(folder: Path, settings: Settings, **how: Any) -> ContextPerturber:
+    return ContextPerturber(PerturbationParams(**HOW | how), str(folder), settings)
 
 
 def interaction(name: str, *texts: str) -> Interaction:
@@ -98,13 +98,13 @@ def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], s
     rows = [interaction("a", LONG), interaction("b", LONG), interaction("c", TEXTS[0], TEXTS[1]), interaction("d")]
     seen: list[tuple[int, int]] = []
     assert who.missing(rows) == (3, 2) and [len(keys) for keys in who.keys(rows).values()] == [2]
-    done = who.fill(rows, lambda part, whole: seen.append((part, whole)))
+    done = who.compute_missing(rows, lambda part, whole: seen.append((part, whole)))
     assert done.rows == 2 and 0 < done.forward_tokens <= done.pass_tokens and seen[-1] == (2, 2)
     one, two, apart, empty = who.perturb(rows)[0]
     assert texts_of(one) == texts_of(two) and one.interaction_id != two.interaction_id
     assert texts_of(apart) != list(TEXTS[:2]) and empty == rows[3]
-    assert who.fill(rows).rows == 0 and who.missing(rows) == (3, 0)
-    assert Perturber(who.params, who.model, settings).perturb(rows) == who.perturb(rows)
+    assert who.compute_missing(rows).rows == 0 and who.missing(rows) == (3, 0)
+    assert ContextPerturber(who.params, who.model, settings).perturb(rows) == who.perturb(rows)
 
 
 def test_copies_are_perturbed_under_seeds_of_their_own(folders: dict[str, Path], settings: Settings) -> None:
@@ -132,9 +132,9 @@ def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
     rows = [interaction("a", LONG), interaction("b", "card")]
     apart = perturber(folders["causal"], settings, where="entropy").perturb(rows)
     many = perturber(folders["causal"], settings, where="entropy", tokens=9)
-    assert many.fill(rows).rows == 2
+    assert many.compute_missing(rows).rows == 2
     few = replace(perturber(folders["causal"], settings, where="entropy"), longest=9)
-    assert few.fill(rows).rows == 0 and few.perturb(rows) == apart != many.perturb(rows)
+    assert few.compute_missing(rows).rows == 0 and few.perturb(rows) == apart != many.perturb(rows)
     assert few.count(rows)["fewer"] == 1
     for how in ({"where": "random"}, {"where": "entropy", "when": "single_shot"}):
         other = replace(perturber(folders["causal"], settings, **how), longest=9)
@@ -171,13 +171,13 @@ def test_the_base_model_may_have_another_tokenizer(folders: dict[str, Path], set
     ((new,),) = perturber(folders["seq2seq"], settings).perturb([row])
     (text,) = texts_of(new)
     request = Request((Segment("chunk", text),), NLL(("chunk",)), "a")
-    ((_, result),) = RowSource(str(folders["bytes"]), settings).read([request])
+    ((_, result),) = FeatureStore(str(folders["bytes"]), settings).read([request])
     assert len(result) == len(text.encode())
 
 
 @pytest.mark.parametrize("kind", ["masked", "seq2seq"])
 def test_a_perturbation_model_is_no_base_model(kind: str, folders: dict[str, Path], settings: Settings) -> None:
-    source = RowSource(str(folders[kind]), settings)
+    source = FeatureStore(str(folders[kind]), settings)
     with pytest.raises(AbstainError, match=r"is no causal language model, as a base model is: change llm.model$"):
         source.engine()
     with pytest.raises(AbstainError, match=rf"^{kind} is no causal language model: it can only perturb contexts$"):
@@ -194,7 +194,7 @@ def test_weights_that_lack_the_head_are_refused(tmp_path: Path, settings: Settin
     with pytest.raises(
         AbstainError, match=r"^encoder is no language model: its weights lack cls\.[\w.]+; choose another$"
     ):
-        perturber(folder, settings).fill([interaction("a", LONG)])
+        perturber(folder, settings).compute_missing([interaction("a", LONG)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,13 +203,13 @@ def test_a_shard_travels_as_json_and_is_the_same_bytes(kind: str, folders: dict[
     who = perturber(folders[kind], settings, where="entropy")
     rows = [interaction(str(at), text, *TEXTS[:at]) for at, text in enumerate(TEXTS)]
     (work,) = who._rows.shards(who._requests(rows, who.asks[0]))
-    again = ShardWork.from_json(work.to_json())
+    again = ShardJob.from_json(work.to_json())
     assert again == work and again.requests[0].ask == who.asks[0]
     compute(again, settings)
     first = shards(settings)
     compute(work, settings)
     assert shards(settings) == first and len(first) == 1
-    assert who.fill(rows).rows == 0
+    assert who.compute_missing(rows).rows == 0
     with pytest.raises(AbstainError, match="fetch that revision here"):
         compute(replace(work, revision="other@0"), settings)
 
@@ -229,15 +229,15 @@ def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_pat
     (work,) = who._rows.shards(who._requests(rows_of(3), who.asks[0]))
     code = (
         "import sys, torch; from pathlib import Path; torch.set_num_threads(1)\n"
-        "from abstain.llm.features.shard_job import ShardWork, compute; from abstain.config.settings import Settings\n"
-        "compute(ShardWork.from_json(sys.stdin.read()), "
+        "from abstain.llm.features.shard_job import ShardJob, compute; from abstain.config.settings import Settings\n"
+        "compute(ShardJob.from_json(sys.stdin.read()), "
         "Settings(home=Path(sys.argv[1]), device='cpu', dtype='float32'))\n"
     )
     command = [sys.executable, "-c", code, str(there.home)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command, input=work.to_json(), text=True, check=True, env=environment)
-    assert who.fill(rows_of(3)).rows == 0
-    perturber(folders["masked"], here).fill(rows_of(3))
+    assert who.compute_missing(rows_of(3)).rows == 0
+    perturber(folders["masked"], here).compute_missing(rows_of(3))
     assert shards(here) == shards(there)
 
 
@@ -246,14 +246,14 @@ def test_workers_perturb(folders: dict[str, Path], tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     alone = Settings(home=tmp_path / "alone", device="cpu", dtype="float32")
     shared = Settings(home=tmp_path / "shared", device="cpu", dtype="float32", runner="dask", workers=2)
-    perturber(folders["seq2seq"], alone).fill(rows_of(130))
+    perturber(folders["seq2seq"], alone).compute_missing(rows_of(130))
     with closing(runner_for(shared)) as runner:
-        done = perturber(folders["seq2seq"], shared).fill(rows_of(130), runner=runner)
+        done = perturber(folders["seq2seq"], shared).compute_missing(rows_of(130), runner=runner)
     assert done.rows == 130
     assert shards(shared) == shards(alone)
 
 
 def test_a_model_that_can_only_perturb_is_loaded_once(folders: dict[str, Path], settings: Settings) -> None:
-    source = RowSource(str(folders["masked"]), settings)
+    source = FeatureStore(str(folders["masked"]), settings)
     one, other = (engine_for(source._work(()), settings) for _ in range(2))
     assert one is other and isinstance(one, PerturbationEngine)

@@ -17,10 +17,10 @@ from abstain.data.store.state_table import StateTable
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import NLL, Generate, Request, States
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Request
 from abstain.llm.features import compute as rows
 from abstain.llm.features import shard_job as work
-from abstain.llm.features.extraction import FeatureSource, Prepared, Refused, chunk_nll
+from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow, chunk_nll
 from abstain.llm.features.shard_job import LocalRunner
 from tests.llm.builders import WIDTH, save_tiny_model
 
@@ -46,7 +46,7 @@ def engine(source: FeatureSource) -> Engine:
 
 def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
     """What the features stage would write: filled, then read, in order."""
-    source.fill(rows)
+    source.compute_missing(rows)
     found = dict(source.read(rows))
     return [found[at] for at in range(len(rows))]
 
@@ -73,7 +73,7 @@ def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, e
     layout = load_layout("rag-plain-v1")
     for row, got in zip(ROWS, states_of(source, ROWS), strict=True):
         pass_ = layout.render(row.question, [context.text for context in row.contexts], row.answer)
-        ((_, expected),) = engine.run({"a": Request(pass_, States(2), "a")})
+        ((_, expected),) = engine.run({"a": Request(pass_, HiddenStates(2), "a")})
         assert got.shape == (len(row.answer.encode()) + 1, WIDTH)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
@@ -95,11 +95,11 @@ def test_a_retrain_after_a_hundredth_more_costs_a_hundredth(source: FeatureSourc
         return interaction(n).model_copy(update={"contexts": (Context(chunk_id=f"doc#{n}", text=text),)})
 
     known = [unlike(n) for n in range(200)]
-    cold = source.fill(known)
-    warm = source.fill([*known, unlike(500), unlike(501)])
+    cold = source.compute_missing(known)
+    warm = source.compute_missing([*known, unlike(500), unlike(501)])
     assert (cold.rows, warm.rows) == (200, 2)
     assert 0 < warm.forward_tokens <= 0.02 * cold.forward_tokens
-    assert source.fill(known).forward_tokens == 0
+    assert source.compute_missing(known).forward_tokens == 0
 
 
 def test_the_order_of_the_rows_is_the_callers_whatever_was_cached_when(source: FeatureSource) -> None:
@@ -121,7 +121,7 @@ def test_the_model_is_not_even_loaded_where_nothing_is_missing(
     assert same(states_of(source, ROWS), expected)
     assert states_of(source, []) == []
     with pytest.raises(AssertionError, match="was loaded"):
-        source.fill([*ROWS, interaction(99)])
+        source.compute_missing([*ROWS, interaction(99)])
 
 
 def test_answers_about_the_same_chunks_are_computed_together(source: FeatureSource) -> None:
@@ -131,7 +131,7 @@ def test_answers_about_the_same_chunks_are_computed_together(source: FeatureSour
         interaction(n).model_copy(update={"contexts": (chunks[n % 3],), "question": f"Question {n}?"})
         for n in range(15)
     ]
-    cost = source.fill(asked)
+    cost = source.compute_missing(asked)
     assert cost.forward_tokens < 0.5 * cost.pass_tokens
 
 
@@ -176,16 +176,16 @@ def test_a_run_that_dies_keeps_its_whole_shards(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        source.fill(ROWS, die)
+        source.compute_missing(ROWS, die)
     assert source.missing(ROWS) == 1
-    source.fill(ROWS)
+    source.compute_missing(ROWS)
     assert engine.work.passes == 9
 
 
 def test_progress_goes_from_nothing_to_all(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "SHARD_ROWS", 4)
     seen: list[tuple[int, int]] = []
-    source.fill(ROWS, lambda done, total: seen.append((done, total)))
+    source.compute_missing(ROWS, lambda done, total: seen.append((done, total)))
     assert seen == [(0, 9), (4, 9), (8, 9), (9, 9)]
 
 
@@ -217,10 +217,10 @@ LONG = interaction(1, "x" * 600, key="too-long")
 
 def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureSource, tmp_path: Path) -> None:
     refused = source.prepare(LONG)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, UnreadableRow)
     assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
     assert source.missing([ROWS[0], LONG]) == 1
-    source.fill([ROWS[0], LONG])
+    source.compute_missing([ROWS[0], LONG])
     source.save([ROWS[0], LONG], tmp_path / "table.safetensors")
     table = StateTable(tmp_path / "table.safetensors")
     assert table.lengths.tolist() == [len(ROWS[0].answer.encode()) + 1, 0]
@@ -234,8 +234,8 @@ def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) 
     assert isinstance(prepared, Prepared) and prepared.dropped == 3
     kept = row.model_copy(update={"contexts": chunks[:2]})
     assert dropping.keys([row]) == source.keys([kept])
-    assert isinstance(source.prepare(row), Refused)
-    assert isinstance(dropping.prepare(LONG), Refused)  # without any chunk it is too long still
+    assert isinstance(source.prepare(row), UnreadableRow)
+    assert isinstance(dropping.prepare(LONG), UnreadableRow)  # without any chunk it is too long still
 
 
 def test_a_few_rows_are_served_from_the_cache_or_computed_and_not_kept(source: FeatureSource, engine: Engine) -> None:
@@ -244,12 +244,12 @@ def test_a_few_rows_are_served_from_the_cache_or_computed_and_not_kept(source: F
     found = source.states([*ROWS[:4], LONG])
     assert engine.work.passes == 4
     assert same([row for row in found[:2] if isinstance(row, Tensor)], cached)
-    assert isinstance(found[4], Refused)
+    assert isinstance(found[4], UnreadableRow)
     assert sorted(Path(source.settings.features).rglob("*")) == files
 
 
 def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSource, tmp_path: Path) -> None:
-    source.fill(ROWS)
+    source.compute_missing(ROWS)
     source.save(ROWS, tmp_path / "one.safetensors")
     source.save(ROWS, tmp_path / "other.safetensors")
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
@@ -282,8 +282,12 @@ def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
 
 def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: FeatureSource) -> None:
     prepared = [p.request for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
-    asked = [replace(request, ask=ask) for request in prepared for ask in (States(1), States(3), NLL(("answer",)))]
-    cost = source.rows.fill(asked)
+    asked = [
+        replace(request, ask=ask)
+        for request in prepared
+        for ask in (HiddenStates(1), HiddenStates(3), NLL(("answer",)))
+    ]
+    cost = source.rows.compute_missing(asked)
     assert cost.rows == 3 * len(ROWS)
     assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
     assert len(list(Path(source.settings.features).glob("*/*.safetensors"))) == 3
@@ -308,7 +312,7 @@ def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSo
         replace(p.request, ask=ask)
         for p in map(source.prepare, rows)
         if isinstance(p, Prepared)
-        for ask in (States(1), States(2), States(3))
+        for ask in (HiddenStates(1), HiddenStates(2), HiddenStates(3))
     ]
     works = list(source.rows.shards(asked))
     assert sum(len(work.requests) for work in works) == 300
@@ -330,7 +334,7 @@ def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: Feature
 
 
 def test_bytes_written_are_those_of_the_states_and_a_header(source: FeatureSource) -> None:
-    cost = source.fill(ROWS)
+    cost = source.compute_missing(ROWS)
     tokens = sum(len(row.answer.encode()) + 1 for row in ROWS)
     (shard,) = Path(source.settings.features).rglob("*.safetensors")
     payload = tokens * WIDTH * 4

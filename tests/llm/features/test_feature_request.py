@@ -4,9 +4,9 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import Choices, Generate, Request, States
-from abstain.llm.features.compute import Together
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs, Request
+from abstain.llm.features.compute import ConcatRequests
+from abstain.llm.features.feature_request import FeatureRequest
 from tests.llm.signals.builders import interaction
 
 ONE = interaction(contexts=("first", "second", "third"))
@@ -14,20 +14,22 @@ ONE = interaction(contexts=("first", "second", "third"))
 
 @pytest.mark.parametrize(("chunks", "expected"), [(None, 3), (2, 2), (0, 0), (9, 3)])
 def test_only_the_best_chunks_are_in_the_prompt(chunks: int | None, expected: int) -> None:
-    texts = Reading(States(1), chunks=chunks).contexts(ONE)
+    texts = FeatureRequest(HiddenStates(1), chunks=chunks).contexts(ONE)
     assert texts == ["first", "second", "third"][:expected]
 
 
 def test_what_is_asked_after_an_answer_goes_on_from_its_own_pass() -> None:
-    answered = Reading(States(1)).render("rag-chatml-v1", "Why?", ["text"], "Because.")
-    asked = Reading(Choices(("Yes", "No")), "asked_after").render("rag-chatml-v1", "Why?", ["text"], "Because.")
+    answered = FeatureRequest(HiddenStates(1)).render("rag-chatml-v1", "Why?", ["text"], "Because.")
+    asked = FeatureRequest(NextTokenProbs(("Yes", "No")), "asked_after").render(
+        "rag-chatml-v1", "Why?", ["text"], "Because."
+    )
     assert asked[: len(answered)] == answered
     (question,) = asked[len(answered) :]
     assert question.literal and "Is the provided Response correct? Answer only Yes or No." in question.text
 
 
 def test_the_yes_score_is_asked_word_for_word_as_its_author_does() -> None:
-    pass_ = Reading(Generate(5), "yes_score").render("rag-chatml-v1", "Q?", ["C"], "R")
+    pass_ = FeatureRequest(Generate(5), "yes_score").render("rag-chatml-v1", "Q?", ["C"], "R")
     assert "".join(segment.text for segment in pass_) == (
         "Context: C\n\nQuestion: Q?\n\nResponse: R\n\nBased on the given Context and Question, answer this question:\n\n"
         "Is the provided Response correct? Answer only Yes or No.\n\nAnswer:\n"
@@ -37,24 +39,25 @@ def test_the_yes_score_is_asked_word_for_word_as_its_author_does() -> None:
 
 def test_both_questions_of_their_own_prompt_share_its_beginning() -> None:
     yes, probability = (
-        Reading(Generate(5), kind).render("rag-plain-v1", "Q?", ["C"], "R") for kind in ("yes_score", "probability")
+        FeatureRequest(Generate(5), kind).render("rag-plain-v1", "Q?", ["C"], "R")
+        for kind in ("yes_score", "probability")
     )
     assert yes[:-1] == probability[:-1] and "(0.0 to 1.0)" in probability[-1].text
 
 
 def test_a_layout_after_which_nothing_is_known_to_be_asked_is_named() -> None:
     with pytest.raises(AbstainError, match=r"no prompt layout|no prompt layout 'after-"):
-        Reading(Choices(("Yes",)), "asked_after").render("unknown", "Q?", [], "R")
+        FeatureRequest(NextTokenProbs(("Yes",)), "asked_after").render("unknown", "Q?", [], "R")
 
 
 def test_room_is_left_for_what_is_generated() -> None:
-    assert Reading(Generate(5), "yes_score").generated == 6 and Reading(States(1)).generated == 0
+    assert FeatureRequest(Generate(5), "yes_score").generated == 6 and FeatureRequest(HiddenStates(1)).generated == 0
 
 
 def test_parts_are_asked_for_together_in_their_order() -> None:
-    requests = [Request((Segment("answer", str(at)),), States(1), str(at)) for at in range(5)]
-    together = Together([requests[:2], [], requests[2:]])
+    requests = [Request((Segment("answer", str(at)),), HiddenStates(1), str(at)) for at in range(5)]
+    together = ConcatRequests([requests[:2], [], requests[2:]])
     assert [together[at] for at in range(len(together))] == requests
-    assert len(Together([])) == 0
+    assert len(ConcatRequests([])) == 0
     with pytest.raises(IndexError):
         together[5]

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from abstain.llm.features import store
-from abstain.llm.features.cache import FeatureCache, Space
+from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.maintenance import Pruned, Verified, prune, stats, verify
 from abstain.llm.features.shard import encode
 from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
@@ -20,7 +20,7 @@ OTHER = replace(SPACE, ask="Other()")
 DAY = timedelta(days=1)
 
 
-def written(root: Path, space: Space, of: Mapping[str, Tensor], days_ago: float = 0) -> Path:
+def written(root: Path, space: CacheNamespace, of: Mapping[str, Tensor], days_ago: float = 0) -> Path:
     """A shard in the cache, as if written then."""
     FeatureCache(root, space).put(of)
     file = root / encode(space, of)[0].name

@@ -13,24 +13,24 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, Choices, Perturb, Request, States
+from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Perturb, Request
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.features.shard_job import ASKS, Done, LocalRunner, ShardWork, compute
+from abstain.llm.features.shard_job import ASKS, JobStats, LocalRunner, ShardJob, compute
 from tests.llm.builders import save_tiny_model
 
 TEXTS = st.text(max_size=20)
 ASKED = st.sampled_from(
     [
-        States(2, "residual"),
-        States(3, "mlp"),
+        HiddenStates(2, "residual"),
+        HiddenStates(3, "mlp"),
         NLL(("answer",)),
-        Choices(("Yes", "No")),
+        NextTokenProbs(("Yes", "No")),
         Perturb("entropy", "iterative", 15, 5),
     ]
 )
 PASSES = st.lists(st.builds(Segment, TEXTS, TEXTS, st.booleans(), st.booleans()), min_size=1, max_size=4).map(tuple)
 REQUESTS = st.lists(st.builds(Request, PASSES, ASKED, TEXTS), max_size=4).map(tuple)
-WORKS = st.builds(ShardWork, TEXTS, TEXTS, TEXTS, st.integers(1, 9), REQUESTS)
+WORKS = st.builds(ShardJob, TEXTS, TEXTS, TEXTS, st.integers(1, 9), REQUESTS)
 
 
 def interaction(n: int) -> Interaction:
@@ -53,18 +53,18 @@ def source(tmp_path: Path) -> FeatureSource:
 
 
 @given(WORKS)
-def test_work_survives_json(work: ShardWork) -> None:
-    again = ShardWork.from_json(work.to_json())
+def test_work_survives_json(work: ShardJob) -> None:
+    again = ShardJob.from_json(work.to_json())
     assert again == work and again.name == work.name
 
 
 @given(WORKS, WORKS)
-def test_a_name_is_that_of_the_content(one: ShardWork, other: ShardWork) -> None:
+def test_a_name_is_that_of_the_content(one: ShardJob, other: ShardJob) -> None:
     assert (one.name == other.name) == (one == other)
 
 
 def test_a_name_is_the_same_on_every_machine() -> None:
-    work = ShardWork("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), States(2, "residual"), "i"),))
+    work = ShardJob("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), HiddenStates(2, "residual"), "i"),))
     assert work.name == "bcac11ee82c0c4ba79d76f643d22fee1"
     assert {"States", "NLL", "Choices", "Generate", "Perturb"} == ASKS.keys()
 
@@ -81,7 +81,7 @@ def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSour
     assert [done.rows for done in found] == [6]
     runner.close()
     assert source.missing(rows) == 0 and list(source.shards(rows)) == []
-    assert source.fill(rows) == Done(0, 0, 0)
+    assert source.compute_missing(rows) == JobStats(0, 0, 0)
 
 
 def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
@@ -89,7 +89,7 @@ def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
     features = Path(source.settings.features)
     compute(work, source.settings)
     first = {file: file.read_bytes() for file in features.rglob("*.safetensors")}
-    compute(ShardWork.from_json(work.to_json()), source.settings)
+    compute(ShardJob.from_json(work.to_json()), source.settings)
     assert {file: file.read_bytes() for file in features.rglob("*.safetensors")} == first
 
 

@@ -26,7 +26,7 @@ from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
-from abstain.llm.perturbation.text import Pieces, Step, perturbed, to_steps
+from abstain.llm.perturbation.text import PerturbationStep, Pieces, perturbed, to_steps
 from tests.llm.builders import tiny_model
 from tests.llm.signals.builders import word_tokenizer
 
@@ -136,13 +136,13 @@ def text_of(loaded: LoadedModel, text: str) -> Text:
     return encode(Pieces.of(loaded.tokenizer), chunk(text), allowed(loaded))
 
 
-def places_of(text: Text, steps: list[Step]) -> list[int]:
+def places_of(text: Text, steps: list[PerturbationStep]) -> list[int]:
     return [text.spans.index((step.segment, step.start, step.end)) for step in steps]
 
 
 def steps_of(
     engine: CausalEngine | PerturbationEngine, texts: Mapping[str, str | Pass], ask: Perturb
-) -> dict[str, list[Step]]:
+) -> dict[str, list[PerturbationStep]]:
     requests = {
         key: Request(chunk(text) if isinstance(text, str) else text, ask, f"text {key}") for key, text in texts.items()
     }
@@ -167,7 +167,7 @@ def assert_procedure(
     loaded: LoadedModel,
     text: Text,
     ask: Perturb,
-    steps: Sequence[Step],
+    steps: Sequence[PerturbationStep],
     score: Callable[[list[int]], list[float]],
     predict: Predict,
 ) -> None:
@@ -198,7 +198,7 @@ def assert_procedure(
         assert (step.before, step.after) == pytest.approx((before, after), abs=1e-3)
 
 
-def changed(loaded: LoadedModel, text: str, steps: list[Step]) -> str:
+def changed(loaded: LoadedModel, text: str, steps: list[PerturbationStep]) -> str:
     return perturbed(text, 0, steps, Pieces.of(loaded.tokenizer))
 
 

@@ -16,7 +16,7 @@ from abstain.llm.perturbation import causal, engines
 from abstain.llm.perturbation.causal import CausalProposer, best_others
 from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import encode
-from abstain.llm.perturbation.text import Pieces, Step
+from abstain.llm.perturbation.text import PerturbationStep, Pieces
 from tests.llm.builders import WINDOW, byte_tokenizer
 from tests.llm.perturbation.builders import (
     HOW,
@@ -43,7 +43,7 @@ def forward(loaded: LoadedModel, ids: list[int]) -> Tensor:
         return loaded.model(row).logits[0].float().log_softmax(-1)
 
 
-def assert_equal_steps(one: list[Step], other: list[Step]) -> None:
+def assert_equal_steps(one: list[PerturbationStep], other: list[PerturbationStep]) -> None:
     assert [step[:5] for step in one] == [step[:5] for step in other]
     for ours, theirs in zip(one, other, strict=True):
         assert ours[5:] == pytest.approx(theirs[5:], abs=1e-3)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from abstain.llm.perturbation.loop import allowed_tokens
-from abstain.llm.perturbation.text import Piece, Pieces, Step, diff, perturbed, shown, to_rows, to_steps
+from abstain.llm.perturbation.text import PerturbationStep, Piece, Pieces, diff, perturbed, shown, to_rows, to_steps
 from tests.llm.builders import byte_tokenizer
 from tests.llm.perturbation.builders import TEXTS, bpe_tokenizer, t5_tokenizer, wordpiece_tokenizer
 
 IDS = st.integers(0, 2**24)
 FLOATS = st.floats(-100, 0, width=32)
-STEPS = st.lists(st.builds(Step, st.integers(0, 40), IDS, IDS, IDS, IDS, FLOATS, FLOATS))
+STEPS = st.lists(st.builds(PerturbationStep, st.integers(0, 40), IDS, IDS, IDS, IDS, FLOATS, FLOATS))
 TOKENIZERS = [byte_tokenizer, bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer]
 
 
@@ -26,7 +26,7 @@ def token(tokenizer: Any, piece: str) -> int:
 
 
 @given(STEPS)
-def test_steps_survive_being_numbers(steps: list[Step]) -> None:
+def test_steps_survive_being_numbers(steps: list[PerturbationStep]) -> None:
     rows = to_rows(steps)
     assert rows.shape == (len(steps), 7) and rows.dtype == torch.float32
     again = to_steps(rows)
@@ -69,14 +69,18 @@ def test_spaces_are_those_of_the_new_token_or_else_of_the_text(
 ) -> None:
     tokenizer = make()
     start = text.index(old)
-    step = Step(0, start, start + len(old), 0, token(tokenizer, new), 0.0, 0.0)
+    step = PerturbationStep(0, start, start + len(old), 0, token(tokenizer, new), 0.0, 0.0)
     assert perturbed(text, 0, [step], Pieces.of(tokenizer)) == expected
 
 
 def test_a_diff_says_what_stayed_went_and_came() -> None:
     pieces = Pieces.of(bpe_tokenizer())
     text, card, e = "a lost card is lost", token(bpe_tokenizer(), "Ġcard"), token(bpe_tokenizer(), "e")
-    steps = [Step(2, 14, 19, 5, card, -1.0, -2.0), Step(0, 1, 6, 5, e, -1.0, -2.0), Step(2, 0, 1, 5, e, -1.0, -2.0)]
+    steps = [
+        PerturbationStep(2, 14, 19, 5, card, -1.0, -2.0),
+        PerturbationStep(0, 1, 6, 5, e, -1.0, -2.0),
+        PerturbationStep(2, 0, 1, 5, e, -1.0, -2.0),
+    ]
     assert diff(text, 2, steps, pieces) == [
         Piece("old", "a"),
         Piece("new", "e"),
@@ -117,5 +121,5 @@ def test_with_a_published_wordpiece_vocabulary_words_stay_apart() -> None:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     assert len(encoded["input_ids"]) == 11
     for first, last in encoded["offset_mapping"]:
-        step = Step(0, first, last, 0, token(tokenizer, "house"), 0.0, 0.0)
+        step = PerturbationStep(0, first, last, 0, token(tokenizer, "house"), 0.0, 0.0)
         assert perturbed(text, 0, [step], pieces) == text[:first] + "house" + text[last:]

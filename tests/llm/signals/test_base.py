@@ -8,10 +8,10 @@ import torch
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from abstain.llm.engine.requests import NLL, Choices, Generate, States
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, Scorer, Signal
-from abstain.llm.signals.compute_features import fill, read_answers, readings_of
+from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, read_answers
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import BASELINE, NORMAL, SIGNALS
 from abstain.llm.signals.verbalized import verbalized_signal
@@ -19,7 +19,7 @@ from abstain.llm.signals.yes_no import yes_no_signals
 from tests.llm.builders import byte_tokenizer, save_tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, labels
 
-ONE, TWO = Reading(NLL(("answer",))), Reading(Choices(("Yes",)))
+ONE, TWO = FeatureRequest(NLL(("answer",))), FeatureRequest(NextTokenProbs(("Yes",)))
 ROWS = [interaction(name=f"i-{n}", answer=answer) for n, answer in enumerate(("5 euros", "6 euros", "none"))]
 
 
@@ -63,7 +63,7 @@ def scorers() -> list[Scorer]:
 
 def test_what_several_scorers_need_is_asked_once() -> None:
     everyone = scorers()
-    asked = readings_of(everyone)
+    asked = feature_requests_of(everyone)
     assert len({scorer.name for scorer in everyone}) == len(everyone)
     assert len(asked) == len(set(asked)) == 5
     assert {NORMAL, BASELINE} < set(asked)
@@ -84,20 +84,20 @@ def test_readings_cost_less_together_than_apart_and_say_the_same(tiny: LLMParams
         for topic, text in zip(("fee", "loss"), TEXTS, strict=True)
     ]
     asked = [
-        Reading(States(2)),
-        Reading(States(3, "mlp")),
+        FeatureRequest(HiddenStates(2)),
+        FeatureRequest(HiddenStates(3, "mlp")),
         NORMAL,
         BASELINE,
-        Reading(Generate(3), "yes_score"),
-        Reading(Generate(3), "probability"),
+        FeatureRequest(Generate(3), "yes_score"),
+        FeatureRequest(Generate(3), "probability"),
     ]
     homes = [Settings(home=tmp_path / str(n), device="cpu", dtype="float32") for n in range(len(asked) + 1)]
-    apart = [fill(tiny, home, [(rows, [one])]) for home, one in zip(homes[1:], asked, strict=True)]
-    together = fill(tiny, homes[0], [(rows, asked)])
+    apart = [compute_missing(tiny, home, [(rows, [one])]) for home, one in zip(homes[1:], asked, strict=True)]
+    together = compute_missing(tiny, homes[0], [(rows, asked)])
     assert together.rows == sum(cost.rows for cost in apart) == len(rows) * len(asked)
     assert together.pass_tokens == sum(cost.pass_tokens for cost in apart)
     assert together.forward_tokens < 0.7 * sum(cost.forward_tokens for cost in apart)
-    assert fill(tiny, homes[0], [(rows, asked)]).forward_tokens == 0
+    assert compute_missing(tiny, homes[0], [(rows, asked)]).forward_tokens == 0
 
     at_once = read_answers(tiny, homes[0], rows, asked)
     for home, one in zip(homes[1:], asked, strict=True):

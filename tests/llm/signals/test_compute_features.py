@@ -8,9 +8,9 @@ import torch
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import Choices, Generate, States
-from abstain.llm.features.feature_request import Reading
-from abstain.llm.signals.compute_features import COUNTED, fill, forward_tokens, read_answers, requests_of
+from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.signals.compute_features import COUNTED, compute_missing, forward_tokens, read_answers, requests_of
 from abstain.llm.signals.counterfactuals import context_removed
 from abstain.llm.signals.likelihood import BASELINE, NORMAL
 from tests.llm.builders import LAYERS, save_tiny_model
@@ -19,8 +19,8 @@ from tests.tolerance import assert_near
 
 CONTEXT = "The annual fee of the gold card is 5 euros."
 ROW = interaction("5 euros", [CONTEXT], "What is the fee?")
-ASKED_AFTER = Reading(Choices(("Y", "N")), "asked_after")
-PROBE = Reading(States(1))
+ASKED_AFTER = FeatureRequest(NextTokenProbs(("Y", "N")), "asked_after")
+PROBE = FeatureRequest(HiddenStates(1))
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,16 @@ WHOLE = INSTRUCTION + len(CONTEXT) + REST + len("What is the fee?") + len("5 eur
 
 
 def test_a_token_counts_for_the_layers_that_it_goes_through(params: LLMParams, settings: Settings) -> None:
-    def cost(*readings: Reading) -> float:
+    def cost(*readings: FeatureRequest) -> float:
         return forward_tokens(params, settings, [ROW], readings)
 
     assert cost(PROBE) == WHOLE * 1 / LAYERS
-    assert cost(PROBE, Reading(States(3, "mlp"))) == WHOLE * 3 / LAYERS
+    assert cost(PROBE, FeatureRequest(HiddenStates(3, "mlp"))) == WHOLE * 3 / LAYERS
     assert cost(NORMAL) == cost(NORMAL, PROBE) == WHOLE
 
 
 def test_what_two_passes_begin_with_counts_once(params: LLMParams, settings: Settings) -> None:
-    def cost(*readings: Reading) -> float:
+    def cost(*readings: FeatureRequest) -> float:
         return forward_tokens(params, settings, [ROW], readings)
 
     question = literal("questions", "after-rag-plain-v1", "ask")
@@ -67,10 +67,10 @@ def test_what_two_passes_begin_with_counts_once(params: LLMParams, settings: Set
 
 
 def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> None:
-    def cost(*readings: Reading) -> float:
+    def cost(*readings: FeatureRequest) -> float:
         return forward_tokens(params, settings, [ROW], readings)
 
-    yes, number = (Reading(Generate(n), kind) for n, kind in ((5, "yes_score"), (12, "probability")))
+    yes, number = (FeatureRequest(Generate(n), kind) for n, kind in ((5, "yes_score"), (12, "probability")))
     prompts = {
         kind: sum(
             len(s.text.encode()) for s in load_layout(kind, "questions").render(ROW.question, [CONTEXT], ROW.answer)
@@ -87,7 +87,7 @@ def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> No
 
 def test_it_is_what_the_engine_runs_for_one_answer(params: LLMParams, settings: Settings) -> None:
     readings = [NORMAL, BASELINE, ASKED_AFTER]
-    done = fill(params, settings, [([ROW], readings)])
+    done = compute_missing(params, settings, [([ROW], readings)])
     assert done.rows == 3 and done.forward_tokens == forward_tokens(params, settings, [ROW], readings)
 
 
@@ -109,10 +109,10 @@ def test_all_that_is_asked_is_filled_at_once_and_only_once(params: LLMParams, se
     asked = [(rows, (PROBE, NORMAL)), (context_removed(rows[:2]), (PROBE,)), (rows[2:], (NORMAL,))]
     assert len(requests_of(params, settings, asked)) == 12
     seen: list[tuple[int, int]] = []
-    done = fill(params, settings, asked, lambda part, whole: seen.append((part, whole)))
+    done = compute_missing(params, settings, asked, lambda part, whole: seen.append((part, whole)))
     assert done.rows == 10, "the last two rows' NLLs were asked for twice"
     assert (seen[0], seen[-1]) == ((0, 10), (10, 10))
-    again = fill(params, settings, asked, lambda part, whole: pytest.fail("there was nothing to do"))
+    again = compute_missing(params, settings, asked, lambda part, whole: pytest.fail("there was nothing to do"))
     assert (again.rows, again.forward_tokens) == (0, 0)
 
 

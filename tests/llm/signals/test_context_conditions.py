@@ -21,7 +21,7 @@ from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.nll import ENTROPIES, SEGMENTS, STATISTICS
 from abstain.llm.features.shard_job import row_key
 from abstain.llm.signals.compute_features import requests_of
-from abstain.llm.signals.context_conditions import Conditions
+from abstain.llm.signals.context_conditions import ContextConditions
 from tests.llm.builders import WINDOW, save_tiny_model, tiny_model
 from tests.llm.perturbation.builders import model_of, save
 from tests.llm.signals.builders import TEXTS, interaction
@@ -47,9 +47,9 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
 
 
-def conditions(base: Path, settings: Settings, **how: Any) -> Conditions:
+def conditions(base: Path, settings: Settings, **how: Any) -> ContextConditions:
     params = LLMParams(model=str(base), layout=LAYOUT, layer=1, site="residual", too_long="refuse")
-    return Conditions(params, PerturbationParams(**HOW | how), settings)
+    return ContextConditions(params, PerturbationParams(**HOW | how), settings)
 
 
 def explicit_sources(loaded: LoadedModel, layout: str, row: Interaction, condition: str) -> dict[str, np.ndarray]:
@@ -117,13 +117,13 @@ def test_what_was_filled_is_not_computed_again(model: Path, settings: Settings) 
     # Of four rows five segments under N_c and P_c, four under B_c; three have a context to be perturbed.
     every = 4 * 5 + 4 * 4 + 4 * 5
     assert asked.missing(ROWS)[0] == 3 + every and len(asked.known(ROWS)) == 1
-    perturbing, reading = asked.fill(ROWS, lambda part, whole: seen.append((part, whole)))
+    perturbing, reading = asked.compute_missing(ROWS, lambda part, whole: seen.append((part, whole)))
     requests = requests_of(asked.llm, settings, asked.known(ROWS))
     different = {(request.ask, row_key(request)) for at in range(len(requests)) if (request := requests[at])}
     assert (perturbing.rows, reading.rows, len(requests)) == (3, len(different), every)
     assert perturbing.forward_tokens > 0 and 3 * reading.forward_tokens < reading.pass_tokens
     assert (3, 3) in seen and seen[-1] == (reading.rows, reading.rows)
-    again = conditions(model, settings).fill(ROWS)
+    again = conditions(model, settings).compute_missing(ROWS)
     assert [done.rows for done in again] == [0, 0] and asked.missing(ROWS) == (3 + every, 0)
     pd.testing.assert_frame_equal(asked.table(ROWS), conditions(model, settings).table(ROWS))
 
@@ -198,8 +198,8 @@ def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
     where: str, float32_settings: Settings
 ) -> None:
     llm = LLMParams(model="smollm2-135m-instruct", layout="qa-chatml-v1", layer=1, site="residual", too_long="refuse")
-    asked = Conditions(llm, PerturbationParams(**HOW | {"where": where, "tokens": 15}), float32_settings)
-    perturbing, _ = asked.fill(REAL)
+    asked = ContextConditions(llm, PerturbationParams(**HOW | {"where": where, "tokens": 15}), float32_settings)
+    perturbing, _ = asked.compute_missing(REAL)
     assert perturbing.rows == 1, "both questions are about one paragraph"
     table = asked.table(REAL)
     assert asked.perturber.count(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
@@ -219,7 +219,7 @@ def test_another_family_perturbs_for_the_embedded_model(real_settings: Settings,
     settings = Settings(home=tmp_path / "home", device="cpu", dtype="bfloat16")
     llm = LLMParams(model="smollm2-135m-instruct", layout="qa-chatml-v1", layer=1, site="residual", too_long="refuse")
     how = PerturbationParams(**HOW | {"model": "gemma3-270m", "tokens": 10})
-    asked = Conditions(llm, how, settings)
+    asked = ContextConditions(llm, how, settings)
     ((one, two),) = asked.perturber.perturb(REAL)
     (parts,) = asked.perturber.diffs(REAL[0])
     new = "".join(part.text for part in parts if part.kind != "old")

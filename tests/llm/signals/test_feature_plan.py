@@ -2,45 +2,52 @@ from __future__ import annotations
 
 from abstain.config.params import load_params
 from abstain.config.settings import Settings
-from abstain.llm.engine.requests import NLL, States
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.engine.requests import NLL, HiddenStates
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Signal
 from abstain.llm.signals.context_conditions import baseline, normal
-from abstain.llm.signals.feature_plan import Labelled, Listening, conditions, everything, served, swept
+from abstain.llm.signals.feature_plan import (
+    LabelledAnswers,
+    ProbeSite,
+    all_feature_requests,
+    conditions,
+    served_site,
+    sweep_sites,
+)
 from tests.conftest import ROOT
 from tests.llm.signals.builders import interaction
 
 PARAMS = load_params(ROOT / "params.yaml")
-SURPRISE = Reading(NLL(("answer",)))
+SURPRISE = FeatureRequest(NLL(("answer",)))
 SIGNALS = [Signal("a", (SURPRISE,), lambda _, found: 0.5), Signal("b", (SURPRISE,), lambda _, found: 0.5)]
 
 
 def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> None:
-    places = swept(PARAMS)
-    here = served(PARAMS)
-    grid = {Listening(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
-    chunks = {Listening(here.layer, here.site, k) for k in PARAMS.sweep.contexts}
+    places = sweep_sites(PARAMS)
+    here = served_site(PARAMS)
+    grid = {ProbeSite(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
+    chunks = {ProbeSite(here.layer, here.site, k) for k in PARAMS.sweep.contexts}
     assert set(places) == (grid | chunks) - {here} and len(places) == len(set(places))
 
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
-    (labelled, readings), *audits = everything(PARAMS, SIGNALS, Labelled(rows, rows[:1]))
+    (labelled, readings), *audits = all_feature_requests(PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1]))
     unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
     assert labelled == rows and len(readings) == len(set(readings))
-    assert {served(PARAMS).reading, SURPRISE} <= set(readings)
-    assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(swept(PARAMS))
+    assert {served_site(PARAMS).reading, SURPRISE} <= set(readings)
+    assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(sweep_sites(PARAMS))
     assert [len(changed) for changed, _ in audits] == [1, 1]
-    assert all(set(of) == {served(PARAMS).reading, SURPRISE, *unperturbed} for _, of in audits)
+    assert all(set(of) == {served_site(PARAMS).reading, SURPRISE, *unperturbed} for _, of in audits)
 
 
 def test_without_regressors_nothing_is_asked_for_them() -> None:
     none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
-    labelled = Labelled([interaction()], [])
-    (_, readings), *_ = everything(none, SIGNALS, labelled)
-    assert set(readings) == {served(none).reading, SURPRISE, *(place.reading for place in swept(none))}
+    labelled = LabelledAnswers([interaction()], [])
+    (_, readings), *_ = all_feature_requests(none, SIGNALS, labelled)
+    assert set(readings) == {served_site(none).reading, SURPRISE, *(place.reading for place in sweep_sites(none))}
     assert conditions(none, Settings(), labelled)[1] == []
-    changed = Labelled([interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")])
+    changed = LabelledAnswers([interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")])
     assert [row.interaction_id for row in conditions(PARAMS, Settings(), changed)[1]] == [
         "i-0",
         *("i-1", "i-2"),  # without their contexts
@@ -49,5 +56,5 @@ def test_without_regressors_nothing_is_asked_for_them() -> None:
 
 
 def test_a_place_is_a_reading_of_answer_and_eos() -> None:
-    reading = Listening(8, "mlp", 1).reading
-    assert reading.ask == States(8, "mlp", ("answer", "eos")) and reading.chunks == 1
+    reading = ProbeSite(8, "mlp", 1).reading
+    assert reading.ask == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from abstain.core.contracts import Feedback, Interaction, Review
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.record_keys import Stored
 
 INTERACTIONS = {
@@ -44,14 +44,14 @@ class Frames:
     reviews: pd.DataFrame
 
 
-def read_frames(store: Store) -> Frames:
+def read_frames(store: DataStore) -> Frames:
     """The columns of everything in `store`. Raises `AbstainError` naming file and line of a broken row."""
     return Frames(
         _frame(store, Interaction, INTERACTIONS), _frame(store, Feedback, FEEDBACK), _frame(store, Review, REVIEWS)
     )
 
 
-def _frame(store: Store, contract: type[Stored], columns: dict[str, str]) -> pd.DataFrame:
+def _frame(store: DataStore, contract: type[Stored], columns: dict[str, str]) -> pd.DataFrame:
     parts = [_part(store.part_rows(path, contract), columns, path.stem) for path in store.parts(contract)]
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in columns.items()})
     return pd.concat(parts, ignore_index=True) if parts else empty

@@ -36,9 +36,9 @@ from abstain.core.contracts import Chunk, Interaction, Row, Text
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.timestamps import Timestamp
-from abstain.data.store.key_index import Index, IndexedFile, read_lines
+from abstain.data.store.key_index import IndexedWriter, KeyIndex, read_lines
 from abstain.data.store.profile import Profile
-from abstain.data.store.record_keys import TABLES, Line
+from abstain.data.store.record_keys import TABLES, Record
 
 R = TypeVar("R", bound=Row)
 
@@ -69,7 +69,7 @@ class DocumentVersion(Row):
     state: Literal["current", "removed"]
 
 
-class Batch(Row):
+class IngestedBatch(Row):
     """What one ingest accepted: how many rows of each table, and how its interactions are written."""
 
     batch: Text
@@ -79,14 +79,14 @@ class Batch(Row):
     profile: Profile = Profile()
 
 
-class Forgotten(Row):
+class ErasedUsers(Row):
     """Who asked to be forgotten: pseudonyms of users, and the interactions (identities, hex) that went with them."""
 
     users: tuple[str, ...] = ()
     interactions: tuple[str, ...] = ()
 
 
-class Store:
+class DataStore:
     """The read side of a data folder; a missing folder or file has no rows."""
 
     def __init__(self, folder: Path) -> None:
@@ -128,17 +128,17 @@ class Store:
         """The chunks of all documents, tombstones among them."""
         return read_rows(self.folder / "chunks.jsonl", Chunk)
 
-    def batches(self) -> tuple[Batch, ...]:
-        return tuple(read_rows(self.folder / "batches.jsonl", Batch))
+    def batches(self) -> tuple[IngestedBatch, ...]:
+        return tuple(read_rows(self.folder / "batches.jsonl", IngestedBatch))
 
     def held(self) -> dict[str, Path]:
         """The files of thumbs and reviews whose interaction is not known yet, by table."""
         files = {table: self.folder / "held" / f"{table}.jsonl" for table in ("feedback", "reviews")}
         return {table: path for table, path in files.items() if path.exists()}
 
-    def index(self) -> Index:
+    def index(self) -> KeyIndex:
         """Every stored row of the three tables, by identity."""
-        index = Index()
+        index = KeyIndex()
         for contract, table in TABLES.items():
             for part in self.parts(contract):
                 index.add_file(table, part)
@@ -150,12 +150,12 @@ class Store:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return state
 
-    def forgotten(self) -> Forgotten:
+    def forgotten(self) -> ErasedUsers:
         """Whose rows are refused."""
         path = self.folder / "forgotten.json"
-        return Forgotten.model_validate_json(path.read_bytes()) if path.exists() else Forgotten()
+        return ErasedUsers.model_validate_json(path.read_bytes()) if path.exists() else ErasedUsers()
 
-    def require_interactions(self) -> Store:
+    def require_interactions(self) -> DataStore:
         """This store, for a stage that has nothing to do without interactions: then an `AbstainError`."""
         if not self.parts(Interaction):
             raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
@@ -169,11 +169,11 @@ class Staging:
     that begins with a dot is scratch and never moved.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DataStore) -> None:
         self._store = store
         numbers = [int(part.stem) for contract in TABLES for part in store.parts(contract)]
         self.batch = f"{max(numbers, default=0) + 1:06d}"
-        self._parts: dict[str, IndexedFile] = {}
+        self._parts: dict[str, IndexedWriter] = {}
         self._gone: list[Path] = []
 
     def __enter__(self) -> Staging:
@@ -192,12 +192,12 @@ class Staging:
         """New rows by table."""
         return {table: self._parts[table].rows if table in self._parts else 0 for table in TABLES.values()}
 
-    def append(self, lines: Iterable[Line], index: Index) -> None:
+    def append(self, lines: Iterable[Record], index: KeyIndex) -> None:
         """Add accepted rows to this batch's parts, and to `index`, from where they can be read again at once."""
         for line in lines:
             table = TABLES[type(line.row)]
             if table not in self._parts:
-                self._parts[table] = IndexedFile(self.folder / table / f"{self.batch}.jsonl", table, index)
+                self._parts[table] = IndexedWriter(self.folder / table / f"{self.batch}.jsonl", table, index)
             self._parts[table].append(line)
         for part in self._parts.values():
             part.flush()

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
-from abstain.data.store.record_keys import Glance, Line, Stored, glance, interaction_identity, moment_of
+from abstain.data.store.record_keys import Record, RecordKey, Stored, interaction_identity, moment_of, parse_key
 
 CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
 
@@ -28,7 +28,7 @@ AT_ONCE = 20_000
 _PACKED = struct.Struct("<16sqIQI")
 
 
-class Entry(NamedTuple):
+class KnownRow(NamedTuple):
     """A known row: digest of its content, moment (microseconds), and where its line lies."""
 
     content: bytes
@@ -38,8 +38,8 @@ class Entry(NamedTuple):
     length: int
 
 
-class Index:
-    """Identity -> `Entry`. Rows are added file by file, in order of arrival; the first of an identity stays."""
+class KeyIndex:
+    """Identity -> `KnownRow`. Rows are added file by file, in order of arrival; the first of an identity stays."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes] = {}
@@ -53,7 +53,7 @@ class Index:
         number = self.open_file(table, path)
         for line_number, (offset, text) in enumerate(read_lines(path), start=1):
             try:
-                found = glance(table, text)
+                found = parse_key(table, text)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise AbstainError(
                     f"{path} line {line_number}: no row of {table}: restore data/ with `dvc checkout`"
@@ -65,19 +65,19 @@ class Index:
         self._files.append((table, path))
         return len(self._files) - 1
 
-    def add(self, row: Glance | Line, file: int, offset: int, length: int) -> None:
+    def add(self, row: RecordKey | Record, file: int, offset: int, length: int) -> None:
         self._entries.setdefault(row.identity, _PACKED.pack(row.content, row.moment, file, offset, length))
 
-    def find(self, identity: bytes) -> Entry | None:
+    def find(self, identity: bytes) -> KnownRow | None:
         packed = self._entries.get(identity)
-        return None if packed is None else Entry(*_PACKED.unpack(packed))
+        return None if packed is None else KnownRow(*_PACKED.unpack(packed))
 
     def asked_at(self, interaction_id: str) -> datetime | None:
         """When an interaction was asked; None where it is not known."""
         found = self.find(interaction_identity(interaction_id))
         return None if found is None else moment_of(found.moment)
 
-    def read(self, entry: Entry) -> Stored:
+    def read(self, entry: KnownRow) -> Stored:
         """The row itself, read from its file."""
         table, path = self._files[entry.file]
         with path.open("rb") as file:
@@ -85,16 +85,16 @@ class Index:
             return CONTRACTS[table].model_validate_json(file.read(entry.length))
 
 
-class IndexedFile:
+class IndexedWriter:
     """A file of one table that is being written: each row is in the index at once, and can be read after `flush`."""
 
-    def __init__(self, path: Path, table: str, index: Index) -> None:
+    def __init__(self, path: Path, table: str, index: KeyIndex) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._index, self._number, self._file = index, index.open_file(table, path), path.open("wb")
         self.rows = 0
 
-    def append(self, line: Line) -> None:
+    def append(self, line: Record) -> None:
         self._index.add(line, self._number, self._file.tell(), len(line.text))
         self._file.write(line.text + b"\n")
         self.rows += 1

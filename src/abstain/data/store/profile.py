@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field
 
 from abstain.core.contracts import Interaction, Row
-from abstain.data.store.record_keys import Line
+from abstain.data.store.record_keys import Record
 
 TEXTS = 1_000
 """Texts of each kind whose language is told, a batch."""
@@ -59,7 +59,7 @@ class Profiler:
         self._lengths: dict[str, Counter[str]] = {name: Counter() for name in LENGTHS}
         self._sample: list[tuple[int, str, str]] = []
 
-    def add(self, line: Line) -> None:
+    def add(self, line: Record) -> None:
         """Count `line`, which holds an interaction."""
         row = line.row
         assert isinstance(row, Interaction)
@@ -82,7 +82,7 @@ class Profiler:
         return Profile(rows=self._rows, counts={name: dict(sorted(found.items())) for name, found in counts.items()})
 
 
-def batch_profile(lines: Iterable[Line]) -> Profile:
+def batch_profile(lines: Iterable[Record]) -> Profile:
     """The profile of a batch's interactions."""
     profiler = Profiler()
     for line in lines:

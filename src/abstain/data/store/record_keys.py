@@ -23,8 +23,8 @@ TABLES: dict[type[Row], str] = {Interaction: "interactions", Feedback: "feedback
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Line(NamedTuple):
-    """One row with its canonical line (without the line break), its digests, and its moment as in `Glance`."""
+class Record(NamedTuple):
+    """One row with its canonical line (without the line break), its digests, and its moment as in `RecordKey`."""
 
     row: Stored
     text: bytes
@@ -39,7 +39,7 @@ class Line(NamedTuple):
         return name if isinstance(self.row, Interaction) else f"{name}/{self.content.hex()[:12]}"
 
 
-class Glance(NamedTuple):
+class RecordKey(NamedTuple):
     """What an index keeps of a stored line, without making a row of it; `moment` in microseconds since 1970."""
 
     identity: bytes
@@ -47,32 +47,32 @@ class Glance(NamedTuple):
     moment: int
 
 
-def line_of(row: Stored) -> Line:
+def line_of(row: Stored) -> Record:
     """`row` as it is stored."""
     text = row.canonical().encode()
     content = _digest(text)
     key = row.interaction_id
     match row:
         case Interaction():
-            return Line(row, text, interaction_identity(key), content, microseconds(row.asked_at))
+            return Record(row, text, interaction_identity(key), content, microseconds(row.asked_at))
         case Feedback():
             moment = microseconds(row.given_at)
-            return Line(row, text, _reply(b"f", key, moment, row.user, content), content, moment)
+            return Record(row, text, _reply(b"f", key, moment, row.user, content), content, moment)
         case Review():
             moment = microseconds(row.reviewed_at)
-            return Line(row, text, _reply(b"r", key, moment, row.reviewer, content), content, moment)
+            return Record(row, text, _reply(b"r", key, moment, row.reviewer, content), content, moment)
 
 
-def glance(table: str, text: bytes) -> Glance:
+def parse_key(table: str, text: bytes) -> RecordKey:
     """The digests of a stored line of `table`. Raises `ValueError` or `KeyError` for a line that is none."""
     fields: Mapping[str, Any] = json.loads(text)
     content = _digest(text)
     key = fields["interaction_id"]
     if table == "interactions":
-        return Glance(interaction_identity(key), content, microseconds(datetime.fromisoformat(fields["asked_at"])))
+        return RecordKey(interaction_identity(key), content, microseconds(datetime.fromisoformat(fields["asked_at"])))
     at, who = ("given_at", "user") if table == "feedback" else ("reviewed_at", "reviewer")
     moment = microseconds(datetime.fromisoformat(fields[at]))
-    return Glance(_reply(table[:1].encode(), key, moment, fields[who], content), content, moment)
+    return RecordKey(_reply(table[:1].encode(), key, moment, fields[who], content), content, moment)
 
 
 def interaction_identity(interaction_id: str) -> bytes:

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Chunk, Document
-from abstain.data.store.key_index import Index
-from abstain.data.store.record_keys import Line
+from abstain.data.store.key_index import KeyIndex
+from abstain.data.store.record_keys import Record
 
 Severity = Literal["error", "warning"]
 
@@ -29,7 +29,7 @@ TABLES = ("interactions", "feedback", "reviews", "documents", "chunks")
 
 
 @dataclass(frozen=True)
-class Check:
+class Expectation:
     """One expectation on one column; `reason` is told of a row that fails.
 
     In it, `{value}` is what the row held, `{percent}` that as a share, and `{row}` its name.
@@ -45,12 +45,12 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ValidatedRows:
     """What is checked together: a batch that arrives, or a part of the data folder."""
 
-    interactions: Sequence[Line] = ()
-    feedback: Sequence[Line] = ()
-    reviews: Sequence[Line] = ()
+    interactions: Sequence[Record] = ()
+    feedback: Sequence[Record] = ()
+    reviews: Sequence[Record] = ()
     documents: Sequence[Document] = ()
     chunks: Sequence[Chunk] = ()
 
@@ -59,25 +59,25 @@ class Rows:
 class Known:
     """What was there before: rows by identity, every document that ever was, the chunks that can be retrieved."""
 
-    index: Index
+    index: KeyIndex
     doc_ids: Set[str] = frozenset()
     chunk_ids: Set[str] = frozenset()
 
 
-def present(column: str) -> Check:
-    return Check(column, "ExpectColumnValuesToNotBeNull", f"{column}: this field is empty")
+def present(column: str) -> Expectation:
+    return Expectation(column, "ExpectColumnValuesToNotBeNull", f"{column}: this field is empty")
 
 
-def unique(column: str, reason: str) -> Check:
-    return Check(column, "ExpectColumnValuesToBeUnique", reason)
+def unique(column: str, reason: str) -> Expectation:
+    return Expectation(column, "ExpectColumnValuesToBeUnique", reason)
 
 
-def one_of(column: str, values: list[Any], reason: str, severity: Severity = "error") -> Check:
-    return Check(column, "ExpectColumnValuesToBeInSet", reason, severity, {"value_set": values})
+def one_of(column: str, values: list[Any], reason: str, severity: Severity = "error") -> Expectation:
+    return Expectation(column, "ExpectColumnValuesToBeInSet", reason, severity, {"value_set": values})
 
 
-def between(column: str, reason: str, severity: Severity = "error", **bounds: Any) -> Check:
-    return Check(column, "ExpectColumnValuesToBeBetween", reason, severity, bounds)
+def between(column: str, reason: str, severity: Severity = "error", **bounds: Any) -> Expectation:
+    return Expectation(column, "ExpectColumnValuesToBeBetween", reason, severity, bounds)
 
 
 def percent(share: float) -> str:
@@ -85,24 +85,24 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Check:
+def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
     limit = params.max_text_chars
     reason = f"{name}: {{value}} characters, {limit} allowed (validation.max_text_chars)"
     return between(column or f"{name}_chars", reason, max_value=limit)
 
 
-def _not_ahead(name: str, params: ValidationParams) -> Check:
+def _not_ahead(name: str, params: ValidationParams) -> Expectation:
     skew = params.max_clock_skew_seconds
     reason = f"{name}: {{value}} s in the future, {skew:g} allowed (validation.max_clock_skew_seconds)"
     return between(f"{name}_seconds_ahead", reason, max_value=skew)
 
 
-def _new(column: str, reason: str) -> tuple[Check, Check]:
+def _new(column: str, reason: str) -> tuple[Expectation, Expectation]:
     """Neither twice in this batch nor in an earlier one."""
     return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
 
 
-def _timely(name: str, params: ValidationParams) -> list[Check]:
+def _timely(name: str, params: ValidationParams) -> list[Expectation]:
     days = params.max_feedback_delay_days
     late = f"{name}: {{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
     skew = params.max_clock_skew_seconds / 86400
@@ -115,7 +115,7 @@ def _timely(name: str, params: ValidationParams) -> list[Check]:
 
 def suites(
     params: ValidationParams, *, with_documents: bool, unknown_contexts: Severity = "error"
-) -> dict[str, tuple[Check, ...]]:
+) -> dict[str, tuple[Expectation, ...]]:
     """The expectations by table. Without any documents, contexts are not checked against them.
 
     `unknown_contexts` is how severe it is that no document holds one: rows that were accepted before there was a

@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from abstain.core.contracts import Feedback, Interaction, Review, document_of
-from abstain.data.store.record_keys import Line, moment_of
-from abstain.data.validation.checks import Known, Rows
+from abstain.data.store.record_keys import Record, moment_of
+from abstain.data.validation.checks import Known, ValidatedRows
 
 Table = list[dict[str, Any]]
 
 
-def tables(rows: Rows, known: Known, now: datetime) -> dict[str, Table]:
+def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]:
     """The columns that the expectations look at; `row` is the key of the row they belong to."""
     asked = {line.row.interaction_id: moment_of(line.moment) for line in rows.interactions}
     chunk_counts = Counter(chunk.doc_id for chunk in rows.chunks if chunk.removed_at is None)
 
-    def reply(line: Line, at: str) -> dict[str, Any]:
+    def reply(line: Record, at: str) -> dict[str, Any]:
         """The columns that feedback and reviews share."""
         row = line.row
         asked_at = asked.get(row.interaction_id) or known.index.asked_at(row.interaction_id)
@@ -76,7 +76,7 @@ def tables(rows: Rows, known: Known, now: datetime) -> dict[str, Table]:
     }
 
 
-def _interaction(line: Line, known: Known, now: datetime) -> dict[str, Any]:
+def _interaction(line: Record, known: Known, now: datetime) -> dict[str, Any]:
     row = line.row
     assert isinstance(row, Interaction)
     cited = [context.chunk_id for context in row.contexts]

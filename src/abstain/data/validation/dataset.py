@@ -6,27 +6,27 @@ from datetime import datetime
 from typing import Any
 
 from abstain.config.params import ValidationParams
-from abstain.data.store.dataset import Store
-from abstain.data.store.key_index import AT_ONCE, CONTRACTS, Index, batched
+from abstain.data.store.dataset import DataStore
+from abstain.data.store.key_index import AT_ONCE, CONTRACTS, KeyIndex, batched
 from abstain.data.store.record_keys import line_of
-from abstain.data.validation.checks import TABLES, Known, Rows
+from abstain.data.validation.checks import TABLES, Known, ValidatedRows
 from abstain.data.validation.results import ValidationResult
 from abstain.data.validation.runner import validate
 from abstain.knowledge.documents.reader import read_documents
 
 
-def validate_store(store: Store, params: ValidationParams, now: datetime) -> ValidationResult:
+def validate_store(store: DataStore, params: ValidationParams, now: datetime) -> ValidationResult:
     """Check everything in `store`, `AT_ONCE` rows in memory at a time, each against all that came before it.
 
     Raises `AbstainError` naming file and line of a row that breaks its contract.
     """
     chunks = tuple(store.chunks())
     known = Known(
-        Index(),
+        KeyIndex(),
         {version.doc_id for version in store.versions()},
         {chunk.chunk_id for chunk in chunks if chunk.removed_at is None},
     )
-    handbook = Rows(documents=tuple(read_documents(store.document_files())), chunks=chunks)
+    handbook = ValidatedRows(documents=tuple(read_documents(store.document_files())), chunks=chunks)
     found = ValidationResult.merge([ValidationResult(dict.fromkeys(TABLES, 0)), validate(handbook, known, params, now)])
     del chunks, handbook
     for table, contract in CONTRACTS.items():
@@ -35,7 +35,7 @@ def validate_store(store: Store, params: ValidationParams, now: datetime) -> Val
             number = known.index.open_file(table, part)
             for block in batched(lines, AT_ONCE):
                 rows: dict[str, Any] = {table: block}
-                result = validate(Rows(**rows), known, params, now, unknown_contexts="warning")
+                result = validate(ValidatedRows(**rows), known, params, now, unknown_contexts="warning")
                 found = ValidationResult.merge([found, result])
                 for line in block:  # where it lies does not matter here: nothing is read again
                     known.index.add(line, number, 0, len(line.text))

@@ -20,7 +20,7 @@ import pandas as pd
 
 from abstain.config.params import QualityParams
 from abstain.core.contracts import Interaction
-from abstain.data.validation.checks import Check, Severity, between, one_of, percent
+from abstain.data.validation.checks import Expectation, Severity, between, one_of, percent
 from abstain.data.validation.runner import ValidationResult, run_suites
 
 SIDES = {"train": "train", "validation": "validation", "holdout": "the hold-out", "newest": "the hold-out"}
@@ -100,14 +100,14 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _suites(params: QualityParams) -> dict[str, tuple[Check, ...]]:
+def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
     low, experts = params.min_class_share, params.min_expert_share
 
-    def at_most(column: str, name: str, says: str, severity: Severity = "warning") -> Check:
+    def at_most(column: str, name: str, says: str, severity: Severity = "warning") -> Expectation:
         bound = getattr(params, name)
         return between(column, f"{says}, {percent(bound)} allowed (quality.{name})", severity, max_value=bound)
 
-    def expected(column: str, name: str, says: str, **bounds: float) -> Check:
+    def expected(column: str, name: str, says: str, **bounds: float) -> Expectation:
         wanted = " to ".join(percent(bound) for bound in bounds.values())
         return between(column, f"{says}, {wanted} expected (quality.{name})", "warning", **bounds)
 

@@ -3,7 +3,7 @@
 Three decisions:
 
 * One mechanism for everything that is judged: rows, the training table, the figures that drift is told by. A table of
-  plain columns, a suite of `Check`s, `run_suites`.
+  plain columns, a suite of `Expectation`s, `run_suites`.
 * Great Expectations is imported inside the one function that needs it: it costs seconds, and most commands
   never validate.
 * `batch.validate` on an ephemeral context, without a checkpoint: nothing is stored or sent, and the failing
@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from abstain.config.params import ValidationParams
-from abstain.data.validation.checks import Check, Known, Rows, Severity, percent, suites
+from abstain.data.validation.checks import Expectation, Known, Severity, ValidatedRows, percent, suites
 from abstain.data.validation.columns import Table, tables
 from abstain.data.validation.results import SAMPLE, CheckResult, ValidationResult
 
@@ -34,7 +34,7 @@ Failing = list[tuple[str, Any]]
 
 
 def validate(
-    rows: Rows, known: Known, params: ValidationParams, now: datetime, *, unknown_contexts: Severity = "error"
+    rows: ValidatedRows, known: Known, params: ValidationParams, now: datetime, *, unknown_contexts: Severity = "error"
 ) -> ValidationResult:
     """Check `rows`, which come after `known`, against every suite, as seen at `now`.
 
@@ -50,7 +50,7 @@ def validate(
 
 def run_suites(
     tables: Mapping[str, Table | pd.DataFrame],
-    suites: Mapping[str, Sequence[Check]],
+    suites: Mapping[str, Sequence[Expectation]],
     *,
     notes: Sequence[str] = (),
     figures: Mapping[str, Any] | None = None,
@@ -91,7 +91,7 @@ def run_suites(
 
 
 def _evaluate(
-    filled: Mapping[str, Table | pd.DataFrame], suites: Mapping[str, Sequence[Check]]
+    filled: Mapping[str, Table | pd.DataFrame], suites: Mapping[str, Sequence[Expectation]]
 ) -> dict[str, list[Failing]]:
     """For each table and check the failing rows, in the table's order."""
     if not filled:
@@ -128,7 +128,7 @@ def _evaluate(
     return found
 
 
-def _failing(result: Any, check: Check) -> Failing:
+def _failing(result: Any, check: Expectation) -> Failing:
     indices = result.result.get("unexpected_index_list")
     if result.success:
         return []
@@ -137,7 +137,7 @@ def _failing(result: Any, check: Check) -> Failing:
     return [(index["row"], index[check.column]) for index in indices]
 
 
-def _tell(check: Check, row: str, value: Any) -> str:
+def _tell(check: Expectation, row: str, value: Any) -> str:
     share = percent(value) if isinstance(value, float) else ""
     return check.reason.format(value=_readable(value), percent=share, row=_readable(row.partition("/")[2]))
 

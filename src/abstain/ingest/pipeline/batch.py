@@ -1,7 +1,7 @@
-"""One batch on its way into data/: documents and rows are settled and validated in turns, and staged.
+"""Stage one batch: deduplicate documents and rows, validate what is new, write it beside data/.
 
-Rows go through in blocks of `AT_ONCE`, of which one is in memory; what is known of all others is in an `Index`. What is
-held is written beside the batch and looked at again at the end, when every interaction is known.
+Blocks of `AT_ONCE` rows are in memory one at a time; a `KeyIndex` has the keys of all other rows. Pending rows are
+written beside the batch and matched again at the end, when every interaction is known.
 """
 
 from __future__ import annotations
@@ -13,36 +13,44 @@ from datetime import datetime
 from typing import IO, cast
 
 from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review, document_of
-from abstain.data.store.dataset import DocumentVersion, Staging, Store, as_lines, suffix_of
-from abstain.data.store.key_index import AT_ONCE, CONTRACTS, Index, IndexedFile, batched, read_lines
+from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, as_lines, suffix_of
+from abstain.data.store.key_index import AT_ONCE, CONTRACTS, IndexedWriter, KeyIndex, batched, read_lines
 from abstain.data.store.profile import Profiler
-from abstain.data.store.record_keys import TABLES, Line, interaction_identity
-from abstain.data.validation.checks import Known, Rows
+from abstain.data.store.record_keys import TABLES, Record, interaction_identity
+from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
-from abstain.ingest.pipeline.deduplicate import Decision, Parsed, Reasons, Settled, settle, settle_documents, version_of
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.deduplicate import (
+    Decision,
+    Parsed,
+    Reasons,
+    Resolution,
+    resolve_duplicates,
+    settle_documents,
+    version_of,
+)
+from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.pipeline.report import kinds
 from abstain.ingest.privacy import Privacy
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of
 from abstain.knowledge.documents.reader import read_documents
-from abstain.knowledge.documents.versioning import revise
+from abstain.knowledge.documents.versioning import update_chunks
 
-Check = Callable[[Rows, Known], ValidationResult]
+Validate = Callable[[ValidatedRows, Known], ValidationResult]
 
 HELD = ("feedback", "reviews")
 """The tables of rows that may come before their interaction."""
 
-FORGOTTEN = InputRow("", 0, b"", reasons=("user: asked to be forgotten, so the row was not kept",))
+FORGOTTEN = ParsedRow("", 0, b"", reasons=("user: asked to be forgotten, so the row was not kept",))
 """What is left of a row that a forgotten user gave: that it came."""
 
 
-class Intake:
+class IngestPipeline:
     """Takes documents, then rows, then what was held; counts what became of each."""
 
-    def __init__(self, store: Store, staging: Staging, privacy: Privacy, check: Check, now: datetime) -> None:
+    def __init__(self, store: DataStore, staging: Staging, privacy: Privacy, check: Validate, now: datetime) -> None:
         self._store, self._staging, self._privacy, self._check, self._now = store, staging, privacy, check, now
         self._index = store.index()
-        self._held = Index()
+        self._held = KeyIndex()
         for table, path in store.held().items():
             self._held.add_file(table, path)
         self._documents = {document.doc_id: document for document in read_documents(store.document_files())}
@@ -50,12 +58,14 @@ class Intake:
         self._chunks: dict[str, tuple[Chunk, ...]] = {}
         for chunk in store.chunks():
             self._chunks[chunk.doc_id] = (*self._chunks.get(chunk.doc_id, ()), chunk)
-        self._changed: dict[str, InputRow | None] = {}
+        self._changed: dict[str, ParsedRow | None] = {}
         forgotten = store.forgotten()
         self._forgotten, self._gone = frozenset(forgotten.users), frozenset(forgotten.interactions)
         self.quarantine = Quarantine(store.folder)
         self._writer = Writer(staging)
-        self._waiting = {table: IndexedFile(staging.folder / f".waiting-{table}", table, self._held) for table in HELD}
+        self._waiting = {
+            table: IndexedWriter(staging.folder / f".waiting-{table}", table, self._held) for table in HELD
+        }
         self._cleared: set[str] = set()
         self._again: Counter[bytes] = Counter()
         self.read = 0
@@ -69,7 +79,7 @@ class Intake:
 
     # Documents
 
-    def take_documents(self, rows: Sequence[InputRow]) -> None:
+    def take_documents(self, rows: Sequence[ParsedRow]) -> None:
         """Settle and check `rows`, which hold documents or the reasons why not."""
         self.read += len(rows)
         known = {(version.doc_id, version.version) for version in self._versions if version.state == "current"}
@@ -83,7 +93,7 @@ class Intake:
                 break
             documents = [row.document for row in winners.values() if row.document]
             live = [chunk for chunks in revised.values() for chunk in chunks if chunk.removed_at is None]
-            result = self._check(Rows(documents=documents, chunks=live), self._known(also=revised))
+            result = self._check(ValidatedRows(documents=documents, chunks=live), self._known(also=revised))
             if not refused:
                 self.results.append(result)
             failing = {_document_of(key): reasons for key, reasons in result.reasons.items()}
@@ -101,9 +111,9 @@ class Intake:
             self._adopt(doc_id, None, self._revise(doc_id, None))
 
     def _revise(self, doc_id: str, document: Document | None) -> tuple[Chunk, ...]:
-        return revise(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now).chunks
+        return update_chunks(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now).chunks
 
-    def _adopt(self, doc_id: str, row: InputRow | None, chunks: tuple[Chunk, ...]) -> None:
+    def _adopt(self, doc_id: str, row: ParsedRow | None, chunks: tuple[Chunk, ...]) -> None:
         self._chunks[doc_id], self._changed[doc_id] = chunks, row
         before = self._documents.pop(doc_id, None)
         if row is not None and row.document is not None:
@@ -124,7 +134,7 @@ class Intake:
 
     # Rows
 
-    def take_rows(self, rows: Iterable[InputRow]) -> None:
+    def take_rows(self, rows: Iterable[ParsedRow]) -> None:
         """Settle and check `rows`, block by block."""
         known = self._known()
         for block in batched(rows, AT_ONCE):
@@ -138,7 +148,7 @@ class Intake:
     def join_held(self) -> None:
         """Rows held now or earlier whose interaction is known by now are settled; the others go on waiting."""
         known, before = self._known(), self._store.held()
-        self._held = Index()  # whatever is settled below is no duplicate of itself
+        self._held = KeyIndex()  # whatever is settled below is no duplicate of itself
         for table, waiting in self._waiting.items():
             waiting.close()
             left = self._staging.folder / "held" / f"{table}.jsonl"
@@ -158,8 +168,8 @@ class Intake:
             if self._index.find(interaction_identity(row.interaction_id)) is None:
                 left.write(text + b"\n")
                 continue
-            one = InputRow("held", 0, text, feedback=row) if isinstance(row, Feedback) else None
-            ready.append(Parsed.of(one or InputRow("held", 0, text, review=cast(Review, row))))
+            one = ParsedRow("held", 0, text, feedback=row) if isinstance(row, Feedback) else None
+            ready.append(Parsed.of(one or ParsedRow("held", 0, text, review=cast(Review, row))))
         for parsed, decision in zip(ready, self._settle(ready, known), strict=True):
             if is_new:  # it was counted as held a moment ago
                 self.outcomes["held"] -= 1
@@ -176,7 +186,7 @@ class Intake:
         """Decide, without the rows that fail validation, and stage what is new."""
         refused: dict[bytes, Reasons] = {}
         while True:  # each turn refuses at least one content more, so it ends
-            settled = settle(parsed, self._index, self._held, refused)
+            settled = resolve_duplicates(parsed, self._index, self._held, refused)
             if not settled.new:
                 break
             result = self._check(_rows(settled), known)
@@ -196,7 +206,7 @@ class Intake:
             waiting.flush()
         return settled.decisions
 
-    def _admit(self, row: InputRow) -> InputRow:
+    def _admit(self, row: ParsedRow) -> ParsedRow:
         """`row` without what must not be kept: personal data, and whatever a forgotten user said."""
         admitted = self._privacy.apply(row)
         part = admitted.interaction or admitted.feedback or admitted.review
@@ -206,7 +216,7 @@ class Intake:
             return replace(FORGOTTEN, source=row.source, line=row.line)
         return replace(admitted, feedback=None) if is_theirs else admitted
 
-    def _count(self, row: InputRow, decision: Decision) -> None:
+    def _count(self, row: ParsedRow, decision: Decision) -> None:
         """Count what became of a row of this batch. Only these are held against the failure limit."""
         outcome, reasons = decision
         self.outcomes[outcome] += 1
@@ -216,7 +226,7 @@ class Intake:
                 self.refused_before = digest_of(row)
         self._keep_if_refused(row, decision)
 
-    def _keep_if_refused(self, row: InputRow, decision: Decision) -> None:
+    def _keep_if_refused(self, row: ParsedRow, decision: Decision) -> None:
         outcome, reasons = decision
         if outcome != "quarantined":
             if self.quarantine.is_here(row):
@@ -258,11 +268,11 @@ class Intake:
         self.quarantine.stage_blocking(self._staging)
 
 
-def _rows(settled: Settled) -> Rows:
-    by_table: dict[str, list[Line]] = {table: [] for table in TABLES.values()}
+def _rows(settled: Resolution) -> ValidatedRows:
+    by_table: dict[str, list[Record]] = {table: [] for table in TABLES.values()}
     for line in settled.new:
         by_table[TABLES[type(line.row)]].append(line)
-    return Rows(by_table["interactions"], by_table["feedback"], by_table["reviews"])
+    return ValidatedRows(by_table["interactions"], by_table["feedback"], by_table["reviews"])
 
 
 def _document_of(key: str) -> str:

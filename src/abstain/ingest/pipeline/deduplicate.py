@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from abstain.core.contracts import Document, Feedback, Interaction, Review
-from abstain.data.store.key_index import Index
-from abstain.data.store.record_keys import Line, Stored, interaction_identity, line_of
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.data.store.key_index import KeyIndex
+from abstain.data.store.record_keys import Record, Stored, interaction_identity, line_of
+from abstain.ingest.pipeline.parsing import ParsedRow
 
 Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
 Reasons = tuple[str, ...]
@@ -28,35 +28,37 @@ Decision = tuple[Outcome, Reasons]
 
 
 @dataclass(frozen=True)
-class Settled:
+class Resolution:
     """What becomes of each input row, in order; the rows that are new; those that wait for their interaction."""
 
     decisions: tuple[Decision, ...]
-    new: tuple[Line, ...] = ()
-    held: tuple[Line, ...] = ()
+    new: tuple[Record, ...] = ()
+    held: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True)
 class Parsed:
     """An input row with its contents as they would be stored."""
 
-    row: InputRow
-    lines: tuple[Line, ...]
+    row: ParsedRow
+    lines: tuple[Record, ...]
 
     @classmethod
-    def of(cls, row: InputRow) -> Parsed:
+    def of(cls, row: ParsedRow) -> Parsed:
         if row.document is not None:
             raise RuntimeError(f"{row.source}: a document after rows: a source gives its documents first")
         return cls(row, tuple(line_of(part) for part in row.contents() if not isinstance(part, Document)))
 
 
-def settle(batch: Sequence[Parsed], index: Index, held: Index, refused: Mapping[bytes, Reasons]) -> Settled:
+def resolve_duplicates(
+    batch: Sequence[Parsed], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons]
+) -> Resolution:
     """Decide on `batch` against `index`, against what is `held`, and against itself.
 
     Rows with contents in `refused`, by their content's digest, are out.
     """
-    new: dict[bytes, Line] = {}
-    waiting: dict[bytes, Line] = {}
+    new: dict[bytes, Record] = {}
+    waiting: dict[bytes, Record] = {}
 
     def decide(parsed: Parsed) -> Decision:
         reasons = parsed.row.reasons or tuple(
@@ -80,7 +82,7 @@ def settle(batch: Sequence[Parsed], index: Index, held: Index, refused: Mapping[
         identity = interaction_identity(row.interaction_id)
         return identity in new or index.find(identity) is not None
 
-    def conflict(line: Line) -> Reasons:
+    def conflict(line: Record) -> Reasons:
         """Why `line` contradicts what is known; nothing where it does not."""
         known = new.get(line.identity) or waiting.get(line.identity)
         if known is not None:
@@ -92,7 +94,7 @@ def settle(batch: Sequence[Parsed], index: Index, held: Index, refused: Mapping[
         return ()
 
     decisions = tuple(decide(parsed) for parsed in batch)
-    return Settled(decisions, tuple(new.values()), tuple(waiting.values()))
+    return Resolution(decisions, tuple(new.values()), tuple(waiting.values()))
 
 
 def version_of(source: bytes) -> str:
@@ -101,18 +103,18 @@ def version_of(source: bytes) -> str:
 
 
 def settle_documents(
-    rows: Sequence[InputRow],
+    rows: Sequence[ParsedRow],
     current: Mapping[str, Document],
     is_known: Callable[[str, str], bool],
     refused: Mapping[str, Reasons],
-) -> tuple[tuple[Decision, ...], dict[str, InputRow]]:
+) -> tuple[tuple[Decision, ...], dict[str, ParsedRow]]:
     """Decide on documents. Returns the decisions, in order, and the rows that win, by `doc_id`.
 
     `current` are the documents of now; `is_known(doc_id, version)` says whether a version was ever accepted;
     `refused` is by version.
     """
     versions = [version_of(row.raw) for row in rows]
-    winners: dict[str, tuple[str, InputRow]] = {}
+    winners: dict[str, tuple[str, ParsedRow]] = {}
     newest = dict(current)
     for row, version in zip(rows, versions, strict=True):
         document = row.document
@@ -122,7 +124,7 @@ def settle_documents(
         if document.updated_at > best.updated_at:
             newest[document.doc_id] = document
 
-    def decide(row: InputRow, version: str) -> Decision:
+    def decide(row: ParsedRow, version: str) -> Decision:
         document = row.document
         if document is None:
             return "quarantined", row.reasons

@@ -6,7 +6,7 @@ Three decisions:
   would be a wrong label.
 * A line that cannot be read is a row like any other, with reasons instead of contents, so that nothing
   after this module has to know how rows can be broken, and every line is counted.
-* Whatever a row came from, `raw` is what it can be read from again (`reread`): a row refused today may be
+* Whatever a row came from, `raw` is what it can be read from again (`reparse`): a row refused today may be
   released once the rules or the rest of the data allow it.
 """
 
@@ -43,7 +43,7 @@ _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", "complete", "correct", "trut
 
 
 @dataclass(frozen=True, slots=True)
-class InputRow:
+class ParsedRow:
     """One record of a source, or one document: either its typed contents or the reasons why not.
 
     `source` and `line` say where it stood: file and line (from 1), or table and key. `digest` is what the quarantine
@@ -77,40 +77,40 @@ def is_document(source: str) -> bool:
     return source.lower().endswith(tuple(KINDS))
 
 
-def reread(raw: bytes, source: str, number: int) -> InputRow:
-    """Read an `InputRow`'s `raw` once more."""
+def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
+    """Read a `ParsedRow`'s `raw` once more."""
     return read_document(raw, source) if is_document(source) else parse_line(raw, source, number)
 
 
-def parse_line(line: bytes, source: str, number: int) -> InputRow:
+def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
     """One JSON object: a row of the import format, a `Feedback` or a `Review`, told apart by its fields."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-        return InputRow(source, number, line, (f"line: not valid UTF-8 ({where})",))
+        return ParsedRow(source, number, line, (f"line: not valid UTF-8 ({where})",))
     try:
         # A guess without a look inside; no row is valid as another contract than its own.
         row = _guess(line).model_validate_json(text, strict=True)
     except ValidationError:
         reasons = _reasons(text)
         if isinstance(reasons, tuple):
-            return InputRow(source, number, line, reasons)
+            return ParsedRow(source, number, line, reasons)
         row = reasons
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
-        return InputRow(source, number, line, ("line: a timestamp lies outside the years 1 to 9999",))
+        return ParsedRow(source, number, line, ("line: a timestamp lies outside the years 1 to 9999",))
     if twice := _said_twice(text):
-        return InputRow(source, number, line, twice)
+        return ParsedRow(source, number, line, twice)
     if isinstance(row, Feedback):
-        return InputRow(source, number, line, feedback=row)
+        return ParsedRow(source, number, line, feedback=row)
     if isinstance(row, Review):
-        return InputRow(source, number, line, review=row)
+        return ParsedRow(source, number, line, review=row)
     assert isinstance(row, ImportedInteraction)
     interaction, feedback, review = row.split()
-    return InputRow(source, number, line, interaction=interaction, feedback=feedback, review=review)
+    return ParsedRow(source, number, line, interaction=interaction, feedback=feedback, review=review)
 
 
-def parse_object(fields: Mapping[str, Any], source: str, number: int) -> InputRow:
+def parse_object(fields: Mapping[str, Any], source: str, number: int) -> ParsedRow:
     """The same for an object whose values JSON can hold; undecodable bytes in its texts are surrogates (PEP 383)."""
     text = json.dumps(fields, ensure_ascii=False)
     try:
@@ -120,7 +120,7 @@ def parse_object(fields: Mapping[str, Any], source: str, number: int) -> InputRo
     return parse_line(raw, source, number)
 
 
-def read_document(content: bytes, source: str) -> InputRow:
+def read_document(content: bytes, source: str) -> ParsedRow:
     """A whole document, Markdown or HTML by the name of `source`."""
     try:
         document = parse_document(content, source)
@@ -129,9 +129,9 @@ def read_document(content: bytes, source: str) -> InputRow:
     else:
         problem = file_name_problem(document.doc_id)
         if problem is None:
-            return InputRow(source, 1, content, document=document)
+            return ParsedRow(source, 1, content, document=document)
         reason = problem
-    return InputRow(source, 1, content, reasons=(reason,))
+    return ParsedRow(source, 1, content, reasons=(reason,))
 
 
 def _guess(line: bytes) -> type[Row]:

@@ -22,18 +22,18 @@ from pathlib import Path
 
 from abstain.config.params import QualityParams, ValidationParams
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Batch, Staging, Store, as_lines
-from abstain.data.validation.checks import Known, Rows
+from abstain.data.store.dataset import DataStore, IngestedBatch, Staging, as_lines
+from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
-from abstain.ingest.pipeline.batch import Intake
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.batch import IngestPipeline
+from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.privacy import Privacy
 from abstain.ingest.quarantine import FOLDER
-from abstain.ingest.sources import Reading, Source
+from abstain.ingest.sources import Source, SourceReader
 
-Validate = Callable[[Rows, Known, ValidationParams, datetime], ValidationResult]
+Validate = Callable[[ValidatedRows, Known, ValidationParams, datetime], ValidationResult]
 
 
 class BatchRefused(AbstainError):
@@ -62,10 +62,10 @@ def ingest(
     nothing written, for a source that cannot be read; and `BatchRefused`, with the quarantine written but nothing
     accepted, where more than `params.max_failed_fraction` of the new rows are refused.
     """
-    store, names = Store(data), tuple(source.name for source in sources)
+    store, names = DataStore(data), tuple(source.name for source in sources)
     with Staging(store) as staging:
         privacy = privacy or Privacy.off()
-        intake = Intake(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
+        intake = IngestPipeline(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
         readings = [source.read(store.state(source.name) if remember else {}) for source in sources]
         documents, rows = _documents_first(readings)
         intake.take_documents(documents)
@@ -82,16 +82,16 @@ def ingest(
         report = _report(intake, staging, readings, privacy)
         _require_few_refused(report, params, names, intake, staging)
         if rows_of := {table: count for table, count in report.contracts.items() if count}:
-            batch = Batch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
+            batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
             staging.write("batches.jsonl", as_lines([*store.batches(), batch]))
         staging.publish()
     return report
 
 
-def _documents_first(readings: Iterable[Reading]) -> tuple[list[InputRow], Iterator[InputRow]]:
+def _documents_first(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
     """All documents (and what could not be read as one), and the rest: every source gives its documents first."""
-    documents: list[InputRow] = []
-    rest: list[Iterator[InputRow]] = []
+    documents: list[ParsedRow] = []
+    rest: list[Iterator[ParsedRow]] = []
     for reading in readings:
         iterator = iter(reading)
         for row in iterator:
@@ -102,7 +102,9 @@ def _documents_first(readings: Iterable[Reading]) -> tuple[list[InputRow], Itera
     return documents, chain.from_iterable(rest)
 
 
-def _report(intake: Intake, staging: Staging, readings: Iterable[Reading], privacy: Privacy) -> IngestReport:
+def _report(
+    intake: IngestPipeline, staging: Staging, readings: Iterable[SourceReader], privacy: Privacy
+) -> IngestReport:
     outcomes = intake.outcomes
     return IngestReport(
         read=intake.read,
@@ -122,7 +124,7 @@ def _report(intake: Intake, staging: Staging, readings: Iterable[Reading], priva
 
 
 def _require_few_refused(
-    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: Intake, staging: Staging
+    report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: IngestPipeline, staging: Staging
 ) -> None:
     """Where too many rows are refused, block the retrain and raise, with the quarantine published alone."""
     new = report.accepted + report.held + report.newly_refused

@@ -20,7 +20,7 @@ from typing import TypeVar
 from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction, Row
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.ingest.privacy.raw import Rules, redact_raw
 from abstain.ingest.privacy.redaction import Redactor
@@ -75,7 +75,7 @@ class Privacy:
         with self._counting:
             return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
 
-    def apply(self, row: InputRow) -> InputRow:
+    def apply(self, row: ParsedRow) -> ParsedRow:
         """`row` with its contents redacted; documents, `raw` and rows without contents stay as they are."""
         if self._is_off:
             return row

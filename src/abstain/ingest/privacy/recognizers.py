@@ -32,7 +32,7 @@ _MORE_CARDS = {
 }
 
 
-class Hit(NamedTuple):
+class EntityHit(NamedTuple):
     """What a recognizer found, in characters from the beginning of what it was given; `score` from 0 to 1."""
 
     entity: str
@@ -41,7 +41,7 @@ class Hit(NamedTuple):
     score: float
 
 
-Find = Callable[[str], Sequence[Hit]]
+Find = Callable[[str], Sequence[EntityHit]]
 
 
 def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
@@ -67,10 +67,10 @@ def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
         case _:
             recognizer = getattr(predefined_recognizers, PATTERNS[entity][0])()
 
-    def find(text: str) -> list[Hit]:
+    def find(text: str) -> list[EntityHit]:
         # Upper case where case means nothing: Presidio reads no IBAN in small letters.
         found = recognizer.analyze(text.upper() if entity == "IBAN_CODE" else text, [entity])
-        return [Hit(entity, hit.start, hit.end, hit.score) for hit in found]
+        return [EntityHit(entity, hit.start, hit.end, hit.score) for hit in found]
 
     return find
 
@@ -116,10 +116,10 @@ def name_finder(entities: Sequence[str], pipeline: str) -> Find:
     recognizer = SpacyRecognizer(supported_entities=list(entities))
     one_at_a_time = threading.Lock()
 
-    def find(text: str) -> list[Hit]:
+    def find(text: str) -> list[EntityHit]:
         with one_at_a_time:
             found = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
-        return [Hit(hit.entity_type, hit.start, hit.end, hit.score) for hit in found]
+        return [EntityHit(hit.entity_type, hit.start, hit.end, hit.score) for hit in found]
 
     return find
 

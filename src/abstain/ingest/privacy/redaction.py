@@ -19,7 +19,14 @@ from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy.entities import NAMES, PATTERNS, RARE, pieces_of, require_known
 from abstain.ingest.privacy.pieces import may_hold_any, windows
 from abstain.ingest.privacy.plain import plain
-from abstain.ingest.privacy.recognizers import Find, Hit, name_finder, pattern_finder, require_names, require_regions
+from abstain.ingest.privacy.recognizers import (
+    EntityHit,
+    Find,
+    name_finder,
+    pattern_finder,
+    require_names,
+    require_regions,
+)
 
 _ANY_NAME = "names"
 _PLACEHOLDER = re.compile(f"<(?:{'|'.join((*PATTERNS, *NAMES))})>")
@@ -60,7 +67,7 @@ class Redactor:
             text = "".join((*parts, text[done:]))
         return text, removed
 
-    def _hits(self, text: str) -> Iterator[Hit]:
+    def _hits(self, text: str) -> Iterator[EntityHit]:
         seen = _PLACEHOLDER.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
         flat = plain(seen)
         for view in (seen,) if flat == seen else (seen, flat):
@@ -71,7 +78,7 @@ class Redactor:
             for start, ends in windows(seen):
                 yield from self._first(_ANY_NAME, seen, start, ends)
 
-    def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[Hit]:
+    def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[EntityHit]:
         """What is found from `start` to the first of `ends` at which anything is."""
         find = self._finders.get(entity) or self._make(entity)
         for end in ends:
@@ -94,9 +101,9 @@ class Redactor:
             return self._finders[entity]
 
 
-def merge(hits: Iterable[Hit]) -> list[Hit]:
+def merge(hits: Iterable[EntityHit]) -> list[EntityHit]:
     """Hits in order, none overlapping another: what overlaps is one, with the name of the longest, then the surest."""
-    merged: list[list[Hit]] = []
+    merged: list[list[EntityHit]] = []
     reach = 0
     for hit in sorted(set(hits), key=lambda hit: (hit.start, hit.end, hit.entity)):
         if merged and hit.start < reach:
@@ -107,6 +114,6 @@ def merge(hits: Iterable[Hit]) -> list[Hit]:
     return [_join(cluster) for cluster in merged]
 
 
-def _join(cluster: list[Hit]) -> Hit:
+def _join(cluster: list[EntityHit]) -> EntityHit:
     best = max(cluster, key=lambda hit: (hit.end - hit.start, hit.score, hit.entity))
     return best._replace(start=cluster[0].start, end=max(hit.end for hit in cluster))

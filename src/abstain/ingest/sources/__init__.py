@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from abstain.config.yaml_model import Section
-from abstain.ingest.pipeline.parsing import InputRow
+from abstain.config.yaml_model import FrozenModel
+from abstain.ingest.pipeline.parsing import ParsedRow
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SourceState:
     """The result of a reading that reached its end.
 
     `state` is JSON for the next `Source.read`; `ignored` names skipped files. A source that mirrors a folder of
@@ -32,21 +32,21 @@ class Outcome:
     vanished: frozenset[str] = frozenset()
 
 
-class Reading:
+class SourceReader:
     """The rows of one source, documents first, to be iterated once; then its outcome.
 
     Iterating raises `AbstainError` if the source cannot be read to its end; rows given before that do not count.
     """
 
-    def __init__(self, rows: Generator[InputRow, None, Outcome]) -> None:
+    def __init__(self, rows: Generator[ParsedRow, None, SourceState]) -> None:
         self._rows = rows
-        self._outcome: Outcome | None = None
+        self._outcome: SourceState | None = None
 
-    def __iter__(self) -> Iterator[InputRow]:
+    def __iter__(self) -> Iterator[ParsedRow]:
         self._outcome = yield from self._rows
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SourceState:
         """The outcome. Raises `RuntimeError` before the last row was taken."""
         if self._outcome is None:
             raise RuntimeError("a source's outcome is known after its last row, not before")
@@ -75,7 +75,7 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def read(self, state: Mapping[str, Any]) -> Reading:
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
         """Read everything, or, given the `state` of an earlier reading, what that one cannot have given.
 
         Raises:
@@ -83,7 +83,7 @@ class Source(Protocol):
         """
 
 
-class SourceModel(Section):
+class SourceModel(FrozenModel):
     """Base of the sources that sources.yaml declares: the parsed configuration is itself the `Source`."""
 
     name: str
@@ -93,5 +93,5 @@ class SourceModel(Section):
         """Return this source with its relative paths resolved against `home`."""
 
     @abstractmethod
-    def read(self, state: Mapping[str, Any]) -> Reading:
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
         """See `Source.read`."""

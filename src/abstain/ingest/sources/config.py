@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from abstain.config.yaml_model import Section, load
+from abstain.config.yaml_model import FrozenModel, load
 from abstain.ingest.sources.files import FileSource
 from abstain.ingest.sources.sql import SqlSource
 
@@ -18,7 +18,7 @@ AnySource = FileSource | SqlSource
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # no dot, so that a source never looks like a document's file
 
 
-class _SourcesFile(Section):
+class _SourcesFile(FrozenModel):
     sources: tuple[Annotated[AnySource, Field(discriminator="kind")], ...]
 
     @field_validator("sources")

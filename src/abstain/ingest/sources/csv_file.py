@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from abstain.core.contracts import Feedback, ImportedFeedback, ImportedInteraction, ImportedReview, Review
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import InputRow, parse_object
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 from abstain.ingest.sources.cells import column_problem, object_of
 from abstain.ingest.sources.lines import LIMIT, TooLong
 
@@ -28,12 +28,12 @@ _REREAD = 4 * LIMIT
 """How many bytes may be read again because of unclosed quotes before the file is refused."""
 
 
-def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Iterator[InputRow]:
+def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Iterator[ParsedRow]:
     """Yield one row a record below the header; records without a filled cell are skipped.
 
     Args:
         lines: the lines of the file, in UTF-8.
-        source: the source of the rows; `InputRow.line` is the line in which a record begins, from 1.
+        source: the source of the rows; `ParsedRow.line` is the line in which a record begins, from 1.
         shown: what the file is called in error messages.
 
     Raises:
@@ -57,9 +57,9 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
                     'again with every text in "double quotes", and "" for a quote inside'
                 ) from None
             if isinstance(line, TooLong):
-                yield InputRow(source, number, line.raw, (line.reason,))
+                yield ParsedRow(source, number, line.raw, (line.reason,))
             else:
-                yield InputRow(source, number, line.rstrip(b"\r\n"), (f"line: invalid CSV: {error}",))
+                yield ParsedRow(source, number, line.rstrip(b"\r\n"), (f"line: invalid CSV: {error}",))
             continue
         if not any(cell.strip() for cell in cells):
             continue
@@ -69,7 +69,7 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
         else:
             raw = b"\n".join(line for _, line in feed.record if isinstance(line, bytes)).rstrip(b"\r\n")
             reason = f"line: {len(cells)} cells, but the header names {len(columns)} columns: they are shifted"
-            yield InputRow(source, number, raw, (reason,))
+            yield ParsedRow(source, number, raw, (reason,))
 
 
 def _read_header(feed: _Feed, shown: str) -> tuple[str, list[str]]:

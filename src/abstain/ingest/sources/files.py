@@ -15,8 +15,8 @@ from pydantic import Field
 
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import no_lines
-from abstain.ingest.pipeline.parsing import InputRow, is_document, parse_line, read_document
-from abstain.ingest.sources import Outcome, Reading, SourceModel
+from abstain.ingest.pipeline.parsing import ParsedRow, is_document, parse_line, read_document
+from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 from abstain.ingest.sources.parquet_file import read_parquet
@@ -54,7 +54,7 @@ class FileSource(SourceModel):
             (home / path).mkdir(parents=True, exist_ok=True)
         return self.model_copy(update={"url": str(home / path)})
 
-    def read(self, state: Mapping[str, Any]) -> Reading:
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
         """Read every file that is new or has changed since the reading that gave `state`.
 
         Raises:
@@ -75,7 +75,7 @@ class FileSource(SourceModel):
                 f"{storage.url}: every document of the source '{self.name}' is gone: check that the folder is "
                 "mounted; if this is intended, remove the source from sources.yaml"
             )
-        return Reading(self._rows(storage, files, ignored, earlier))
+        return SourceReader(self._rows(storage, files, ignored, earlier))
 
     def _rows(
         self,
@@ -83,7 +83,7 @@ class FileSource(SourceModel):
         files: Sequence[Stored],
         ignored: tuple[str, ...],
         earlier: Mapping[str, Mapping[str, Any]],
-    ) -> Generator[InputRow, None, Outcome]:
+    ) -> Generator[ParsedRow, None, SourceState]:
         entries: dict[str, dict[str, Any]] = {}
         for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
             entry = earlier.get(file.name, {})
@@ -104,9 +104,9 @@ class FileSource(SourceModel):
             entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": entries}
         if not self.mirror:
-            return Outcome(state, ignored)
+            return SourceState(state, ignored)
         present = _doc_ids(entries)
-        return Outcome(state, ignored, present, _doc_ids(earlier) - present)
+        return SourceState(state, ignored, present, _doc_ids(earlier) - present)
 
 
 class ExplicitFiles(FileSource):
@@ -126,13 +126,13 @@ def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 
-def _refuse(file: Stored, problem: str) -> InputRow:
+def _refuse(file: Stored, problem: str) -> ParsedRow:
     """Return the row that stands for an unreadable file; its `raw` is the same for every attempt at this version."""
     raw = f"[the file {file.name}, version {file.version}]".encode("utf-8", "surrogateescape")
-    return InputRow(file.name, 1, raw, (f"file: {problem.removeprefix(f'{file.shown}: ')}",))
+    return ParsedRow(file.name, 1, raw, (f"file: {problem.removeprefix(f'{file.shown}: ')}",))
 
 
-def _read_file(storage: Storage, file: Stored) -> Iterator[InputRow]:
+def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
     """Yield every row of one file. Raises `AbstainError` if it is empty, unreadable, or JSON but not JSON Lines."""
     name = file.name.lower()
     if name.endswith(PARQUET):
@@ -146,7 +146,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[InputRow]:
     if is_document(name):
         content = whole(chunks)
         if isinstance(content, TooLong):
-            yield InputRow(file.name, 1, content.raw, (content.reason,))
+            yield ParsedRow(file.name, 1, content.raw, (content.reason,))
         else:
             yield read_document(content, file.name)
     elif name.endswith(CSV):
@@ -154,7 +154,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[InputRow]:
     else:
         for number, line in enumerate(lines(_require_json_lines(chunks, file)), start=1):
             if isinstance(line, TooLong):
-                yield InputRow(file.name, number, line.raw, (line.reason,))
+                yield ParsedRow(file.name, number, line.raw, (line.reason,))
             elif line.strip():
                 yield parse_line(line.removesuffix(b"\r"), file.name, number)
 

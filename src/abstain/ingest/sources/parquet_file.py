@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.pipeline.parsing import InputRow, parse_object
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 from abstain.ingest.sources.cells import column_problem, object_of
 
 BATCH = 1000
 """Rows held in memory at once."""
 
 
-def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[InputRow]:
+def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow]:
     """Yield one row a record, numbered from 1.
 
     Args:

@@ -6,9 +6,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from abstain.ingest.pipeline.parsing import InputRow, is_document
+from abstain.ingest.pipeline.parsing import ParsedRow, is_document
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.ingest.sources import Outcome, Reading
+from abstain.ingest.sources import SourceReader, SourceState
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class QuarantineSource:
     name: str
     rows: Sequence[QuarantinedRow]
 
-    def read(self, state: Mapping[str, Any]) -> Reading:
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
         """Give every row; `state` is ignored."""
-        return Reading(self._parse())
+        return SourceReader(self._parse())
 
-    def _parse(self) -> Generator[InputRow, None, Outcome]:
+    def _parse(self) -> Generator[ParsedRow, None, SourceState]:
         for row in sorted(self.rows, key=lambda row: not is_document(row.source)):
-            yield row.reread()
-        return Outcome()
+            yield row.reparse()
+        return SourceState()

@@ -20,10 +20,10 @@ from pydantic import Field, StringConstraints, model_validator
 from sqlalchemy import ColumnElement, Select, case, column, func, inspect, literal_column, null, or_, select, text
 from sqlalchemy import table as named_table
 
-from abstain.config.yaml_model import Section, nearest
+from abstain.config.yaml_model import FrozenModel, nearest
 from abstain.data.store.key_index import CONTRACTS
-from abstain.ingest.pipeline.parsing import InputRow, parse_object
-from abstain.ingest.sources import Outcome, Reading, SourceModel
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import object_of
 from abstain.ingest.sources.sql_database import Database, parse_url
 
@@ -32,7 +32,7 @@ _TIMES = {"interactions": "asked_at", "feedback": "given_at", "reviews": "review
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
-class TableConfig(Section):
+class TableConfig(FrozenModel):
     """Rows of one contract: a table, or a query whose result is read like a table."""
 
     table: Words | None = Field(None, description="a table or view, also schema.table")
@@ -50,7 +50,7 @@ class TableConfig(Section):
         return self
 
 
-class TablesConfig(Section):
+class TablesConfig(FrozenModel):
     """The tables of a database, by contract."""
 
     interactions: TableConfig | None = None
@@ -122,7 +122,7 @@ class SqlSource(SourceModel):
         url = parse_url(self.url, self.name, home).render_as_string(hide_password=False)
         return self.model_copy(update={"url": url})
 
-    def read(self, state: Mapping[str, Any]) -> Reading:
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
         """Read what the reading that gave `state` cannot have seen.
 
         Raises:
@@ -132,11 +132,11 @@ class SqlSource(SourceModel):
         database = Database(parse_url(self.url, self.name))
         configs = self.tables.by_contract() if self.tables else _find_tables(database)
         tables = {name: _resolve(database, name, config) for name, config in configs.items()}
-        return Reading(self._rows(database, tables, state.get("tables", {})))
+        return SourceReader(self._rows(database, tables, state.get("tables", {})))
 
     def _rows(
         self, database: Database, tables: Mapping[str, _Table], earlier: Mapping[str, Mapping[str, Any]]
-    ) -> Generator[InputRow, None, Outcome]:
+    ) -> Generator[ParsedRow, None, SourceState]:
         state: dict[str, dict[str, Any]] = {}
         for name, table in tables.items():
             since, state[name] = self._plan(database, table, earlier.get(name, {}))
@@ -145,7 +145,7 @@ class SqlSource(SourceModel):
                 cells = dict(zip(table.fields, values, strict=True))
                 fields = object_of(cells, naive_is_utc=self.naive_is_utc)
                 yield parse_object(fields, f"{self.name}/{name}", key if isinstance(key, int) else number)
-        return Outcome({"tables": state})
+        return SourceState({"tables": state})
 
     def _plan(self, database: Database, table: _Table, earlier: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the watermark to begin at (None: read everything), and the state to store after the reading."""

@@ -26,8 +26,8 @@ from markdown_it.token import Token
 
 from abstain.core.contracts import Chunk, Document
 from abstain.core.errors import AbstainError
-from abstain.knowledge.documents.normalize_markdown import unfold
-from abstain.knowledge.documents.sections import Section, parse_blocks, sections
+from abstain.knowledge.documents.normalize_markdown import normalize_markdown
+from abstain.knowledge.documents.sections import DocumentSection, parse_blocks, sections
 from abstain.knowledge.documents.tokens import token_counter
 
 Count = Callable[[str], int]
@@ -87,7 +87,9 @@ def chunk_document(document: Document, budget: int = DEFAULT_BUDGET, count: Coun
     return list(chunks.values())
 
 
-def _chunks(section: Section, budget: int, count: Count) -> Iterator[tuple[Literal["text", "table", "list"], str]]:
+def _chunks(
+    section: DocumentSection, budget: int, count: Count
+) -> Iterator[tuple[Literal["text", "table", "list"], str]]:
     path = PATH_SEPARATOR.join(section.path)
     for block in _joined(_blocks(section)):
         prefix = path + "\n" + (block.head and block.head + "\n")
@@ -106,8 +108,8 @@ def _joined(blocks: Iterable[_Block]) -> Iterator[_Block]:
             yield from run
 
 
-def _blocks(section: Section) -> Iterator[_Block]:
-    lines, tokens = parse_blocks(unfold(section.body))
+def _blocks(section: DocumentSection) -> Iterator[_Block]:
+    lines, tokens = parse_blocks(normalize_markdown(section.body))
     for position, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue

@@ -29,7 +29,7 @@ class UnreadablePage(ValueError):
     """Why a page's fields cannot be taken from it."""
 
 
-def read_page(text: str) -> tuple[dict[str, Any], str]:
+def html_to_markdown(text: str) -> tuple[dict[str, Any], str]:
     """The fields of an HTML page (`FIELDS` from its `<meta>`, `title` from its `<title>`) and its content as Markdown.
 
     A field that the page does not give is not there. Raises `UnreadablePage` where fields contradict or are misspelt.

@@ -26,7 +26,7 @@ _QUOTE = re.compile(r"^ {0,3}> ?")
 _QUOTE_TAB = re.compile(r"^( {0,3}>)\t")  # a tab after the mark: three columns, of which one is the mark's
 
 
-def unfold(body: str) -> str:
+def normalize_markdown(body: str) -> str:
     """`body` with its raw HTML tables and lists as Markdown, and those in block quotes without the quote's marks."""
     lines, tokens = parse_blocks(body)
     blocks = [at for at, token in enumerate(tokens) if not token.level and token.map and token.nesting >= 0]
@@ -41,7 +41,7 @@ def unfold(body: str) -> str:
         found = None
         if tokens[at].type == "blockquote_open":
             if _holds_structure(tokens, at):
-                found = unfold("\n".join(_unquoted(line) for line in lines[start:end]))
+                found = normalize_markdown("\n".join(_unquoted(line) for line in lines[start:end]))
         elif tokens[at].type in ("html_block", "paragraph_open") and (tag := _TAG.search(sources[number])):
             last = ends[number]
             if tokens[at].type == "html_block" or last is not None:

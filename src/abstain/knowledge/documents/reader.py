@@ -124,11 +124,11 @@ class _StrictLoader(yaml.SafeLoader):
 def _read_html(text: str) -> tuple[dict[str, Any], str]:
     from abstain.knowledge.documents.html import (  # lazily: its parser costs a quarter of a second
         UnreadablePage,
-        read_page,
+        html_to_markdown,
     )
 
     try:
-        return read_page(text)
+        return html_to_markdown(text)
     except UnreadablePage as error:
         raise _Unreadable(str(error)) from None
     except RecursionError:

@@ -23,7 +23,7 @@ _PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are told apar
 
 
 @dataclass(frozen=True)
-class Section:
+class DocumentSection:
     """`path` opens with the document's title; `body` is Markdown without the heading; `content_hash` is of both."""
 
     path: tuple[str, ...]
@@ -31,10 +31,10 @@ class Section:
     content_hash: str
 
 
-def sections(document: Document) -> list[Section]:
+def sections(document: Document) -> list[DocumentSection]:
     """The sections of `document`, in the order of the text. A first heading that repeats the title is no section."""
     return [
-        Section(path, body, hashlib.sha256("\n".join([*path, "", body]).encode()).hexdigest())
+        DocumentSection(path, body, hashlib.sha256("\n".join([*path, "", body]).encode()).hexdigest())
         for path, body in _parts(document)
         if body.strip()
     ]

@@ -18,7 +18,7 @@ from abstain.knowledge.documents.chunks import chunk_document
 
 
 @dataclass(frozen=True)
-class Revision:
+class ChunkUpdate:
     """All chunks of one document, tombstones last; `added` and `removed`: ids that can be found now, or no more.
 
     `rechunked` is false where nothing was cut.
@@ -30,13 +30,13 @@ class Revision:
     removed: tuple[str, ...] = ()
 
 
-def revise(
+def update_chunks(
     known: Iterable[Chunk],
     old: Document | None,
     new: Document | None,
     at: datetime,
     chunk: Callable[[Document], list[Chunk]] = chunk_document,
-) -> Revision:
+) -> ChunkUpdate:
     """The chunks of a document that was `old` and is `new` from `at` on; None: there was, or is, no such document.
 
     `known`: its chunks so far, tombstones included. Entitlements and dates of chunks that stay are the new document's.
@@ -45,14 +45,14 @@ def revise(
     before = {one.chunk_id: one for one in known}
     alive = [key for key, one in before.items() if one.removed_at is None]
     if new is not None and new == old and alive:
-        return Revision(tuple(before.values()), rechunked=False)
+        return ChunkUpdate(tuple(before.values()), rechunked=False)
     now = {one.chunk_id: one for one in chunk(new)} if new is not None else {}
     gone = [
         one if one.removed_at is not None else one.model_copy(update={"removed_at": at})
         for key, one in before.items()
         if key not in now
     ]
-    return Revision(
+    return ChunkUpdate(
         (*now.values(), *gone),
         rechunked=new is not None,
         added=tuple(key for key in now if key not in alive),

@@ -19,21 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abstain.knowledge.retrieval.encoder import Vectors
-from abstain.knowledge.retrieval.index import FILTERS, Entry, Hit, check_alive, check_search, check_vectors
+from abstain.knowledge.retrieval.index import FILTERS, IndexEntry, SearchHit, check_alive, check_search, check_vectors
 
 
 class FaissIndex:
     """A `VectorIndex` in memory. One thread at a time."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[IndexEntry] = []
         self._index: Any = None
         self._tell_apart()
 
     def digests(self) -> Mapping[str, str]:
         return {entry.chunk.chunk_id: entry.digest for entry in self._entries}
 
-    def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
+    def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         import faiss
 
         check_alive(entries)
@@ -55,7 +55,7 @@ class FaissIndex:
 
     def search(
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         import faiss
 
         check_search(k, where)
@@ -73,7 +73,7 @@ class FaissIndex:
             below = float(np.nextafter(scores[k], np.float32(-np.inf)))
             _, scores, found = self._index.range_search(query, below, params=chosen)
         pairs = zip(found, scores, strict=True)
-        hits = [Hit(self._entries[at].chunk, float(score)) for at, score in pairs if at >= 0]
+        hits = [SearchHit(self._entries[at].chunk, float(score)) for at, score in pairs if at >= 0]
         return sorted(hits, key=lambda hit: (-hit.score, hit.chunk.chunk_id))[:k]
 
     def close(self) -> None:

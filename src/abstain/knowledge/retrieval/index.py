@@ -27,7 +27,7 @@ FILTERS = ("product", "doc_id", "kind")
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexEntry:
     """A chunk as an index keeps it: with its document's product, if it has one."""
 
     chunk: Chunk
@@ -45,7 +45,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Hit:
+class SearchHit:
     """A found chunk and its cosine similarity to the query."""
 
     chunk: Chunk
@@ -56,9 +56,9 @@ class VectorIndex(Protocol):
     """Entries with unit-length vectors, by chunk id."""
 
     def digests(self) -> Mapping[str, str]:
-        """chunk id -> `Entry.digest` of all that can be found."""
+        """chunk id -> `IndexEntry.digest` of all that can be found."""
 
-    def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
+    def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
 
         ValueError for a tombstone, and for vectors that are not finite or not as many as the entries, of the index's d.
@@ -69,7 +69,7 @@ class VectorIndex(Protocol):
 
     def search(
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         """The at most `k` entries nearest to `vector` (d,) that a holder of `entitlements` may read and `where` fits.
 
         `where`: filter (see `FILTERS`) -> the value that it must have. Best first, equal scores by chunk id.
@@ -96,13 +96,13 @@ def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
         raise ValueError("a vector holds NaN or infinite values: nothing is near to it, check the encoder")
 
 
-def check_alive(entries: Iterable[Entry]) -> None:
+def check_alive(entries: Iterable[IndexEntry]) -> None:
     """ValueError for a tombstone: whoever indexed it would let it be found."""
     for entry in entries:
         if entry.chunk.removed_at is not None:
             raise ValueError(f"{entry.chunk.chunk_id} was removed from its document: it cannot be indexed")
 
 
-def near_the_best(hits: Sequence[Hit], max_gap: float = math.inf) -> list[Hit]:
+def near_the_best(hits: Sequence[SearchHit], max_gap: float = math.inf) -> list[SearchHit]:
     """`hits`, best first, without those whose score lies more than `max_gap` below the best one."""
     return [hit for hit in hits if hit.score >= hits[0].score - max_gap]

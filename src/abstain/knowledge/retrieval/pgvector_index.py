@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
-from abstain.knowledge.retrieval.index import Entry, Hit, check_alive, check_search, check_vectors
+from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, check_alive, check_search, check_vectors
 
 if TYPE_CHECKING:
     import psycopg
@@ -81,7 +81,7 @@ class PgVectorIndex:
         with self._speaking():
             return dict(self._run("SELECT chunk_id, digest FROM {table}"))
 
-    def upsert(self, entries: Sequence[Entry], vectors: Vectors) -> None:
+    def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         check_alive(entries)
         if entries:
             check_vectors(vectors, (len(entries), self._dimension))
@@ -105,14 +105,14 @@ class PgVectorIndex:
 
     def search(
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         check_search(k, where)
         check_vectors(vector, (self._dimension,))
         asked = (_written(vector), list(entitlements), json.dumps(dict(where or {})), k)
         with self._speaking(), self._connection.transaction():
             self._run("SET LOCAL enable_indexscan = off")
             found = self._run(_SEARCH, *asked)
-        return [Hit(Chunk.model_validate_json(chunk), score) for chunk, score in found]
+        return [SearchHit(Chunk.model_validate_json(chunk), score) for chunk, score in found]
 
     def close(self) -> None:
         self._connection.close()

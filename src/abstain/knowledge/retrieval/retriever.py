@@ -17,7 +17,7 @@ from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
-from abstain.knowledge.retrieval.index import Entry, Hit, VectorIndex, near_the_best
+from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, near_the_best
 
 AT_ONCE = 4096
 """Chunks that are sent to an index together."""
@@ -52,7 +52,9 @@ class Retriever:
         """
         products = products or {}
         entries = {
-            chunk.chunk_id: Entry(chunk, products.get(chunk.doc_id)) for chunk in chunks if chunk.removed_at is None
+            chunk.chunk_id: IndexEntry(chunk, products.get(chunk.doc_id))
+            for chunk in chunks
+            if chunk.removed_at is None
         }
         known = self.index.digests()
         gone = [key for key in known if key not in entries]
@@ -75,7 +77,7 @@ class Retriever:
         entitlements: Collection[str] = (),
         max_gap: float = math.inf,
         where: Mapping[str, str] | None = None,
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         """The at most `k` chunks nearest to `question` that a holder of `entitlements` may read and `where` fits.
 
         Best first. A hit whose score is more than `max_gap` below the best one is dropped: it costs tokens, and a small

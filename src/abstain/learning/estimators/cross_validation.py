@@ -27,7 +27,7 @@ from abstain.config.params import Architecture, ProbeParams
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.probes.base import Probe, confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
 
 
@@ -46,7 +46,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedProbe:
     """A probe, trained on all rows; `out_of_fold`, float32 (rows,), their confidences by probes that had not seen
     their group, trained just as far; and how that was found."""
 
@@ -57,11 +57,11 @@ class Fitted:
 
 def fit_probe(
     architecture: Architecture,
-    train: Rows,
+    train: TrainingRows,
     groups: np.ndarray,
     params: ProbeParams,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Fitted:
+) -> FittedProbe:
     """Fit `architecture` on `train`, whose rows are of `groups` (rows,).
 
     Rows of weight 0 are not learnt from, and get their out-of-fold confidence all the same. Deterministic under
@@ -78,11 +78,11 @@ def fit_probe(
 
 def _fit(
     architecture: Architecture,
-    train: Rows,
+    train: TrainingRows,
     groups: np.ndarray,
     params: ProbeParams,
     on_progress: Callable[[int, int], None],
-) -> Fitted:
+) -> FittedProbe:
     entry = ZOO[architecture]
     params = entry.params(params)
     fold = assign_folds(train, groups, params)
@@ -116,10 +116,10 @@ def _fit(
     probe.architecture = architecture
     on_progress(total, total)
     value, train_loss, held_out_loss = zip(*curve, strict=True)
-    return Fitted(probe, out_of_fold.numpy(), History(value, train_loss, held_out_loss, kept))
+    return FittedProbe(probe, out_of_fold.numpy(), History(value, train_loss, held_out_loss, kept))
 
 
-def assign_folds(train: Rows, groups: np.ndarray, params: ProbeParams) -> Tensor:
+def assign_folds(train: TrainingRows, groups: np.ndarray, params: ProbeParams) -> Tensor:
     """The fold of every row, int64 (rows,), counted from 0: `params.folds` of them, of whole groups.
 
     There are no more folds than groups with right, or with wrong, answers that count; outside of every fold there are
@@ -151,6 +151,6 @@ def _where(chosen: Tensor) -> Tensor:
     return chosen.nonzero().flatten()
 
 
-def _by_length(train: Rows, index: Tensor) -> Tensor:
+def _by_length(train: TrainingRows, index: Tensor) -> Tensor:
     """`index` with rows of similar length side by side, which leaves little padding."""
     return index[train.lengths[index].argsort(stable=True)]

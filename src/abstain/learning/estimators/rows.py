@@ -22,7 +22,7 @@ MEMORY_VALUES = 2**25
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """Labelled answers: states, each float32 (L + 1, d), in memory or read when asked for; `correct` 0/1 and
     `weight` >= 0, both (rows,)."""
 
@@ -39,11 +39,11 @@ class Rows:
         known: Any = getattr(self.states, "lengths", None)
         return torch.as_tensor([len(row) for row in self.states] if known is None else known, dtype=torch.int64)
 
-    def subset(self, index: Tensor) -> Rows:
+    def subset(self, index: Tensor) -> TrainingRows:
         """The rows of `index` as rows of their own; no states are read."""
-        return Rows(_View(self.states, index, self.lengths[index]), self.correct[index], self.weight[index])
+        return TrainingRows(_View(self.states, index, self.lengths[index]), self.correct[index], self.weight[index])
 
-    def in_memory(self) -> Rows:
+    def in_memory(self) -> TrainingRows:
         """These rows with their states in memory, where there are no more than `MEMORY_VALUES` numbers in them."""
         states: list[Tensor] = []
         values = 0
@@ -52,13 +52,13 @@ class Rows:
             if values > MEMORY_VALUES:
                 return self
             states.append(row)
-        return Rows(states, self.correct, self.weight)
+        return TrainingRows(states, self.correct, self.weight)
 
 
-def labelled_rows(rows: pd.DataFrame, take: Callable[[pd.Index], Sequence[Tensor]]) -> Rows:
+def labelled_rows(rows: pd.DataFrame, take: Callable[[pd.Index], Sequence[Tensor]]) -> TrainingRows:
     """`rows` of the data set (`correct`, `weight`) with the states that `take` gives of them, in their order."""
     correct, weight = rows["correct"].to_numpy(int), rows["weight"].to_numpy("float32")
-    return Rows(take(rows.index), torch.tensor(correct), torch.tensor(weight))
+    return TrainingRows(take(rows.index), torch.tensor(correct), torch.tensor(weight))
 
 
 class _View(Sequence[Tensor]):

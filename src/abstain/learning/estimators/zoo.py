@@ -25,7 +25,7 @@ from abstain.learning.estimators.probes.pca import PCAProbe
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """A kind of probe, and the parameters that it does not take from `params.yaml`."""
 
     kind: type[Probe]
@@ -35,12 +35,12 @@ class Entry:
         return params.model_copy(update=dict(self.fixed))
 
 
-ZOO: Mapping[Architecture, Entry] = {
-    "lstm": Entry(LSTMProbe),
-    "lstm_no_huber": Entry(LSTMProbe, {"huber_lambda": 0.0}),  # the paper's "no calib." row
-    "linear": Entry(LinearProbe, {"huber_lambda": 0.0}),  # a logistic regression has no such term
-    "attention": Entry(AttentionProbe),
-    "pca": Entry(PCAProbe),
+ZOO: Mapping[Architecture, ZooEntry] = {
+    "lstm": ZooEntry(LSTMProbe),
+    "lstm_no_huber": ZooEntry(LSTMProbe, {"huber_lambda": 0.0}),  # the paper's "no calib." row
+    "linear": ZooEntry(LinearProbe, {"huber_lambda": 0.0}),  # a logistic regression has no such term
+    "attention": ZooEntry(AttentionProbe),
+    "pca": ZooEntry(PCAProbe),
 }
 HEADER = "probe"
 

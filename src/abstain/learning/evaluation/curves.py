@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_curve
 
-from abstain.learning.evaluation.reviewed_answers import Judged
+from abstain.learning.evaluation.reviewed_answers import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
 
 BINS = 20
@@ -18,7 +18,7 @@ SHOWN = 4
 """Slices that a plot can tell apart."""
 
 
-def tables(judged: Judged, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
+def tables(judged: ReviewedSplit, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
     """The tables of this module by name: of the scorer `served`, and where scorers are compared, of `several`.
 
     A product's reliability is told where it is worth `min_rows` answers.

@@ -19,7 +19,7 @@ from abstain.learning.metrics.calibration import Calibrator, Method, fit_calibra
 
 
 @dataclass(frozen=True)
-class Judged:
+class ReviewedSplit:
     """Reviewed answers of one split.
 
     Attributes:
@@ -87,7 +87,7 @@ class Judged:
 
 
 def calibrate(
-    validation: Judged, scores: Mapping[str, pd.DataFrame], method: Method, seed: int
+    validation: ReviewedSplit, scores: Mapping[str, pd.DataFrame], method: Method, seed: int
 ) -> dict[str, pd.DataFrame]:
     """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
 
@@ -110,7 +110,12 @@ def calibrate(
 
 
 def calibration_rows(
-    validation: Judged, holdout: Judged, name: str, uncalibrated: list[str], seed: int, resamples: Resamples
+    validation: ReviewedSplit,
+    holdout: ReviewedSplit,
+    name: str,
+    uncalibrated: list[str],
+    seed: int,
+    resamples: Resamples,
 ) -> list[dict[str, Any]]:
     """ECE and Brier score of `name` on the hold-out, with 95 % intervals, a row a method that is fitted on validation.
 

@@ -18,7 +18,7 @@ Kind = Literal["served probe", "probe", "regressor", "signal", "fusion", "baseli
 
 
 @dataclass(frozen=True)
-class Scorers:
+class ScoreTable:
     """The served file, the zoo by architecture, the fusion, the training answers' share of right ones, and which of
     the signals are regressors of correctness.
 

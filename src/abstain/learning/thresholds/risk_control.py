@@ -100,7 +100,7 @@ class _Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, whether anything is `promised`, and the line that `says` it."""
-        return {"promised": isinstance(self, Promise), **asdict(self), "says": str(self)}
+        return {"promised": isinstance(self, ControlledThreshold), **asdict(self), "says": str(self)}
 
     def _counted(self) -> str:
         worth = "" if self.even_rows == self.rows else f" (worth {self.even_rows} drawn evenly)"
@@ -108,7 +108,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True)
-class Promise(_Outcome):
+class ControlledThreshold(_Outcome):
     """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
 
     `rows` were reviewed, worth `even_rows` that were drawn evenly. Of these, `shown` were shown (`display_rate`),
@@ -128,7 +128,7 @@ class Promise(_Outcome):
 
 
 @dataclass(frozen=True)
-class NoPromise(_Outcome):
+class NoControlledThreshold(_Outcome):
     """Why nothing is promised, and what would help.
 
     `threshold` is the most promising one; `precision`, `error_rate` and `display_rate` are what it gives of all
@@ -153,9 +153,9 @@ class NoPromise(_Outcome):
         )
 
 
-def promise_threshold(
+def control_risk(
     tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
-) -> Promise | NoPromise:
+) -> ControlledThreshold | NoControlledThreshold:
     """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
 
     Args:
@@ -177,7 +177,7 @@ def promise_threshold(
     if threshold is None:
         return _no_promise(float(tried[-1]), tested, training, len(even.correct), params)
     point = operating_point(even.confidence, even.correct, threshold)
-    return Promise(
+    return ControlledThreshold(
         **_figures(point, params),
         rows=len(tested.correct),
         even_rows=len(even.correct),
@@ -267,7 +267,7 @@ def _controlled(
 
 def _no_promise(
     threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, even_rows: int, params: ThresholdParams
-) -> NoPromise:
+) -> NoControlledThreshold:
     """What would help, judged by the threshold that was tried first.
 
     The tested rows alone would ask for too much, because one comes here where they looked bad by chance; the training
@@ -292,7 +292,7 @@ def _no_promise(
                 "promise looks best on the training split: score both on one scale, the training split out of fold"
             )
         figures, needed = judge(tested)
-    return NoPromise(**figures, rows=rows, even_rows=even_rows, reviews_needed=needed)
+    return NoControlledThreshold(**figures, rows=rows, even_rows=even_rows, reviews_needed=needed)
 
 
 def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:

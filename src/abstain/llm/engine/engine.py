@@ -12,12 +12,12 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, copies_done, log_probabilities, to_host
 from abstain.llm.engine.generation import Generated, Prompt, decode
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.planner import EncodedRequest, Plan, by_depth
+from abstain.llm.engine.planner import EncodedRequest, RequestPlan, by_depth
 from abstain.llm.engine.prefix_tree import Node
-from abstain.llm.engine.requests import NLL, Choices, Generate, Perturb, Request, States, relevant
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs, Perturb, Request, relevant
 from abstain.llm.engine.tokenization import encode_pass
 
-NUMERICS = "forest-1"
+ENGINE_VERSION = "forest-1"
 """To be changed with whatever changes the last bits of a result: it is part of every cache key."""
 Result = Tensor | list[Generated]
 DECODE_ROWS = 32
@@ -71,8 +71,8 @@ class Engine:
                 f"{request.name}: {longest} tokens are more than the {self.decoder.window} that "
                 f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks"
             )
-        first, last = encoded.span(*ask.segments) if isinstance(ask, States | NLL) else (len(ids) - 1, len(ids))
-        offered = ask.tokens if isinstance(ask, Choices) else ask.choices if isinstance(ask, Generate) else ()
+        first, last = encoded.span(*ask.segments) if isinstance(ask, HiddenStates | NLL) else (len(ids) - 1, len(ids))
+        offered = ask.tokens if isinstance(ask, NextTokenProbs) else ask.choices if isinstance(ask, Generate) else ()
         choices = tuple(_single(tokenizer, token) for token in offered)
         entry = EncodedRequest(key, request, ids, first, last, choices)
         self.decoder.site(entry.hook(self.decoder.n_layers)[0])
@@ -81,7 +81,7 @@ class Engine:
         return entry
 
     def _run_group(self, depth: int, entries: Sequence[EncodedRequest]) -> Iterator[tuple[str, Result]]:
-        plan = Plan(entries, self.decoder, self.batch_tokens)
+        plan = RequestPlan(entries, self.decoder, self.batch_tokens)
         prompts: list[Prompt] = []
         copied: Callable[[], None] = self._launch(plan, 0, depth)
         for number in range(len(plan.batches)):
@@ -102,7 +102,7 @@ class Engine:
         if prompts:
             yield from decode(self.decoder, prompts)
 
-    def _launch(self, plan: Plan, number: int, depth: int) -> Callable[[], None]:
+    def _launch(self, plan: RequestPlan, number: int, depth: int) -> Callable[[], None]:
         """Run one batch; what it gives may be read once the returned function has been called."""
         batch = plan.batches[number]
         wanted = {run: plan.wanted[run] for run in batch if run in plan.wanted}
@@ -119,7 +119,10 @@ class Engine:
                 chosen = sorted(plan.projected[run])
                 hidden = hooks[final][[at - wanted[run][final][0] for at in chosen]]
                 rows.add(
-                    run, chosen, hidden, [entry for entry in plan.ending(run) if isinstance(entry.request.ask, Choices)]
+                    run,
+                    chosen,
+                    hidden,
+                    [entry for entry in plan.ending(run) if isinstance(entry.request.ask, NextTokenProbs)],
                 )
         values = to_host(rows.surprise(self.decoder)) if rows.hidden else torch.empty(0, 2)
         copied = copies_done(self.decoder.device)
@@ -182,32 +185,32 @@ def _single(tokenizer: Any, token: str) -> int:
     return int(ids[0])
 
 
-def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: Plan) -> Tensor:
+def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> Tensor:
     """The result of a request from what was found of the runs of its pass."""
     ask = entry.request.ask
-    if isinstance(ask, Choices):
+    if isinstance(ask, NextTokenProbs):
         return plan.choices.pop(entry.key)
     parts = []
     for node in path:
         first, last = max(entry.first - node.start, 0), min(entry.last - node.start, len(node))
-        if first < last and isinstance(ask, States):
+        if first < last and isinstance(ask, HiddenStates):
             offset, states = plan.results[node].states[Hook(ask.layer, ask.site)]
             parts.append(states[first - offset : last - offset])
         elif first < last:
             parts.append(plan.surprise(node)[first:last])
     if not parts:  # the segment is empty
-        return plan.no_rows if isinstance(ask, States) else torch.empty(0, 2)
+        return plan.no_rows if isinstance(ask, HiddenStates) else torch.empty(0, 2)
     result = torch.cat(parts)
     known = result[1:] if isinstance(ask, NLL) and entry.first == 0 else result
     if not torch.isfinite(known).all():
-        what = f"states at layer {ask.layer}" if isinstance(ask, States) else "probabilities"
+        what = f"states at layer {ask.layer}" if isinstance(ask, HiddenStates) else "probabilities"
         raise AbstainError(
             f"{entry.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out"
         )
     return result
 
 
-def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: Plan) -> Prompt:
+def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> Prompt:
     """A pass that is to be answered, with what the decoder knows of it already."""
     assert isinstance(entry.request.ask, Generate)
     keys_values = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder, Hook, Span, hull
 from abstain.llm.engine.prefix_tree import Node, build, common_prefix, walk
-from abstain.llm.engine.requests import NLL, Generate, Request, States
+from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Request
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class EncodedRequest:
     def hook(self, n_layers: int) -> tuple[Hook, Span]:
         """The rows of the hook that it reads. What predicts a token is the state of the token before it."""
         match self.request.ask:
-            case States(layer, site):
+            case HiddenStates(layer, site):
                 return Hook(layer, site), (self.first, self.last)
             case NLL():
                 return Hook(n_layers), (max(self.first - 1, 0), self.last - 1)
@@ -53,7 +53,7 @@ class NodeResults:
     surprise: Tensor | None = None
 
 
-class Plan:
+class RequestPlan:
     """The tree of the passes of `entries`, cut into batches, and what has been found on the way."""
 
     def __init__(self, entries: Sequence[EncodedRequest], decoder: Decoder, batch_tokens: int) -> None:
@@ -93,7 +93,7 @@ class Plan:
             if local[0] < local[1]:
                 here = self.wanted[node]
                 here[hook] = hull([local, here[hook]]) if hook in here else local
-                if isinstance(entry.request.ask, States):
+                if isinstance(entry.request.ask, HiddenStates):
                     self.exported[node].add(hook)
                 elif not isinstance(entry.request.ask, Generate):
                     self.projected[node].update(range(*local))

@@ -16,7 +16,7 @@ Site = Literal["residual", "mlp"]
 
 
 @dataclass(frozen=True)
-class States:
+class HiddenStates:
     """Hidden states of the tokens of adjacent `segments` at `layer` (decoder blocks counted from 1).
 
     `site="residual"` is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]`
@@ -40,7 +40,7 @@ class NLL:
 
 
 @dataclass(frozen=True)
-class Choices:
+class NextTokenProbs:
     """Next-token probabilities of `tokens` at the end of the pass; each is one token of the tokenizer, e.g. "Yes".
 
     Result: (len(tokens), 1), float32.
@@ -72,7 +72,7 @@ class Generate:
     seed: int = 0
     beams: int = 0
     contains: tuple[str, ...] = ()
-    states: States | None = None
+    states: HiddenStates | None = None
     choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Perturb:
             raise ValueError("a perturbation replaces at least one token")
 
 
-Ask = States | NLL | Choices | Generate | Perturb
+Ask = HiddenStates | NLL | NextTokenProbs | Generate | Perturb
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Request:
 
 def relevant(pass_: Pass, ask: Ask) -> Pass:
     """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
-    if isinstance(ask, Choices | Generate | Perturb):
+    if isinstance(ask, NextTokenProbs | Generate | Perturb):
         return pass_
     names = [segment.name for segment in pass_]
     for wanted in ask.segments:

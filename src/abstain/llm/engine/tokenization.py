@@ -64,7 +64,7 @@ def first_tokens(tokenizer: Any) -> list[int]:
     return first if first == [tokenizer.bos_token_id] else []
 
 
-class Window:
+class ContextWindow:
     """The most tokens that the model `ref` reads in one pass."""
 
     def __init__(self, ref: ModelRef) -> None:

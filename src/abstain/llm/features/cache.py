@@ -20,10 +20,19 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.prompts import Pass
-from abstain.llm.features.shard import DamagedShard, Header, Space, encode, load_shard, parse_header, quarantine, shards
-from abstain.llm.features.store import Store, open_store
+from abstain.llm.features.shard import (
+    CacheNamespace,
+    DamagedShard,
+    Header,
+    encode,
+    load_shard,
+    parse_header,
+    quarantine,
+    shards,
+)
+from abstain.llm.features.store import FileStore, open_store
 
-__all__ = ["FeatureCache", "Space", "pass_key", "write_rows"]
+__all__ = ["CacheNamespace", "FeatureCache", "pass_key", "write_rows"]
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +42,7 @@ def pass_key(pass_: Pass) -> str:
     return hashlib.sha256(repr([(s.name, s.text, s.literal, s.eos) for s in pass_]).encode()).hexdigest()
 
 
-def write_rows(store: Store, space: Space, rows: Mapping[str, Tensor]) -> Header:
+def write_rows(store: FileStore, space: CacheNamespace, rows: Mapping[str, Tensor]) -> Header:
     """Write `rows`, key -> (n, w), as one shard, without a look at what else is there."""
     header, content = encode(space, rows)
     store.write(header.name, content)
@@ -41,14 +50,14 @@ def write_rows(store: Store, space: Space, rows: Mapping[str, Tensor]) -> Header
 
 
 class FeatureCache:
-    """Rows of one `Space` under `root`, a local path or an fsspec URL.
+    """Rows of one `CacheNamespace` under `root`, a local path or an fsspec URL.
 
     Sees the shards that were there when it was opened or refreshed, and its own. Opening writes nothing, unless a
     shard with a damaged header is there to be moved. Every method raises `AbstainError` where the root cannot be
     read or written.
     """
 
-    def __init__(self, root: str | Path, space: Space) -> None:
+    def __init__(self, root: str | Path, space: CacheNamespace) -> None:
         self.space = space
         self._store = open_store(root)
         self._shards: dict[str, Header] = {}

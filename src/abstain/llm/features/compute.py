@@ -24,8 +24,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
 from abstain.llm.engine.requests import Ask, Request
-from abstain.llm.features.cache import FeatureCache, Space
-from abstain.llm.features.shard_job import SHARD_ROWS, Done, LocalRunner, ShardRunner, ShardWork, engine_for, row_key
+from abstain.llm.features.cache import CacheNamespace, FeatureCache
+from abstain.llm.features.shard_job import SHARD_ROWS, JobStats, LocalRunner, ShardJob, ShardRunner, engine_for, row_key
 
 ATTEMPTS = 3
 
@@ -34,7 +34,7 @@ BLOCK = 128
 """Characters of a pass by which it is decided what passes have in common when they are put in order."""
 
 
-class Requests(Protocol):
+class RequestList(Protocol):
     """What is asked, by number; None for a row that cannot be asked for, which has no key and no result."""
 
     def __len__(self) -> int: ...
@@ -43,13 +43,13 @@ class Requests(Protocol):
 
 
 @dataclass(frozen=True)
-class RowSource:
+class FeatureStore:
     """One base model, as `llm.model` names it, and the cache of what it was asked."""
 
     model: str
     settings: Settings
 
-    def space(self, ask: Ask) -> Space:
+    def space(self, ask: Ask) -> CacheNamespace:
         """The cache space of `ask`. Raises `AbstainError` where the base model is not to be found."""
         return self._work(()).space(ask)
 
@@ -63,33 +63,33 @@ class RowSource:
             raise AbstainError(f"{self.model} is no causal language model, as a base model is: change llm.model")
         return engine
 
-    def run(self, requests: Requests) -> None:
+    def run(self, requests: RequestList) -> None:
         """Compute `requests` and keep nothing, whatever the cache has: what a service does that answers once."""
         asked = (requests[at] for at in range(len(requests)))
         numbered = {str(at): request for at, request in enumerate(filter(None, asked))}
         for _ in engine_for(self._work(()), self.settings).run(numbered):
             pass
 
-    def missing(self, requests: Requests) -> int:
+    def missing(self, requests: RequestList) -> int:
         """How many different rows of `requests` would need a forward pass."""
         return len(self._lacking(requests))
 
-    def shards(self, requests: Requests) -> Iterator[ShardWork]:
+    def shards(self, requests: RequestList) -> Iterator[ShardJob]:
         """What the cache lacks of `requests`, cut into shards."""
         return self._cut(requests, self._lacking(requests))
 
-    def fill(
+    def compute_missing(
         self,
-        requests: Requests,
+        requests: RequestList,
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
-    ) -> Done:
+    ) -> JobStats:
         """Compute what the cache lacks of `requests`, and what that cost.
 
         Shards are written as they are done: a run that is killed repeats those that were under way. The base model is
         not even loaded where nothing is missing.
         """
-        lacking, cost = self._lacking(requests), Done(0, 0, 0)
+        lacking, cost = self._lacking(requests), JobStats(0, 0, 0)
         if lacking:
             progress(0, len(lacking))
             for done in (runner or LocalRunner(self.settings)).run(self._cut(requests, lacking)):
@@ -97,7 +97,7 @@ class RowSource:
                 progress(cost.rows, len(lacking))
         return cost
 
-    def read(self, requests: Requests) -> Iterator[tuple[int, Tensor]]:
+    def read(self, requests: RequestList) -> Iterator[tuple[int, Tensor]]:
         """`(index, row)` of every request, in the order in which they lie in the cache.
 
         What is missing, or turns out to be damaged, is computed first.
@@ -108,7 +108,7 @@ class RowSource:
         for _ in range(ATTEMPTS):
             if not places:
                 return
-            self.fill(_Part(requests, [at[0] for at in places.values()]))
+            self.compute_missing(_Part(requests, [at[0] for at in places.values()]))
             for ask in {ask for ask, _ in places}:
                 for key, row in self.cache(ask).read([key for of, key in places if of == ask]):
                     for at in places.pop((ask, key)):
@@ -119,7 +119,7 @@ class RowSource:
                 "check that disk, or set ABSTAIN_FEATURES to another"
             )
 
-    def _lacking(self, requests: Requests) -> list[tuple[bytes, int]]:
+    def _lacking(self, requests: RequestList) -> list[tuple[bytes, int]]:
         """Where each missing row is asked for first, after what its pass begins with, in the order of that."""
         first: dict[tuple[Ask, str], int] = {}
         for at, asked in _keys(requests):
@@ -130,7 +130,7 @@ class RowSource:
         missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
         return sorted((_beginning(requests[at]), at) for at in missing)
 
-    def _cut(self, requests: Requests, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardWork]:
+    def _cut(self, requests: RequestList, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
         """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
 
         However much is asked about a pass: all of it is in one shard.
@@ -148,11 +148,11 @@ class RowSource:
         if shard:
             yield self._shard(requests, shard)
 
-    def _shard(self, requests: Requests, indices: Sequence[int]) -> ShardWork:
+    def _shard(self, requests: RequestList, indices: Sequence[int]) -> ShardJob:
         return self._work(tuple(request for at in indices if (request := requests[at])))
 
-    def _work(self, requests: tuple[Request, ...]) -> ShardWork:
-        return ShardWork(
+    def _work(self, requests: tuple[Request, ...]) -> ShardJob:
+        return ShardJob(
             model=self.model,
             revision=str(resolve(self.model, self.settings)),
             dtype=str(choose_dtype(self.settings, choose_device(self.settings))).removeprefix("torch."),
@@ -161,10 +161,10 @@ class RowSource:
         )
 
 
-class Together:
+class ConcatRequests:
     """The requests of several parts, one after the other: filled at once, they share what they have in common."""
 
-    def __init__(self, parts: Sequence[Requests]) -> None:
+    def __init__(self, parts: Sequence[RequestList]) -> None:
         self._parts = [part for part in parts if len(part)]
         self._ends = list(itertools.accumulate(map(len, self._parts)))
 
@@ -179,7 +179,7 @@ class Together:
 class _Part:
     """Some of `requests`, made when they are looked at."""
 
-    def __init__(self, requests: Requests, indices: Sequence[int]) -> None:
+    def __init__(self, requests: RequestList, indices: Sequence[int]) -> None:
         self._requests, self._indices = requests, indices
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class _Part:
         return self._requests[self._indices[at]]
 
 
-def _keys(requests: Requests) -> Iterator[tuple[int, tuple[Ask, str]]]:
+def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Ask, str]]]:
     for at in range(len(requests)):
         if request := requests[at]:
             yield at, (request.ask, row_key(request))

@@ -20,17 +20,17 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import Perturb, Request
-from abstain.llm.engine.tokenization import Window
-from abstain.llm.features.compute import Progress, RowSource, Together
-from abstain.llm.features.shard_job import Done, ShardRunner, row_key
+from abstain.llm.engine.tokenization import ContextWindow
+from abstain.llm.features.compute import ConcatRequests, FeatureStore, Progress
+from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.perturbation.engines import AROUND
-from abstain.llm.perturbation.text import Piece, Pieces, Step, diff, perturbed, to_steps
+from abstain.llm.perturbation.text import PerturbationStep, Piece, Pieces, diff, perturbed, to_steps
 
 JOIN = Segment("join", "\n\n", literal=True)
 
 
 @dataclass(frozen=True)
-class Perturber:
+class ContextPerturber:
     """The perturbation model `model`, as `llm.model` names one, and how it perturbs.
 
     `longest`: the most tokens that anybody perturbs of the same texts. Iteratively by entropy, fewer are the first
@@ -50,22 +50,24 @@ class Perturber:
         tokens = max(how.tokens, self.longest) if begins else how.tokens
         return tuple(Perturb(how.where, how.when, tokens, how.seed + copy) for copy in range(how.copies))
 
-    def fill(
+    def compute_missing(
         self,
         rows: Sequence[Interaction],
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
-    ) -> Done:
-        """Compute what the cache lacks, and what that cost: as `RowSource.fill`."""
-        return self._rows.fill(Together([self._requests(rows, ask) for ask in self.asks]), progress, runner)
+    ) -> JobStats:
+        """Compute what the cache lacks, and what that cost: as `FeatureStore.compute_missing`."""
+        return self._rows.compute_missing(
+            ConcatRequests([self._requests(rows, ask) for ask in self.asks]), progress, runner
+        )
 
     def run(self, rows: Sequence[Interaction]) -> None:
-        """Perturb and keep nothing: as `RowSource.run`."""
-        self._rows.run(Together([self._requests(rows, ask) for ask in self.asks]))
+        """Perturb and keep nothing: as `FeatureStore.run`."""
+        self._rows.run(ConcatRequests([self._requests(rows, ask) for ask in self.asks]))
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
         """How many contexts are to be perturbed, copies counted, and how many different ones the cache lacks."""
-        requests = Together([self._requests(rows, ask) for ask in self.asks])
+        requests = ConcatRequests([self._requests(rows, ask) for ask in self.asks])
         return sum(requests[at] is not None for at in range(len(requests))), self._rows.missing(requests)
 
     def keys(self, rows: Sequence[Interaction]) -> dict[str, set[str]]:
@@ -88,7 +90,7 @@ class Perturber:
         (steps,) = self._steps([row], self.asks[0])
         return [diff(one.text, 2 * at, steps, self._pieces) for at, one in enumerate(row.contexts)]
 
-    def replaced(self, row: Interaction) -> list[tuple[str, str, Step]]:
+    def replaced(self, row: Interaction) -> list[tuple[str, str, PerturbationStep]]:
         """What went, what came in its place, and the step, of the first copy of `row`, in the order of replacement."""
         (steps,) = self._steps([row], self.asks[0])
         olds = [row.contexts[step.segment // 2].text[step.start : step.end] for step in steps]
@@ -117,16 +119,16 @@ class Perturber:
         return found
 
     @cached_property
-    def _rows(self) -> RowSource:
-        return RowSource(self.model, self.settings)
+    def _rows(self) -> FeatureStore:
+        return FeatureStore(self.model, self.settings)
 
     @cached_property
     def _pieces(self) -> Pieces:
         return Pieces.of(load_tokenizer(resolve(self.model, self.settings)))
 
     @cached_property
-    def _window(self) -> Window:
-        return Window(resolve(self.model, self.settings))
+    def _window(self) -> ContextWindow:
+        return ContextWindow(resolve(self.model, self.settings))
 
     def _excess(self, pass_: Pass) -> str:
         return self._window.excess(pass_, AROUND)
@@ -138,13 +140,13 @@ class Perturber:
             for pass_, name in passes
         ]
 
-    def _steps(self, rows: Sequence[Interaction], ask: Perturb) -> list[list[Step]]:
-        found: list[list[Step]] = [[] for _ in rows]
+    def _steps(self, rows: Sequence[Interaction], ask: Perturb) -> list[list[PerturbationStep]]:
+        found: list[list[PerturbationStep]] = [[] for _ in rows]
         for at, result in self._rows.read(self._requests(rows, ask)):
             found[at] = to_steps(result)[: self.params.tokens]
         return found
 
-    def _changed(self, row: Interaction, steps: Sequence[Step]) -> Interaction:
+    def _changed(self, row: Interaction, steps: Sequence[PerturbationStep]) -> Interaction:
         contexts = tuple(
             one.model_copy(update={"text": perturbed(one.text, 2 * at, steps, self._pieces)})
             for at, one in enumerate(row.contexts)

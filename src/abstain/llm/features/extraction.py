@@ -21,12 +21,12 @@ from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import NLL, Ask, Generate, Request, States
-from abstain.llm.engine.tokenization import Window
-from abstain.llm.features.cache import FeatureCache, Space
-from abstain.llm.features.compute import Progress, RowSource
-from abstain.llm.features.feature_request import Reading
-from abstain.llm.features.shard_job import Done, ShardRunner, ShardWork, row_key
+from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request
+from abstain.llm.engine.tokenization import ContextWindow
+from abstain.llm.features.cache import CacheNamespace, FeatureCache
+from abstain.llm.features.compute import FeatureStore, Progress
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.shard_job import JobStats, ShardJob, ShardRunner, row_key
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Refused:
+class UnreadableRow:
     """An interaction that the base model cannot read, and why."""
 
     reason: str
@@ -53,26 +53,26 @@ class FeatureSource:
 
     params: LLMParams
     settings: Settings
-    reading: Reading | None = None
+    reading: FeatureRequest | None = None
 
     @cached_property
-    def _reading(self) -> Reading:
-        return self.reading or Reading(States(self.params.layer, self.params.site))
+    def _reading(self) -> FeatureRequest:
+        return self.reading or FeatureRequest(HiddenStates(self.params.layer, self.params.site))
 
     @property
     def ask(self) -> Ask:
         return self._reading.ask
 
     @cached_property
-    def rows(self) -> RowSource:
-        return RowSource(self.params.model, self.settings)
+    def rows(self) -> FeatureStore:
+        return FeatureStore(self.params.model, self.settings)
 
     @cached_property
     def _ref(self) -> ModelRef:
         return resolve(self.params.model, self.settings)
 
     @cached_property
-    def _window(self) -> Window:
+    def _window(self) -> ContextWindow:
         return _window(self._ref)
 
     @cached_property
@@ -80,7 +80,7 @@ class FeatureSource:
         """For a service that asks often: what was there when it first asked is enough."""
         return self.rows.cache(self.ask)
 
-    def space(self) -> Space:
+    def space(self) -> CacheNamespace:
         """The cache space of these parameters. Raises `AbstainError` where the base model is not to be found."""
         return self.rows.space(self.ask)
 
@@ -88,13 +88,13 @@ class FeatureSource:
         """The base model, loaded once a process."""
         return self.rows.engine()
 
-    def prepare(self, interaction: Interaction) -> Prepared | Refused:
+    def prepare(self, interaction: Interaction) -> Prepared | UnreadableRow:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window as `llm.too_long` says."""
         return self._fit(self._reading, interaction, interaction.answer)
 
-    def prepare_question(self, question: Question, ask: Generate) -> Prepared | Refused:
+    def prepare_question(self, question: Question, ask: Generate) -> Prepared | UnreadableRow:
         """The pass of a question that is still to be answered, cut so that the answer fits the window too."""
-        return self._fit(Reading(ask), question, None)
+        return self._fit(FeatureRequest(ask), question, None)
 
     def continued(self, prompt: Pass, answer: str) -> Pass:
         """`prompt` with an answer, and what the layout puts after it."""
@@ -106,7 +106,7 @@ class FeatureSource:
 
         Raises `AbstainError` where the base model has no such layer: here, and not when the first shard gets there.
         """
-        if isinstance(self.ask, States):
+        if isinstance(self.ask, HiddenStates):
             require_layer(self.ask.layer, self._ref, read_depth(self._ref))
         return _Asked(self, interactions)
 
@@ -119,18 +119,18 @@ class FeatureSource:
         """How many different rows of `interactions` would need a forward pass."""
         return self.rows.missing(self.requests(interactions))
 
-    def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardWork]:
+    def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardJob]:
         """What the cache lacks of `interactions`, cut into shards."""
         return self.rows.shards(self.requests(interactions))
 
-    def fill(
+    def compute_missing(
         self,
         interactions: Sequence[Interaction],
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
-    ) -> Done:
-        """Compute what the cache lacks of `interactions`, and what that cost: as `RowSource.fill`."""
-        return self.rows.fill(self.requests(interactions), progress, runner)
+    ) -> JobStats:
+        """Compute what the cache lacks of `interactions`, and what that cost: as `FeatureStore.compute_missing`."""
+        return self.rows.compute_missing(self.requests(interactions), progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
         """`(index, result)` of every interaction that is not refused; without a reading of its own that is S_in of the
@@ -147,7 +147,7 @@ class FeatureSource:
         lengths[[at for at, _ in known]] = cache.lengths(key for _, key in known)
         write_table(file, lengths.tolist(), *kind, self.read(interactions), self.space().model)
 
-    def states(self, interactions: Sequence[Interaction]) -> list[Tensor | Refused]:
+    def states(self, interactions: Sequence[Interaction]) -> list[Tensor | UnreadableRow]:
         """S_in of every interaction, in order, for a few of them: what is computed is not kept in the cache."""
         prepared = [self.prepare(interaction) for interaction in interactions]
         requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
@@ -156,14 +156,16 @@ class FeatureSource:
             rows |= {key: row for key, row in self.engine().run(lacking) if isinstance(row, Tensor)}
         return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
 
-    def _fit(self, reading: Reading, asked: Question | Interaction, answer: str | None) -> Prepared | Refused:
+    def _fit(
+        self, reading: FeatureRequest, asked: Question | Interaction, answer: str | None
+    ) -> Prepared | UnreadableRow:
         texts = reading.contexts(asked)
         for dropped in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
             pass_ = reading.render(self.params.layout, asked.question, texts[: len(texts) - dropped], answer)
             excess = self._window.excess(pass_, reading.generated)
             if not excess:
                 return Prepared(Request(pass_, reading.ask, f"interaction {asked.interaction_id}"), dropped)
-        return Refused(excess)
+        return UnreadableRow(excess)
 
 
 class _Asked:
@@ -181,14 +183,14 @@ class _Asked:
 
 
 @lru_cache(maxsize=4)
-def _window(ref: ModelRef) -> Window:
-    return Window(ref)  # its tokenizer is loaded once for all readings
+def _window(ref: ModelRef) -> ContextWindow:
+    return ContextWindow(ref)  # its tokenizer is loaded once for all readings
 
 
 def chunk_nll(texts: Sequence[str]) -> list[Request]:
     """What depends on a chunk alone: NLL and entropy of its tokens, read by themselves.
 
     No layout is in such a pass, so its row is found by the chunk's text, in whatever context and for whatever
-    question the chunk was retrieved: `RowSource(model, settings).read(chunk_nll(texts))` computes a chunk once.
+    question the chunk was retrieved: `FeatureStore(model, settings).read(chunk_nll(texts))` computes a chunk once.
     """
     return [Request((Segment("chunk", text),), NLL(("chunk",)), f"chunk {text[:40]!r}") for text in texts]

@@ -23,7 +23,7 @@ WHOLE = {"yes_score": "yes-score-v1", "probability": "probability-v1"}
 
 
 @dataclass(frozen=True)
-class Reading:
+class FeatureRequest:
     """`ask` about `prompt` with the best `chunks` retrieved chunks in it; None: with all, 0: with none (B_c)."""
 
     ask: Ask

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from abstain.llm.features.shard import NAME, DamagedShard, Header, Space, load_shard, parse_header, shards
-from abstain.llm.features.store import Entry, Store, open_store
+from abstain.llm.features.shard import NAME, CacheNamespace, DamagedShard, Header, load_shard, parse_header, shards
+from abstain.llm.features.store import FileStore, StoredFile, open_store
 
 LEFT_BEHIND = re.compile(
     r"quarantine/[0-9a-f]{16}-[0-9a-f]{32}\.safetensors|[0-9a-f]{16}/\.[0-9a-f]{32}\.safetensors\.\w+"
@@ -28,7 +28,7 @@ class SpaceStats:
     """One space of a cache. `rows` counts a row as often as it is stored, `distinct` once."""
 
     digest: str
-    space: Space | None  # None where no shard's header can be read
+    space: CacheNamespace | None  # None where no shard's header can be read
     rows: int
     distinct: int
     shards: int
@@ -56,7 +56,7 @@ class Pruned:
 def stats(root: str | Path) -> list[SpaceStats]:
     """Every space under `root`, newest first. Reads headers only, and moves nothing."""
     store = open_store(root)
-    spaces: dict[str, list[tuple[Entry, Header | None]]] = {}
+    spaces: dict[str, list[tuple[StoredFile, Header | None]]] = {}
     for entry, header in _headers(store):
         spaces.setdefault(entry.name.partition("/")[0], []).append((entry, header))
     result = []
@@ -113,9 +113,9 @@ def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta,
     return Pruned(tuple(sorted(entry.name for entry in doomed)), sum(entry.size for entry in doomed))
 
 
-def _headers(store: Store, entries: list[Entry] | None = None) -> list[tuple[Entry, Header | None]]:
+def _headers(store: FileStore, entries: list[StoredFile] | None = None) -> list[tuple[StoredFile, Header | None]]:
     """Each shard with its header, None where that is damaged; without those that are gone."""
-    result: list[tuple[Entry, Header | None]] = []
+    result: list[tuple[StoredFile, Header | None]] = []
     for entry, head in store.heads(shards(store) if entries is None else entries):
         if head is None:
             continue

@@ -23,7 +23,7 @@ from typing import Any
 import fsspec
 
 from abstain.core.errors import AbstainError
-from abstain.llm.features.store import Entry, header_end
+from abstain.llm.features.store import StoredFile, header_end
 
 FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
 AT_ONCE = 512  # headers asked for in one go: bounds memory, not concurrency
@@ -47,7 +47,7 @@ class RemoteStore:
         self._process = 0
         self._connect()
 
-    def list(self, folder: str = "") -> list[Entry]:
+    def list(self, folder: str = "") -> list[StoredFile]:
         fs, base = self._connect()
         found: dict[str, dict] = {}
         with self._speaking("read"):
@@ -58,12 +58,12 @@ class RemoteStore:
                 if self._protocol in BUCKETS:  # a prefix without objects is no error there: it is the bucket
                     raise PermissionError("no such bucket") from error
         return [
-            Entry(name[len(base) :].lstrip("/"), info["size"], _written(info))
+            StoredFile(name[len(base) :].lstrip("/"), info["size"], _written(info))
             for name, info in sorted(found.items())
             if info["type"] == "file"
         ]
 
-    def heads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+    def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
         for at in range(0, len(entries), AT_ONCE):
             some = entries[at : at + AT_ONCE]
             heads = self._ranges([(entry, 0, FIRST_BYTES) for entry in some])
@@ -117,10 +117,10 @@ class RemoteStore:
                 fs.rm_file(temporary)
             raise
 
-    def _ranges(self, wanted: Sequence[tuple[Entry, int, int]]) -> dict[Entry, bytes | None]:
+    def _ranges(self, wanted: Sequence[tuple[StoredFile, int, int]]) -> dict[StoredFile, bytes | None]:
         """Bytes first..last of each entry, all asked for at the same time; None where it is gone."""
         fs, base = self._connect()
-        result: dict[Entry, bytes | None] = {entry: b"" for entry, _, _ in wanted}
+        result: dict[StoredFile, bytes | None] = {entry: b"" for entry, _, _ in wanted}
         asked = [(entry, first, min(last, entry.size)) for entry, first, last in wanted if entry.size > first]
         if not asked:  # an empty object has no range that could be asked for
             return result

@@ -24,14 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from abstain.llm.features.store import Entry, Store, header_end
+from abstain.llm.features.store import FileStore, StoredFile, header_end
 
 NAME = re.compile(r"(?P<space>[0-9a-f]{16})/[0-9a-f]{32}\.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Space:
+class CacheNamespace:
     """What all rows of one cache folder have in common.
 
     `model` is name@revision, `ask` the text of what was asked of it, `engine` the version of the numerics.
@@ -55,7 +55,7 @@ class DamagedShard(Exception):
 class Header:
     """What a shard says about itself: `rows` maps a key to the first and the last (exclusive) of its vectors."""
 
-    space: Space
+    space: CacheNamespace
     rows: dict[str, tuple[int, int]]
     sha256: str
     width: int
@@ -69,7 +69,7 @@ class Header:
         return f"{self.space.digest}/{hashlib.sha256(json.dumps(index).encode()).hexdigest()[:32]}.safetensors"
 
 
-def encode(space: Space, rows: Mapping[str, Tensor]) -> tuple[Header, bytes]:
+def encode(space: CacheNamespace, rows: Mapping[str, Tensor]) -> tuple[Header, bytes]:
     """One shard of at least one row, each (n, w) with one w and one dtype. ValueError for others."""
     if {row.ndim for row in rows.values()} != {2}:
         raise ValueError("a row of the feature cache is a tensor (n, w)")
@@ -95,7 +95,9 @@ def parse_header(head: bytes, size: int) -> Header:
         index, states = json.loads(header["__metadata__"]["index"]), header["states"]
         (tokens, width), (first, last) = states["shape"], states["data_offsets"]
         rows = {str(key): (int(a), int(b)) for key, a, b in index["rows"]}
-        parsed = Header(Space(**index["space"]), rows, str(index["sha256"]), int(width), DTYPES[states["dtype"]], start)
+        parsed = Header(
+            CacheNamespace(**index["space"]), rows, str(index["sha256"]), int(width), DTYPES[states["dtype"]], start
+        )
         whole = start + last == size and (first, last) == (0, tokens * width * parsed.dtype.itemsize)
         inside = all(0 <= a <= b <= tokens for a, b in rows.values())
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -120,7 +122,7 @@ def decode(name: str, content: bytes) -> tuple[Header, Tensor]:
         raise DamagedShard("its header cannot be read") from error
 
 
-def load_shard(store: Store, name: str) -> tuple[Header, Tensor]:
+def load_shard(store: FileStore, name: str) -> tuple[Header, Tensor]:
     """`decode` of what is in `store`.
 
     Raises FileNotFoundError where it is gone, and `DamagedShard` where it was damaged: it is in quarantine now.
@@ -136,12 +138,12 @@ def load_shard(store: Store, name: str) -> tuple[Header, Tensor]:
             raise
 
 
-def quarantine(store: Store, name: str) -> None:
+def quarantine(store: FileStore, name: str) -> None:
     """Move the shard `name` out of every reader's way."""
     with suppress(FileNotFoundError):  # another reader was faster
         store.move(name, f"quarantine/{name.replace('/', '-')}")
 
 
-def shards(store: Store, folder: str = "") -> list[Entry]:
+def shards(store: FileStore, folder: str = "") -> list[StoredFile]:
     """The shards in `store`, or of one space of it; whatever else lies there is nobody's business here."""
     return [entry for entry in store.list(folder) if NAME.fullmatch(entry.name)]

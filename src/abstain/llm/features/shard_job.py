@@ -24,21 +24,23 @@ from torch import Tensor
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.engine import NUMERICS
+from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.loading import choose_device, kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, Ask, Choices, Generate, Perturb, Request, States, relevant
-from abstain.llm.features.cache import Space, pass_key, write_rows
+from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, NextTokenProbs, Perturb, Request, relevant
+from abstain.llm.features.cache import CacheNamespace, pass_key, write_rows
 from abstain.llm.features.store import open_store
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 
 SHARD_ROWS = 64
-ASKS: dict[str, Callable[..., Ask]] = {kind.__name__: kind for kind in (States, NLL, Choices, Generate, Perturb)}
+ASKS: dict[str, Callable[..., Ask]] = {
+    kind.__name__: kind for kind in (HiddenStates, NLL, NextTokenProbs, Generate, Perturb)
+}
 
 
 @dataclass(frozen=True)
-class ShardWork:
+class ShardJob:
     """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`.
 
     `batch_tokens` goes with them: how much one forward pass holds may decide the last bits of a result.
@@ -50,9 +52,9 @@ class ShardWork:
     batch_tokens: int
     requests: tuple[Request, ...]
 
-    def space(self, ask: Ask) -> Space:
+    def space(self, ask: Ask) -> CacheNamespace:
         """The cache space of the results of `ask`."""
-        return Space(self.revision, self.dtype, repr(ask), NUMERICS)
+        return CacheNamespace(self.revision, self.dtype, repr(ask), ENGINE_VERSION)
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ class ShardWork:
         return json.dumps({**asdict(self), "requests": rows, "asks": declared}, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> ShardWork:
+    def from_json(cls, text: str) -> ShardJob:
         content: dict[str, Any] = json.loads(text)
         asks = [
             ASKS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
@@ -83,15 +85,15 @@ class ShardWork:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobStats:
     """What a finished shard cost: rows, tokens of their passes, and tokens that were run through the base model."""
 
     rows: int
     pass_tokens: int
     forward_tokens: int
 
-    def __add__(self, other: Done) -> Done:
-        return Done(
+    def __add__(self, other: JobStats) -> JobStats:
+        return JobStats(
             self.rows + other.rows,
             self.pass_tokens + other.pass_tokens,
             self.forward_tokens + other.forward_tokens,
@@ -101,7 +103,7 @@ class Done:
 class ShardRunner(Protocol):
     """Who computes shards: this process, a Prefect work pool, a Dask cluster."""
 
-    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         """Yield what each shard cost once it is in the cache. Raises `AbstainError` where one cannot be computed."""
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class LocalRunner:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def run(self, shards: Iterable[ShardWork]) -> Iterator[Done]:
+    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         for work in shards:
             yield compute(work, self._settings)
 
@@ -122,7 +124,7 @@ class LocalRunner:
         """Nothing was started."""
 
 
-def compute(work: ShardWork, settings: Settings) -> Done:
+def compute(work: ShardJob, settings: Settings) -> JobStats:
     """Compute `work` and write its rows to the cache, a file for each ask."""
     engine = engine_for(work, settings)
     before = engine.work.pass_tokens, engine.work.forward_tokens
@@ -134,7 +136,7 @@ def compute(work: ShardWork, settings: Settings) -> Done:
     store = open_store(settings.features)
     for ask, found in rows.items():
         write_rows(store, work.space(ask), dict(sorted(found.items())))
-    return Done(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
+    return JobStats(len(requests), engine.work.pass_tokens - before[0], engine.work.forward_tokens - before[1])
 
 
 def _steps(answers: list[Generated], tokenizer: Any) -> Tensor:
@@ -148,7 +150,7 @@ def row_key(request: Request) -> str:
     return pass_key(relevant(request.pass_, request.ask))
 
 
-def engine_for(work: ShardWork, settings: Settings) -> CausalEngine | PerturbationEngine:
+def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | PerturbationEngine:
     """The engine for the model of `work`, loaded once a process; of one that is no causal LM, that can only perturb.
 
     Raises `AbstainError` where this machine has another revision.

@@ -23,7 +23,7 @@ from abstain.core.files import write_atomically
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredFile:
     """One file: `name` relative to the root, its size in bytes, when it was last written (UTC)."""
 
     name: str
@@ -31,15 +31,15 @@ class Entry:
     written: datetime
 
 
-class Store(Protocol):
+class FileStore(Protocol):
     """Files under one root, by names relative to it with `/` between their parts."""
 
     url: str  # as it may be shown: no password in it
 
-    def list(self, folder: str = "") -> list[Entry]:
+    def list(self, folder: str = "") -> list[StoredFile]:
         """All files below `folder`, by name; none where it does not exist."""
 
-    def heads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+    def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
         """Of each safetensors file at least its first bytes up to the header's end; None where it is gone."""
 
     def read(self, name: str) -> bytes:
@@ -55,7 +55,7 @@ class Store(Protocol):
         """Remove the file if it is still there."""
 
 
-def open_store(root: str | Path) -> Store:
+def open_store(root: str | Path) -> FileStore:
     """The store at a local path or fsspec URL; makes no folder. Raises `AbstainError` for a URL nobody here speaks."""
     if isinstance(root, Path) or "://" not in root:
         return LocalStore(Path(root).expanduser())
@@ -81,17 +81,17 @@ class LocalStore:
         self.folder = folder.absolute()
         self.url = str(self.folder)
 
-    def list(self, folder: str = "") -> list[Entry]:
+    def list(self, folder: str = "") -> list[StoredFile]:
         entries = []
         with self._speaking("read"):
             for path in _files(self.folder / folder):
                 with suppress(FileNotFoundError):  # moved since
                     status = path.stat()
                     written = datetime.fromtimestamp(status.st_mtime, UTC)
-                    entries.append(Entry(path.relative_to(self.folder).as_posix(), status.st_size, written))
+                    entries.append(StoredFile(path.relative_to(self.folder).as_posix(), status.st_size, written))
         return sorted(entries, key=lambda entry: entry.name)
 
-    def heads(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, bytes | None]]:
+    def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
         for entry in entries:
             head = None
             with self._speaking("read"), suppress(FileNotFoundError), (self.folder / entry.name).open("rb") as file:

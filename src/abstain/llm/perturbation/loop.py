@@ -15,7 +15,7 @@ from torch import Tensor
 from abstain.llm.engine.prompts import Pass
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.engine.tokenization import ENCODING
-from abstain.llm.perturbation.text import Pieces, Step
+from abstain.llm.perturbation.text import PerturbationStep, Pieces
 
 
 class Fill(NamedTuple):
@@ -92,13 +92,13 @@ def allowed_tokens(tokenizer: Any, vocabulary: int) -> Tensor:
     return allowed
 
 
-def perturb(proposer: TokenProposer, texts: Sequence[Text], ask: Perturb) -> list[list[Step]]:
+def perturb(proposer: TokenProposer, texts: Sequence[Text], ask: Perturb) -> list[list[PerturbationStep]]:
     """Replace `ask.tokens` tokens of every text, or all that may be where there are fewer: the steps, in order.
 
     `entropy`: the least likely of those that have not been replaced; `random`: drawn beforehand, and gone through from
     left to right, which changes nothing about their being random, and lets a causal model read on from the last one.
     """
-    steps: list[list[Step]] = [[] for _ in texts]
+    steps: list[list[PerturbationStep]] = [[] for _ in texts]
     left = [{at for at, free in enumerate(text.free) if free} for text in texts]
     drawn = [_draw(text, ask) for text in texts] if ask.where == "random" else []
     at_once = ask.tokens if ask.when == "single_shot" else 1
@@ -116,7 +116,9 @@ def perturb(proposer: TokenProposer, texts: Sequence[Text], ask: Perturb) -> lis
             text, places = texts[row], chosen[row]
             proposer.replace(row, places, [fill.new for fill in fills])
             left[row] -= set(places)
-            steps[row] += [Step(*text.spans[at], text.ids[at], *fill) for at, fill in zip(places, fills, strict=True)]
+            steps[row] += [
+                PerturbationStep(*text.spans[at], text.ids[at], *fill) for at, fill in zip(places, fills, strict=True)
+            ]
     return steps
 
 

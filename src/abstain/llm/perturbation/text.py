@@ -12,7 +12,7 @@ from torch import Tensor
 from abstain.llm.engine.tokenization import ENCODING
 
 
-class Step(NamedTuple):
+class PerturbationStep(NamedTuple):
     """One token replaced, in the order of replacement.
 
     `segment`: of the pass, from 0; `start`, `end`: characters of its text that went; `old`, `new`: token ids of the
@@ -34,14 +34,14 @@ class Step(NamedTuple):
         return self.segment, self.start
 
 
-def to_rows(steps: Sequence[Step]) -> Tensor:
+def to_rows(steps: Sequence[PerturbationStep]) -> Tensor:
     """(steps, 7), float32, which holds ids and places exactly up to 2**24."""
-    return torch.tensor(steps, dtype=torch.float32).reshape(-1, len(Step._fields))
+    return torch.tensor(steps, dtype=torch.float32).reshape(-1, len(PerturbationStep._fields))
 
 
-def to_steps(rows: Tensor) -> list[Step]:
+def to_steps(rows: Tensor) -> list[PerturbationStep]:
     """What `to_rows` was given."""
-    return [Step(*map(int, row[:5]), *row[5:]) for row in rows.tolist()]
+    return [PerturbationStep(*map(int, row[:5]), *row[5:]) for row in rows.tolist()]
 
 
 class Piece(NamedTuple):
@@ -99,7 +99,7 @@ class Pieces:
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
-def diff(text: str, segment: int, steps: Sequence[Step], pieces: Pieces) -> list[Piece]:
+def diff(text: str, segment: int, steps: Sequence[PerturbationStep], pieces: Pieces) -> list[Piece]:
     """`text`, which was segment number `segment` of a perturbed pass, cut into what stayed, what went and what came."""
     found: list[Piece] = []
     at = 0
@@ -111,7 +111,7 @@ def diff(text: str, segment: int, steps: Sequence[Step], pieces: Pieces) -> list
     return [*found, Piece("same", text[at:])] if at < len(text) else found
 
 
-def perturbed(text: str, segment: int, steps: Sequence[Step], pieces: Pieces) -> str:
+def perturbed(text: str, segment: int, steps: Sequence[PerturbationStep], pieces: Pieces) -> str:
     """`text` with its replacements."""
     return "".join(piece.text for piece in diff(text, segment, steps, pieces) if piece.kind != "old")
 

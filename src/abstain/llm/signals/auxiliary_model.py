@@ -14,7 +14,7 @@ from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import ModelRef, choose_device, readable, resolve, window_of
 from abstain.llm.engine.prompts import Pass
-from abstain.llm.features.cache import FeatureCache, Space, pass_key
+from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
 from abstain.llm.signals.base import ScorerUnavailable
 
 Head = Literal["ForSequenceClassification", "ForQuestionAnswering"]
@@ -60,7 +60,7 @@ class AuxiliaryModel:
     ) -> list[Tensor]:
         """What `compute` makes of `passes`, float32 (n, w) each, in order; only what the cache lacks is computed."""
         dtype = str(_dtype(self.settings)).removeprefix("torch.")
-        cache = FeatureCache(self.settings.features, Space(str(self.ref), dtype, ask, version))
+        cache = FeatureCache(self.settings.features, CacheNamespace(str(self.ref), dtype, ask, version))
         keys = [pass_key(pass_) for pass_ in passes]
         rows = dict(cache.read(keys))
         missing = [(key, pass_) for key, pass_ in dict(zip(keys, passes, strict=True)).items() if key not in rows]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.feature_request import FeatureRequest
 
 Result = Tensor | None
 
@@ -28,7 +28,7 @@ class Answers:
     """
 
     interactions: Sequence[Interaction]
-    results: Mapping[Reading, Sequence[Result]]
+    results: Mapping[FeatureRequest, Sequence[Result]]
 
     def __len__(self) -> int:
         return len(self.interactions)
@@ -38,7 +38,7 @@ class Answers:
         results = {reading: [found[at] for at in indices] for reading, found in self.results.items()}
         return Answers([self.interactions[at] for at in indices], results)
 
-    def rows(self, readings: Sequence[Reading]) -> list[tuple[Interaction, list[Result]]]:
+    def rows(self, readings: Sequence[FeatureRequest]) -> list[tuple[Interaction, list[Result]]]:
         """Each interaction with its results of `readings`, in their order."""
         found = [self.results[reading] for reading in readings]
         return [(one, [of[at] for of in found]) for at, one in enumerate(self.interactions)]
@@ -51,7 +51,7 @@ class Scorer(Protocol):
     def name(self) -> str: ...
 
     @property
-    def readings(self) -> tuple[Reading, ...]: ...
+    def readings(self) -> tuple[FeatureRequest, ...]: ...
 
     def fit(self, answers: Answers, labels: Labels) -> Scorer:
         """The scorer, fitted to training answers; itself where there is nothing to fit."""
@@ -68,7 +68,7 @@ class Signal:
     """
 
     name: str
-    readings: tuple[Reading, ...]
+    readings: tuple[FeatureRequest, ...]
     of_row: Callable[[Interaction, Sequence[Tensor]], float]
 
     def fit(self, answers: Answers, labels: Labels) -> Signal:

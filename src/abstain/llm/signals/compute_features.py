@@ -11,49 +11,49 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
 from abstain.llm.engine.prefix_tree import common_prefix
-from abstain.llm.engine.requests import Generate, States, relevant
+from abstain.llm.engine.requests import Generate, HiddenStates, relevant
 from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.features.compute import Progress, Requests, RowSource, Together
+from abstain.llm.features.compute import ConcatRequests, FeatureStore, Progress, RequestList
 from abstain.llm.features.extraction import FeatureSource, Prepared
-from abstain.llm.features.feature_request import Reading
-from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers, Result, Scorer
 
-Asked = tuple[Sequence[Interaction], Sequence[Reading]]
+Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
 """Answers, and what is wanted of each of them."""
 COUNTED = 256
 """Answers whose tokens are counted to say what a scorer costs."""
 
 
-def readings_of(scorers: Iterable[Scorer]) -> tuple[Reading, ...]:
+def feature_requests_of(scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
     """What `scorers` need, each reading once."""
     return tuple(dict.fromkeys(reading for scorer in scorers for reading in scorer.readings))
 
 
-def requests_of(params: LLMParams, settings: Settings, asked: Sequence[Asked]) -> Requests:
+def requests_of(params: LLMParams, settings: Settings, asked: Sequence[Asked]) -> RequestList:
     """All of `asked` as requests, made when they are looked at."""
-    return Together(
+    return ConcatRequests(
         [FeatureSource(params, settings, reading).requests(rows) for rows, readings in asked for reading in readings]
     )
 
 
-def fill(
+def compute_missing(
     params: LLMParams,
     settings: Settings,
     asked: Sequence[Asked],
     progress: Progress = lambda done, total: None,
     runner: ShardRunner | None = None,
-) -> Done:
-    """Compute what the cache lacks of `asked`, sharing what passes have in common: as `RowSource.fill`."""
-    return RowSource(params.model, settings).fill(requests_of(params, settings, asked), progress, runner)
+) -> JobStats:
+    """`FeatureStore.compute_missing` of all requests in `asked`: passes that begin alike are computed once."""
+    return FeatureStore(params.model, settings).compute_missing(requests_of(params, settings, asked), progress, runner)
 
 
 def read_answers(
-    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[Reading]
+    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[FeatureRequest]
 ) -> Answers:
     """`interactions` with what the base model says of each, all in memory; what the cache lacks is computed."""
-    fill(params, settings, [(interactions, readings)])
-    results: dict[Reading, list[Result]] = {}
+    compute_missing(params, settings, [(interactions, readings)])
+    results: dict[FeatureRequest, list[Result]] = {}
     for reading in readings:
         results[reading] = [None] * len(interactions)
         for at, result in FeatureSource(params, settings, reading).read(interactions):
@@ -62,7 +62,7 @@ def read_answers(
 
 
 def forward_tokens(
-    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[Reading]
+    params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[FeatureRequest]
 ) -> float:
     """Tokens that the base model runs for one answer by itself, in the mean of the first `COUNTED`.
 
@@ -73,7 +73,7 @@ def forward_tokens(
         return 0.0
     ref = resolve(params.model, settings)
     tokenizer, depth = load_tokenizer(ref), read_depth(ref)
-    share = max(reading.ask.layer / depth if isinstance(reading.ask, States) else 1.0 for reading in readings)
+    share = max(reading.ask.layer / depth if isinstance(reading.ask, HiddenStates) else 1.0 for reading in readings)
     rows = interactions[:COUNTED]
     sources = [FeatureSource(params, settings, reading) for reading in readings]
     return share * sum(_tokens(sources, tokenizer, row) for row in rows) / len(rows)

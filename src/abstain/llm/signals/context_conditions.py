@@ -17,34 +17,41 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import NLL
-from abstain.llm.features.compute import Progress, RowSource
-from abstain.llm.features.context_perturbation import Perturber
-from abstain.llm.features.extraction import FeatureSource, Prepared, Refused
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.compute import FeatureStore, Progress
+from abstain.llm.features.context_perturbation import ContextPerturber
+from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.nll import SEGMENTS, Found, summarise
-from abstain.llm.features.shard_job import Done, ShardRunner
+from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import COUNTED, Asked, fill, forward_tokens, read_answers, requests_of
+from abstain.llm.signals.compute_features import (
+    COUNTED,
+    Asked,
+    compute_missing,
+    forward_tokens,
+    read_answers,
+    requests_of,
+)
 
 
-def normal(layout: str) -> dict[str, Reading]:
+def normal(layout: str) -> dict[str, FeatureRequest]:
     """The readings of N_c, and of P_c where contexts are perturbed, by segment."""
     names = [segment.name for segment in load_layout(layout).render("", [], "")]
     answer = names.index("answer")
     of = {"prompt": tuple(names[:answer]), "output": tuple(names[answer:])}
-    return {name: Reading(NLL(of.get(name, (name,)))) for name in SEGMENTS}
+    return {name: FeatureRequest(NLL(of.get(name, (name,)))) for name in SEGMENTS}
 
 
-def baseline(layout: str) -> dict[str, Reading]:
+def baseline(layout: str) -> dict[str, FeatureRequest]:
     """Those of B_c, which has no context."""
-    return {name: Reading(one.ask, chunks=0) for name, one in normal(layout).items() if name != "context"}
+    return {name: FeatureRequest(one.ask, chunks=0) for name, one in normal(layout).items() if name != "context"}
 
 
 @dataclass(frozen=True)
-class Conditions:
+class ContextConditions:
     """The base model of `llm` under the three conditions, contexts perturbed as `perturbation` says.
 
-    `longest`: see `Perturber`.
+    `longest`: see `ContextPerturber`.
     """
 
     llm: LLMParams
@@ -53,19 +60,21 @@ class Conditions:
     longest: int = 0
 
     @cached_property
-    def perturber(self) -> Perturber:
-        return Perturber(self.perturbation, self.perturbation.model or self.llm.model, self.settings, self.longest)
+    def perturber(self) -> ContextPerturber:
+        return ContextPerturber(
+            self.perturbation, self.perturbation.model or self.llm.model, self.settings, self.longest
+        )
 
-    def fill(
+    def compute_missing(
         self,
         rows: Sequence[Interaction],
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
-    ) -> tuple[Done, Done]:
+    ) -> tuple[JobStats, JobStats]:
         """Compute what the cache lacks, and what that cost: of the perturbation model, and of the base model."""
-        perturbing = self.perturber.fill(rows, progress, runner)
+        perturbing = self.perturber.compute_missing(rows, progress, runner)
         asked = self.asked(rows, self.perturber.perturb(rows))
-        return perturbing, fill(self.llm, self.settings, asked, progress, runner)
+        return perturbing, compute_missing(self.llm, self.settings, asked, progress, runner)
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
         """How many things are asked, of both models, and how many of these the cache lacks: where contexts are still to
@@ -73,7 +82,7 @@ class Conditions:
         contexts, unknown = self.perturber.missing(rows)
         requests = requests_of(self.llm, self.settings, self.known(rows))
         later = len(rows) * len(self._normal) * len(self.perturber.asks) if unknown else 0
-        lacking = RowSource(self.llm.model, self.settings).missing(requests)
+        lacking = FeatureStore(self.llm.model, self.settings).missing(requests)
         return contexts + len(requests) + later, unknown + lacking + later
 
     def known(self, rows: Sequence[Interaction]) -> list[Asked]:
@@ -89,7 +98,7 @@ class Conditions:
     def table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
         """The features (features/nll.py) of `rows`, float64, nan where there is nothing to be measured.
 
-        What the cache lacks is computed, in less work where `fill` came first.
+        What the cache lacks is computed, in less work where `compute_missing` came first.
         """
         changed = self.perturber.perturb(rows)
         normal, baseline = self._found(rows, self._normal), self._found(rows, self._baseline)
@@ -98,7 +107,7 @@ class Conditions:
         return pd.DataFrame([summarise(*of_row) for of_row in of_rows])
 
     def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
-        """Of how many `rows` something is to be said: what `Perturber.count` says, and `other_chunks`: perturbed, the
+        """Rows by what is special about them: the counts of `ContextPerturber.count`, and `other_chunks`: the perturbed
         context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none."""
         source = FeatureSource(self.llm, self.settings)
         (copy, *_) = self.perturber.perturb(rows)
@@ -117,18 +126,18 @@ class Conditions:
         )
 
     @cached_property
-    def _normal(self) -> dict[str, Reading]:
+    def _normal(self) -> dict[str, FeatureRequest]:
         return normal(self.llm.layout)
 
     @cached_property
-    def _baseline(self) -> dict[str, Reading]:
+    def _baseline(self) -> dict[str, FeatureRequest]:
         return baseline(self.llm.layout)
 
-    def _found(self, rows: Sequence[Interaction], readings: dict[str, Reading]) -> list[Found]:
+    def _found(self, rows: Sequence[Interaction], readings: dict[str, FeatureRequest]) -> list[Found]:
         answers: Answers = read_answers(self.llm, self.settings, rows, tuple(readings.values()))
         return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
 
 
-def _dropped(found: Prepared | Refused) -> int | None:
+def _dropped(found: Prepared | UnreadableRow) -> int | None:
     """How many chunks were too many; None where the answer cannot be read at all."""
     return found.dropped if isinstance(found, Prepared) else None

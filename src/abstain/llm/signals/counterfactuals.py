@@ -39,7 +39,7 @@ def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
     return [one.model_copy(update={"answer": answer}) for one, answer in zip(interactions, answers, strict=True)]
 
 
-VARIANTS: dict[str, Variant] = {"context_removed": context_removed, "answers_shuffled": answers_shuffled}
+COUNTERFACTUALS: dict[str, Variant] = {"context_removed": context_removed, "answers_shuffled": answers_shuffled}
 
 
 def _mixed(interaction_id: str) -> str:

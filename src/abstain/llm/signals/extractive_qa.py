@@ -25,7 +25,7 @@ from torch import Tensor
 from abstain.config.settings import Settings
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import Pass, Segment
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.auxiliary_model import AuxiliaryModel, TextWindow, find_model
 from abstain.llm.signals.base import Answers
 
@@ -64,7 +64,7 @@ class ExtractiveQA:
 
     model: AuxiliaryModel
     name: str = "extractive_qa"
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[FeatureRequest, ...] = ()
 
     def fit(self, answers: Answers, labels: Labels) -> ExtractiveQA:
         return self

@@ -14,16 +14,16 @@ from functools import cached_property
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.requests import Site, States
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.engine.requests import HiddenStates, Site
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
-from abstain.llm.signals.compute_features import Asked, readings_of
-from abstain.llm.signals.context_conditions import Conditions, baseline, normal
-from abstain.llm.signals.counterfactuals import VARIANTS
+from abstain.llm.signals.compute_features import Asked, feature_requests_of
+from abstain.llm.signals.context_conditions import ContextConditions, baseline, normal
+from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 
 
 @dataclass(frozen=True)
-class Listening:
+class ProbeSite:
     """A place where a probe may listen: layer, site, and how many of the best chunks are in the prompt (None: all)."""
 
     layer: int
@@ -31,20 +31,20 @@ class Listening:
     chunks: int | None = None
 
     @property
-    def reading(self) -> Reading:
-        return Reading(States(self.layer, self.site), chunks=self.chunks)
+    def reading(self) -> FeatureRequest:
+        return FeatureRequest(HiddenStates(self.layer, self.site), chunks=self.chunks)
 
 
-def served(params: Params) -> Listening:
+def served_site(params: Params) -> ProbeSite:
     """Where the served probe listens."""
-    return Listening(params.llm.layer, params.llm.site)
+    return ProbeSite(params.llm.layer, params.llm.site)
 
 
-def swept(params: Params) -> list[Listening]:
+def sweep_sites(params: Params) -> list[ProbeSite]:
     """Where else it might: `sweep.layers` x `sweep.sites`, and `sweep.contexts` at the served place."""
-    here = served(params)
-    places = [Listening(layer, site) for layer in params.sweep.layers for site in params.sweep.sites]
-    places += [Listening(here.layer, here.site, chunks) for chunks in params.sweep.contexts]
+    here = served_site(params)
+    places = [ProbeSite(layer, site) for layer in params.sweep.layers for site in params.sweep.sites]
+    places += [ProbeSite(here.layer, here.site, chunks) for chunks in params.sweep.contexts]
     return [place for place in dict.fromkeys(places) if place != here]
 
 
@@ -54,7 +54,7 @@ def wants_regressors(params: Params) -> bool:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledAnswers:
     """The answers of a retrain: all that have a label, and the reviewed ones of the hold-out, for the audits."""
 
     rows: Sequence[Interaction]
@@ -63,20 +63,22 @@ class Labelled:
     @cached_property
     def variants(self) -> dict[str, list[Interaction]]:
         """The answers as they were `asked`, and the hold-out's changed for each audit."""
-        return {"asked": list(self.rows)} | {name: variant(self.holdout) for name, variant in VARIANTS.items()}
+        return {"asked": list(self.rows)} | {name: variant(self.holdout) for name, variant in COUNTERFACTUALS.items()}
 
 
-def everything(params: Params, scorers: Iterable[Scorer], labelled: Labelled) -> list[Asked]:
+def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
     """What the stage `features` asks the base model: all that can be asked before contexts are perturbed."""
-    own = (served(params).reading, *readings_of(scorers))
+    own = (served_site(params).reading, *feature_requests_of(scorers))
     if wants_regressors(params):
         own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
     asked, *audits = labelled.variants.values()
-    return [(asked, (*own, *(place.reading for place in swept(params)))), *((rows, own) for rows in audits)]
+    return [(asked, (*own, *(place.reading for place in sweep_sites(params)))), *((rows, own) for rows in audits)]
 
 
-def conditions(params: Params, settings: Settings, labelled: Labelled) -> tuple[Conditions, list[Interaction]]:
+def conditions(
+    params: Params, settings: Settings, labelled: LabelledAnswers
+) -> tuple[ContextConditions, list[Interaction]]:
     """The conditions that the stage `nll_features` reads answers under, and these answers, one variant after another:
     none where no regressors are wanted."""
     rows = [*itertools.chain(*labelled.variants.values())] if wants_regressors(params) else []
-    return Conditions(params.llm, params.perturbation, settings), rows
+    return ContextConditions(params.llm, params.perturbation, settings), rows

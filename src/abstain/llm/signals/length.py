@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from abstain.core.labels import Labels
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers
 
 
@@ -17,7 +17,7 @@ class LengthOnly:
     """Logistic regression on the answer's length in characters, and its logarithm."""
 
     name: str = "length_only"
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[FeatureRequest, ...] = ()
     model: Any = None
 
     def fit(self, answers: Answers, labels: Labels) -> LengthOnly:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.requests import NLL
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Signal
 
 ANSWER = NLL(("answer", "eos"))
-NORMAL = Reading(ANSWER)
+NORMAL = FeatureRequest(ANSWER)
 """N_c: instruction, context and question stand before the answer."""
-BASELINE = Reading(ANSWER, chunks=0)
+BASELINE = FeatureRequest(ANSWER, chunks=0)
 """B_c: the same without the context."""
 
 

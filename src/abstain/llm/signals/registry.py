@@ -10,7 +10,7 @@ from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.requests import Ask, Choices, Generate
+from abstain.llm.engine.requests import Ask, Generate, NextTokenProbs
 from abstain.llm.signals import likelihood
 from abstain.llm.signals.base import Scorer, ScorerUnavailable
 from abstain.llm.signals.entailment import entailment_scorer
@@ -29,7 +29,7 @@ class AvailableScorers:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
-def compared(params: Params, settings: Settings) -> AvailableScorers:
+def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     """Make the scorers of `params.scorers.compare`. Raises `AbstainError` for a name that is none, listing them all."""
     makers = _makers(params, settings)
     unknown = [name for name in params.scorers.compare if name not in makers]
@@ -69,4 +69,4 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
 
 def _choices(ask: Ask) -> tuple[str, ...]:
     """The tokens whose probabilities `ask` wants, each of which the base model must have."""
-    return ask.tokens if isinstance(ask, Choices) else ask.choices if isinstance(ask, Generate) else ()
+    return ask.tokens if isinstance(ask, NextTokenProbs) else ask.choices if isinstance(ask, Generate) else ()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.requests import Generate
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Signal
 
 TOKENS = 12
@@ -41,7 +41,7 @@ def verbalized_signal(tokenizer: Any) -> Signal:
         ended = tokens[-1] == tokenizer.eos_token_id
         return probability(reply if ended else CUT_OFF.sub("", reply))
 
-    return Signal("verbalised", (Reading(Generate(TOKENS), "probability"),), of_row)
+    return Signal("verbalised", (FeatureRequest(Generate(TOKENS), "probability"),), of_row)
 
 
 def probability(reply: str) -> float:

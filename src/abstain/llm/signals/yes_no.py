@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.requests import Choices, Generate
-from abstain.llm.features.feature_request import Reading
+from abstain.llm.engine.requests import Generate, NextTokenProbs
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, Signal
 
 STEPS = 5
@@ -36,8 +36,8 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     """
     positive, negative = (_single(tokenizer, words) for words in (MEANS_YES, MEANS_NO))
     offered = (*EXACT, *(token for token in (*positive, *negative) if token not in EXACT))
-    asked = Reading(Generate(STEPS, choices=offered), "yes_score")
-    fused = Reading(Choices(EXACT), "asked_after")
+    asked = FeatureRequest(Generate(STEPS, choices=offered), "yes_score")
+    fused = FeatureRequest(NextTokenProbs(EXACT), "asked_after")
 
     def at_first_word(steps: Tensor, wanted: Sequence[str]) -> Tensor:
         row = steps[first_word(_reply(tokenizer, steps))]

@@ -14,14 +14,14 @@ import pandas as pd
 from abstain.config.params import Architecture, Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.evaluation.ablation import Take, left_out_rows, listening_row
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.feature_plan import Listening, served, swept
+from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_rouge
 from abstain.stages.shared.states import read_labelled_states
@@ -30,8 +30,8 @@ from abstain.stages.shared.states import read_labelled_states
 def stage(params: Params) -> None:
     frame, states = read_labelled_states()
     rouge = read_rouge(frame)
-    here = served(params)
-    places = [here, *swept(params)]
+    here = served_site(params)
+    places = [here, *sweep_sites(params)]
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)
     rows: list[dict[str, Any]] = []
     for number, place in enumerate(places, start=1):
@@ -57,14 +57,14 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.ABLATIONS, {"listening": rows, "left_out": left_out})
 
 
-def _elsewhere(params: Params, frame: pd.DataFrame, place: Listening, folder: Path) -> Take:
+def _elsewhere(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Path) -> Take:
     """What a probe at `place` hears of the rows of `frame`, as a table in `folder`: states are read when asked for.
 
     What fits the window with all chunks fits with fewer, so every row has states there.
     """
-    interactions = Store(paths.DATA).interactions(frame["interaction_id"])
+    interactions = DataStore(paths.DATA).interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, load_settings(), place.reading)
-    source.fill(interactions)
+    source.compute_missing(interactions)
     source.save(interactions, folder / "states.safetensors")
     return StateTable(folder / "states.safetensors").subset
 

@@ -9,13 +9,13 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.labels.training_table import training_table
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.validation.quality import text_digests, validate_training
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    store = Store(paths.DATA).require_interactions()
+    store = DataStore(paths.DATA).require_interactions()
     frames = read_frames(store)
     frame, summary = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
     require_quality(frame, store, params.quality)
@@ -23,7 +23,7 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.DATASET_SUMMARY, summary)
 
 
-def require_quality(frame: pd.DataFrame, store: Store, params: QualityParams) -> None:
+def require_quality(frame: pd.DataFrame, store: DataStore, params: QualityParams) -> None:
     """Write what the table's suites found. Raises `AbstainError` where one of them fails."""
     result = validate_training(frame, text_digests(store.rows(Interaction)), params)
     artifacts.write_json(paths.QUALITY, {**result.to_dict(), "markdown": result.to_markdown("Training table")})

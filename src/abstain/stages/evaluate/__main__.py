@@ -12,7 +12,7 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
@@ -21,15 +21,15 @@ from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.evaluation import audits, curves
 from abstain.learning.evaluation.examples import examples
 from abstain.learning.evaluation.leaderboard import leaderboard
-from abstain.learning.evaluation.reviewed_answers import Judged, calibrate, calibration_rows
-from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY, SERVED, Scorers
+from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibrate, calibration_rows
+from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY, SERVED, ScoreTable
 from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
 from abstain.learning.evaluation.slices import Scored, slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.counterfactuals import VARIANTS
+from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import read_base_model, read_labelled_states
@@ -84,9 +84,9 @@ def stage(params: Params) -> None:
     write_atomically(paths.SCORES, pd.concat(scores).to_parquet(index=False))
 
 
-def _read_scorers(params: Params, frame: pd.DataFrame) -> Scorers:
+def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
     train = frame[frame["split"] == "train"]
-    return Scorers(
+    return ScoreTable(
         served=OnnxProbe(paths.ONNX),
         zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
         fusion=Fusion.from_dict(artifacts.read_json(paths.FUSION)),
@@ -95,17 +95,17 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> Scorers:
     )
 
 
-def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: Scorers) -> dict[str, Judged]:
+def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: ScoreTable) -> dict[str, ReviewedSplit]:
     """The reviewed answers by split, scored by everyone; probabilities are calibrated on those of `validation`."""
     signals = artifacts.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
     rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
-    validation = Judged(rows["validation"], scores["validation"], scores["validation"])
+    validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
     probabilities = calibrate(validation, scores, params.calibration.method, params.calibration.seed)
     shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way, to what is served
     for split, of in scores.items():
         probabilities[split][SERVED] = shipped.apply(of[SERVED].to_numpy(float))
-    return {split: Judged(of, scores[split], probabilities[split]) for split, of in rows.items()}
+    return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}
 
 
 def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
@@ -117,12 +117,16 @@ def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _evaluation(
-    params: Params, parts: Mapping[str, Judged], scorers: Scorers, threshold: Mapping[str, Any], rouge: np.ndarray
+    params: Params,
+    parts: Mapping[str, ReviewedSplit],
+    scorers: ScoreTable,
+    threshold: Mapping[str, Any],
+    rouge: np.ndarray,
 ) -> dict[str, Any]:
     """What the report shows beside the metrics."""
     holdout, names = parts["holdout"], [str(name) for name in parts["holdout"].scores]
     features, ablations = artifacts.read_json(paths.FEATURES_SUMMARY), artifacts.read_json(paths.ABLATIONS)
-    interactions = Store(paths.DATA).interactions(holdout.rows["interaction_id"])
+    interactions = DataStore(paths.DATA).interactions(holdout.rows["interaction_id"])
     conditions, regressors = artifacts.read_json(paths.NLL_SUMMARY), artifacts.read_json(paths.REGRESSOR_SUMMARY)
     costs = dict.fromkeys(scorers.zoo, features["forward_tokens"][SERVED]) | features["forward_tokens"]
     costs |= dict.fromkeys(scorers.regressors, conditions["forward_tokens"])
@@ -166,7 +170,9 @@ def _evaluation(
     }
 
 
-def _slices(params: Params, holdout: Judged, interactions: list[Interaction], threshold: float) -> list[dict[Any, Any]]:
+def _slices(
+    params: Params, holdout: ReviewedSplit, interactions: list[Interaction], threshold: float
+) -> list[dict[Any, Any]]:
     sliced = strata(
         holdout.rows["product"],
         holdout.rows["line_of_business"],
@@ -179,7 +185,9 @@ def _slices(params: Params, holdout: Judged, interactions: list[Interaction], th
     return table.rename(columns={"stratum": "by"}).to_dict("records")
 
 
-def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mapping[str, Any]) -> dict[str, Any]:
+def _audits(
+    params: Params, holdout: ReviewedSplit, scorers: ScoreTable, threshold: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everyone's scores of the hold-out's answers once they are changed, against those of the answers as they are.
 
     An answer that does not fit the base model's window once it is changed is left out, and so is one that could not be
@@ -188,9 +196,9 @@ def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mappin
     source = FeatureSource(params.llm, load_settings())
     # With those that could not be read as they are: which answer a question gets depends on all that were changed.
     frame = artifacts.read_dataset_frame()
-    interactions = Store(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
+    interactions = DataStore(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
     arguments, groups = {}, {}
-    for name, variant in VARIANTS.items():
+    for name, variant in COUNTERFACTUALS.items():
         changed_rows = variant(interactions)
         states = {
             changed_rows[at].interaction_id: row.float()
@@ -215,7 +223,7 @@ def _audits(params: Params, holdout: Judged, scorers: Scorers, threshold: Mappin
     }
 
 
-def _examples(holdout: Judged, interactions: list[Interaction], threshold: float) -> Any:
+def _examples(holdout: ReviewedSplit, interactions: list[Interaction], threshold: float) -> Any:
     ideal = read_ideal_answers()
     rows = holdout.rows.assign(
         question=[one.question for one in interactions],
@@ -227,7 +235,7 @@ def _examples(holdout: Judged, interactions: list[Interaction], threshold: float
     return examples(rows, threshold)
 
 
-def _drawn(auroc: pd.Series, scorers: Scorers) -> list[str]:
+def _drawn(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
     """The scorers that a plot can tell apart: the served one, the fusion, the best signal, the answer's length."""
     signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
     best = auroc[signals].dropna().nlargest(1).index

@@ -15,45 +15,47 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.features.extraction import FeatureSource, Refused
+from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 from abstain.llm.signals.base import Answers, Scorer
-from abstain.llm.signals.compute_features import fill, forward_tokens, read_answers, readings_of
-from abstain.llm.signals.feature_plan import Labelled, everything, served
-from abstain.llm.signals.registry import compared
+from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
+from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, served_site
+from abstain.llm.signals.registry import build_scorers
 from abstain.llm.signals.yes_no import neither
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
     frame, settings = artifacts.read_dataset_frame(), load_settings()
-    rows = Store(paths.DATA).interactions(frame["interaction_id"])
+    rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, settings)
     refused: dict[str, str] = {}
     shortened: dict[str, int] = {}
     for row in rows:
         prepared = source.prepare(row)
-        if isinstance(prepared, Refused):
+        if isinstance(prepared, UnreadableRow):
             refused[row.interaction_id] = prepared.reason
             print(f"refused: interaction {row.interaction_id}: {prepared.reason}", flush=True)
         elif prepared.dropped:
             shortened[row.interaction_id] = prepared.dropped
     if len(refused) == len(rows):
         raise AbstainError("no answer fits the base model's window: take a model that reads more, or retrieve less")
-    found = compared(params, settings)
+    found = build_scorers(params, settings)
     for name, why in found.skipped.items():
         print(f"skipped: scorer {name}: {why}", flush=True)
-    labelled = Labelled(rows, reviewed_holdout(frame, rows))
-    cost = fill(params.llm, settings, everything(params, found.scorers, labelled), artifacts.progress)
+    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows))
+    cost = compute_missing(
+        params.llm, settings, all_feature_requests(params, found.scorers, labelled), artifacts.progress
+    )
     print(
         f"{cost.rows} results were not in the cache: {cost.forward_tokens} tokens were run for passes of "
         f"{cost.pass_tokens}",
         flush=True,
     )
     source.save(rows, paths.FEATURES)
-    readings = readings_of(found.scorers)
+    readings = feature_requests_of(found.scorers)
     asked = read_answers(params.llm, settings, rows, readings)
     train = np.flatnonzero(frame["split"] == "train")
     labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
@@ -62,7 +64,7 @@ def stage(params: Params) -> None:
     answers = {name: read_answers(params.llm, settings, of, readings) for name, of in audits.items()}
     tables = [_signals(fitted, name, of) for name, of in {"asked": asked, **answers}.items()]
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    probe = (served(params).reading,)
+    probe = (served_site(params).reading,)
     costs = {one.name: one.readings for one in found.scorers} | {"probe": probe}
     costs["fusion"] = (*probe, *readings)
     artifacts.write_json(

@@ -10,21 +10,21 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
-from abstain.llm.signals.context_conditions import Conditions
-from abstain.llm.signals.feature_plan import Labelled, conditions
+from abstain.llm.signals.context_conditions import ContextConditions
+from abstain.llm.signals.feature_plan import LabelledAnswers, conditions
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
     frame = artifacts.read_dataset_frame()
-    rows = Store(paths.DATA).interactions(frame["interaction_id"])
-    labelled = Labelled(rows, reviewed_holdout(frame, rows))
+    rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
+    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows))
     read, everyone = conditions(params, load_settings(), labelled)
     if not everyone:
         print("no regressors are wanted: nothing is perturbed", flush=True)
-    perturbing, reading = read.fill(everyone, artifacts.progress)
+    perturbing, reading = read.compute_missing(everyone, artifacts.progress)
     for what, cost in (("perturbing contexts", perturbing), ("reading answers under B_c, N_c and P_c", reading)):
         print(f"{what}: {cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
     parts = labelled.variants if everyone else {"asked": []}
@@ -42,7 +42,7 @@ def stage(params: Params) -> None:
     )
 
 
-def _table(read: Conditions, variant: str, rows: list[Interaction]) -> pd.DataFrame:
+def _table(read: ContextConditions, variant: str, rows: list[Interaction]) -> pd.DataFrame:
     named = pd.DataFrame({"interaction_id": [row.interaction_id for row in rows], "variant": variant})
     return named.join(read.table(rows))
 

@@ -7,19 +7,19 @@ import pandas as pd
 
 from abstain.core import paths
 from abstain.core.contracts import Review
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.learning.metrics.rouge import rouge_l
 
 
 def read_ideal_answers() -> dict[str, str]:
     """Interaction id -> what an expert would have answered; of several the latest."""
-    reviews = sorted(Store(paths.DATA).rows(Review), key=lambda review: review.reviewed_at)
+    reviews = sorted(DataStore(paths.DATA).rows(Review), key=lambda review: review.reviewed_at)
     return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
 
 
 def read_rouge(frame: pd.DataFrame) -> np.ndarray:
     """ROUGE-L of each row's answer against the experts' latest ideal answer; nan where none wrote one."""
-    store = Store(paths.DATA)
+    store = DataStore(paths.DATA)
     ideal = read_ideal_answers()
     answers = [row.answer for row in store.interactions(frame["interaction_id"])]
     return rouge_l(answers, [ideal.get(name) for name in frame["interaction_id"]])

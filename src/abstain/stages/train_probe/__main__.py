@@ -10,7 +10,7 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.splits import reviewed
-from abstain.learning.estimators.cross_validation import Fitted, fit_probe
+from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.rows import labelled_rows
 from abstain.learning.estimators.zoo import save_probe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
@@ -22,7 +22,7 @@ def stage(params: Params) -> None:
     frame, states = read_labelled_states()
     train = frame[frame["split"] == "train"]
     rows = labelled_rows(train, states.subset)
-    fits: dict[Architecture, Fitted] = {}
+    fits: dict[Architecture, FittedProbe] = {}
     for number, architecture in enumerate(params.probe.zoo):
 
         def on_progress(done: int, total: int, before: int = number) -> None:

@@ -15,10 +15,10 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.correctness_targets import correctness
-from abstain.learning.estimators.regressors.fitting import Fitted, fit_regressor
+from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.metrics.correctness_metrics import estimation, tune_t
 from abstain.learning.metrics.weighted_metrics import row_weights
@@ -78,7 +78,7 @@ def stage(params: Params) -> None:
 def _targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
     """Target -> the correctness of every row of `frame`, in [0, 1], nan where it is unknown."""
     names = [name for name in params.regressors.targets if name != VERDICT]
-    rows: list[Interaction] = Store(paths.DATA).interactions(frame["interaction_id"])
+    rows: list[Interaction] = DataStore(paths.DATA).interactions(frame["interaction_id"])
     ideal = read_ideal_answers()
     references = [[ideal[row.interaction_id]] if row.interaction_id in ideal else [] for row in rows]
     found = correctness(names, [row.answer for row in rows], references)
@@ -87,7 +87,12 @@ def _targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _judged(
-    params: Params, frame: pd.DataFrame, train: np.ndarray, score: np.ndarray, predicted: np.ndarray, fitted: Fitted
+    params: Params,
+    frame: pd.DataFrame,
+    train: np.ndarray,
+    score: np.ndarray,
+    predicted: np.ndarray,
+    fitted: FittedRegressor,
 ) -> Mapping[str, Any]:
     """The paper's figures on the reviewed hold-out, at the t that was tuned out of fold (section 4.2)."""
     try:

@@ -14,7 +14,7 @@ from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.learning.thresholds.risk_control import Promise, ReviewedAnswers, promise_threshold
+from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
 from abstain.learning.thresholds.selection import Threshold, tune_threshold
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
@@ -31,18 +31,16 @@ def stage(params: Params) -> None:
     train = frame[frame["split"] == "train"]
     if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs will do
         train = judged
-    found = promise_threshold(
-        tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold
-    )
+    found = control_risk(tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold)
     naive: Threshold | None = None
     try:
         naive = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
     except AbstainError as error:
-        if not isinstance(found, Promise):
+        if not isinstance(found, ControlledThreshold):
             raise AbstainError(f"{found} ({error})") from None
     print(found)
     chosen: dict[str, Any] = found.to_dict()
-    if not isinstance(found, Promise):
+    if not isinstance(found, ControlledThreshold):
         if params.threshold.without_promise == "fail" or naive is None:
             raise AbstainError(f"{found}; or set threshold.without_promise to naive")
         chosen |= {name: getattr(naive, name) for name in ("threshold", "precision", "error_rate", "display_rate")}

@@ -3,7 +3,7 @@
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import Store
+from abstain.data.store.dataset import DataStore
 from abstain.data.validation.dataset import validate_store
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.results import ValidationResult
@@ -11,7 +11,7 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    store = Store(paths.DATA).require_interactions()
+    store = DataStore(paths.DATA).require_interactions()
     batches = store.batches()
     if not batches:
         raise AbstainError("data/batches.jsonl does not say how the rows came: restore it with `dvc checkout`")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from abstain.learning.estimators.probes import descent as module_under_test
 from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, probe_loss
 from abstain.learning.estimators.probes.lstm import LSTMProbe
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
 from tests.learning.estimators.builders import PARAMS, Watched, planted, weights
 
@@ -131,5 +131,5 @@ def test_a_path_is_as_long_as_it_says() -> None:
 def test_states_are_read_once_an_epoch_and_once_for_the_deviation() -> None:
     rows = planted(80, 1)
     watched = Watched(rows.states)
-    assert len(list(LSTMProbe.path(Rows(watched, rows.correct, rows.weight), PARAMS))) == 12
+    assert len(list(LSTMProbe.path(TrainingRows(watched, rows.correct, rows.weight), PARAMS))) == 12
     assert {watched.read[i] for i in range(1, 80)} == {13} and watched.read[0] == 14  # the first says the width, too

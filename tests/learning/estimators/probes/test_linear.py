@@ -11,17 +11,17 @@ from sklearn.preprocessing import StandardScaler
 from abstain.learning.estimators.probes import linear as module_under_test
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.probes.linear import LinearProbe
-from abstain.learning.estimators.rows import Rows, pad
+from abstain.learning.estimators.rows import TrainingRows, pad
 from abstain.learning.metrics.weighted_metrics import auroc
 from tests.learning.estimators.builders import PARAMS, D, planted, probe_of, ragged, weights
 from tests.tolerance import assert_near, tolerance
 
 
-def features(rows: Rows) -> np.ndarray:
+def features(rows: TrainingRows) -> np.ndarray:
     return np.stack([np.concatenate([row.mean(0).numpy(), row[-1].numpy()]) for row in rows.states]).astype(float)
 
 
-def fits(rows: Rows) -> list[tuple[float, float, torch.Tensor]]:
+def fits(rows: TrainingRows) -> list[tuple[float, float, torch.Tensor]]:
     """C, training loss and weights, step by step."""
     return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.path(rows, PARAMS)]
 
@@ -64,7 +64,7 @@ def test_along_the_path_penalties_weaken_and_the_training_loss_falls() -> None:
 def test_only_the_ratio_of_weights_counts() -> None:
     rows = planted(60, 1)
     rows.weight[::2] = 0.5
-    doubled = Rows(rows.states, rows.correct, rows.weight * 2)  # exact in floating point, and so is its ratio
+    doubled = TrainingRows(rows.states, rows.correct, rows.weight * 2)  # exact in floating point, and so is its ratio
     assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(fits(rows), fits(doubled), strict=True))
 
 

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from abstain.learning.estimators.probes import pca as module_under_test
 from abstain.learning.estimators.probes.pca import PCAProbe
-from abstain.learning.estimators.rows import Rows
+from abstain.learning.estimators.rows import TrainingRows
 from tests.learning.estimators.builders import PARAMS, D, Watched, ragged
 from tests.tolerance import assert_near
 
 
-def rows_of(states: list[Tensor]) -> Rows:
-    return Rows(states, torch.zeros(len(states), dtype=torch.int64), torch.ones(len(states)))
+def rows_of(states: list[Tensor]) -> TrainingRows:
+    return TrainingRows(states, torch.zeros(len(states), dtype=torch.int64), torch.ones(len(states)))
 
 
 def correlated(rows: int, seed: int = 0) -> list[Tensor]:
@@ -67,7 +67,7 @@ def test_fewer_tokens_than_components_compress_without_blowing_up() -> None:
 def test_of_many_tokens_evenly_spaced_rows_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     states = correlated(60)
     watched = Watched(states)
-    rows = Rows(watched, torch.zeros(60, dtype=torch.int64), torch.ones(60))
+    rows = TrainingRows(watched, torch.zeros(60, dtype=torch.int64), torch.ones(60))
     monkeypatch.setattr(module_under_test, "SAMPLED", int(rows.lengths.sum()) // 3 + 1)
     probe = PCAProbe(D, 4, 8, 0.0)
     probe.prepare(rows)

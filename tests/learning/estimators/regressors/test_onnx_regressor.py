@@ -11,8 +11,8 @@ from onnx import helper
 from abstain.config.params import RegressorKind
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import matrix
-from abstain.learning.estimators.regressors.fitting import Fitted, fit_regressor
-from abstain.learning.estimators.regressors.kinds import KINDS, Examples
+from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor
+from abstain.learning.estimators.regressors.kinds import KINDS, RegressorExamples
 from abstain.learning.estimators.regressors.onnx_regressor import BATCH, HEADER, convert, load_regressor, parity
 from tests.learning.estimators.builders import write_mean_probe
 from tests.learning.estimators.regressors.builders import PARAMS, planted
@@ -22,7 +22,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="module")
-def fits() -> dict[str, Fitted]:
+def fits() -> dict[str, FittedRegressor]:
     features, score, groups = planted(150, 1)
     return {kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS) for kind in KINDS}
 
@@ -30,7 +30,7 @@ def fits() -> dict[str, Fitted]:
 @pytest.mark.heavy
 @every_kind
 def test_a_file_says_what_it_is_and_scores_as_before(
-    fits: dict[str, Fitted], kind: RegressorKind, tmp_path: Path
+    fits: dict[str, FittedRegressor], kind: RegressorKind, tmp_path: Path
 ) -> None:
     fitted, file = fits[kind].regressor, tmp_path / "folder" / f"{kind}.onnx"
     fitted.save(file)
@@ -47,17 +47,17 @@ def test_a_file_says_what_it_is_and_scores_as_before(
 @pytest.mark.heavy
 @every_kind
 def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
-    fits: dict[str, Fitted], kind: RegressorKind
+    fits: dict[str, FittedRegressor], kind: RegressorKind
 ) -> None:
     assert fits[kind].parity <= 1e-6
     features, score, _ = planted(150, 1)
-    train = Examples(matrix(features, list(features)), score, np.ones(150))
+    train = RegressorExamples(matrix(features, list(features)), score, np.ones(150))
     step = fits[kind].regressor.described["step"]
     pipeline = KINDS[kind].fit(train, step, PARAMS)
     for missing in (0.0, 0.5, 0.9):
         others, _, _ = planted(200, 5, missing=missing)
         assert parity(pipeline, fits[kind].regressor, others) <= 1e-6
-    elsewhere = KINDS[kind].fit(Examples(train.features, 1 - score, train.weight), step, PARAMS)
+    elsewhere = KINDS[kind].fit(RegressorExamples(train.features, 1 - score, train.weight), step, PARAMS)
     assert parity(elsewhere, fits[kind].regressor, features) > 0.1
 
 
@@ -68,7 +68,7 @@ def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: Regr
     high = np.nextafter(low, np.float32(6))
     values = np.tile(np.array([low, high, low * 2, high * 2], np.float32), 30)[:, None]
     score = np.tile([0.1, 0.9, 0.2, 0.8], 30)
-    pipeline = KINDS[kind].fit(Examples(values, score, np.ones(120)), 200, PARAMS)
+    pipeline = KINDS[kind].fit(RegressorExamples(values, score, np.ones(120)), 200, PARAMS)
     described = {"kind": kind, "target": "cosine", "columns": ["a"]}
     regressor = convert(pipeline, described)
     features = pd.DataFrame(values, columns=["a"])
@@ -77,7 +77,9 @@ def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: Regr
 
 
 @every_kind
-def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(fits: dict[str, Fitted], kind: RegressorKind) -> None:
+def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(
+    fits: dict[str, FittedRegressor], kind: RegressorKind
+) -> None:
     regressor = fits[kind].regressor
     features, _, _ = planted(BATCH + 30, 4)
     together = regressor.predict(features)
@@ -92,7 +94,7 @@ def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(fits: dict[str, Fi
         regressor.predict(features.drop(columns="nll_3"))
 
 
-def test_far_from_what_was_learnt_a_score_stays_between_0_and_1(fits: dict[str, Fitted]) -> None:
+def test_far_from_what_was_learnt_a_score_stays_between_0_and_1(fits: dict[str, FittedRegressor]) -> None:
     features, _, _ = planted(50, 4)
     for kind, fitted in fits.items():
         scores = np.concatenate([fitted.regressor.predict(features * scale) for scale in (1e4, -1e4)])
@@ -102,7 +104,9 @@ def test_far_from_what_was_learnt_a_score_stays_between_0_and_1(fits: dict[str, 
 
 
 @pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "truncated", "probe", "unlabelled", "misdescribed"])
-def test_what_is_no_regressor_is_named_with_a_remedy(fits: dict[str, Fitted], damage: str, tmp_path: Path) -> None:
+def test_what_is_no_regressor_is_named_with_a_remedy(
+    fits: dict[str, FittedRegressor], damage: str, tmp_path: Path
+) -> None:
     file = tmp_path / "regressor.onnx"
     fits["linear"].regressor.save(file)
     whole = file.read_bytes()

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.rows import Rows, batches, pad
+from abstain.learning.estimators.rows import TrainingRows, batches, pad
 
 EVALUATION_BATCH = 128
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """A point of the path along which a probe is fitted; `probe` is as it says only until the next step is taken.
 
     `value` is the number of epochs, from 1 on, or the inverse strength of the penalty.
@@ -79,7 +79,7 @@ class Probe(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def path(cls, train: Rows, params: ProbeParams) -> Iterator[Step]:
+    def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         """Fit on `train`, whose weights are all positive, with more capacity at every step.
 
         The same steps for the same rows and parameters, on one kind of hardware, whatever is drawn in between.
@@ -118,7 +118,7 @@ class Probe(nn.Module, ABC):
     def subtract_outputs(self) -> None:
         """Put weights of z_1 - z_0 for those of z_0 and z_1."""
 
-    def prepare(self, train: Rows) -> None:
+    def prepare(self, train: TrainingRows) -> None:
         """Learn of the training tokens what needs no labels: here mean and deviation."""
         self.standardise_by(train.states)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, huber_loss
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import Probe, Step
-from abstain.learning.estimators.rows import Rows, pad
+from abstain.learning.estimators.probes.base import Probe, TrainingStep
+from abstain.learning.estimators.rows import TrainingRows, pad
 
 POOL = 8
 """Batches whose rows are drawn together and sorted by length: more, and a batch is less of a sample."""
@@ -31,7 +31,7 @@ class DescentProbe(Probe):
         return params.max_epochs
 
     @classmethod
-    def path(cls, train: Rows, params: ProbeParams) -> Iterator[Step]:
+    def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         draws = torch.Generator().manual_seed(params.seed)
         with _drawing_from(draws):
             probe = cls.of(train.states[0].shape[1], params)
@@ -42,7 +42,7 @@ class DescentProbe(Probe):
         for epoch in range(params.max_epochs):
             with _drawing_from(draws):
                 loss = _one_epoch(probe, train, optimizer, params)
-            yield Step(epoch + 1, loss, probe)
+            yield TrainingStep(epoch + 1, loss, probe)
 
 
 class DimensionDropout(nn.Dropout):
@@ -69,7 +69,7 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
     return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=huber_delta)
 
 
-def _one_epoch(probe: Probe, train: Rows, optimizer: torch.optim.Optimizer, params: ProbeParams) -> float:
+def _one_epoch(probe: Probe, train: TrainingRows, optimizer: torch.optim.Optimizer, params: ProbeParams) -> float:
     """One pass over `train`; the mean of the batches' losses."""
     probe.train()
     losses = []

@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import Probe, Step, last, mean
-from abstain.learning.estimators.rows import MEMORY_VALUES, Rows, batches, pad
+from abstain.learning.estimators.probes.base import Probe, TrainingStep, last, mean
+from abstain.learning.estimators.rows import MEMORY_VALUES, TrainingRows, batches, pad
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
 """How far, by the penalty alone, logits may vary. The inverse strength C is this by the number of features: what suits
@@ -67,7 +67,7 @@ class LinearProbe(Probe):
         return len(LOGIT_VARIANCES)
 
     @classmethod
-    def path(cls, train: Rows, params: ProbeParams) -> Iterator[Step]:
+    def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         probe = cls.of(train.states[0].shape[1], params)
         probe.prepare(train)
         fitted = list(probe._fits(train))
@@ -75,9 +75,9 @@ class LinearProbe(Probe):
             with torch.no_grad():
                 probe.head.weight.copy_(weight)
                 probe.head.bias.copy_(bias)
-            yield Step(penalty, train_loss, probe)
+            yield TrainingStep(penalty, train_loss, probe)
 
-    def _fits(self, train: Rows) -> Iterator[tuple[float, float, Tensor, Tensor]]:
+    def _fits(self, train: TrainingRows) -> Iterator[tuple[float, float, Tensor, Tensor]]:
         """C, training loss, weights (1, 2 d) and bias (1,) of every penalty; features are held once, or lie on disk."""
         features = self._features(train)
         scaler = _standardise(features)
@@ -94,7 +94,7 @@ class LinearProbe(Probe):
             loss = nn.functional.binary_cross_entropy_with_logits(logits, train.correct.to(logits), train.weight)
             yield penalty, float(loss / train.weight.mean()), torch.from_numpy(coefficients), torch.from_numpy(bias)
 
-    def _features(self, train: Rows) -> np.ndarray:
+    def _features(self, train: TrainingRows) -> np.ndarray:
         """[mean, last] of all rows, float32 (rows, 2 d): in memory, or in a nameless file where it is too much."""
         shape = (len(train), 2 * self.width)
         if shape[0] * shape[1] <= MEMORY_VALUES:

@@ -19,7 +19,7 @@ from torch import Tensor
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.descent import DescentProbe
 from abstain.learning.estimators.probes.lstm import LSTMReader
-from abstain.learning.estimators.rows import Rows, batches
+from abstain.learning.estimators.rows import TrainingRows, batches
 
 SAMPLED = 2**14
 """Tokens whose covariance is taken, about."""
@@ -57,7 +57,7 @@ class PCAProbe(DescentProbe):
     def subtract_outputs(self) -> None:
         self.reader.subtract_outputs()
 
-    def prepare(self, train: Rows) -> None:
+    def prepare(self, train: TrainingRows) -> None:
         """Mean and deviation, then the components with the largest variance of the standardised training tokens."""
         super().prepare(train)
         spacing = math.ceil(int(train.lengths.sum()) / SAMPLED)

@@ -18,12 +18,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from abstain.config.params import RegressorFit, RegressorKind
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import matrix, prepare, varies
-from abstain.learning.estimators.regressors.kinds import KINDS, Examples
+from abstain.learning.estimators.regressors.kinds import KINDS, RegressorExamples
 from abstain.learning.estimators.regressors.onnx_regressor import Regressor, convert, parity
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedRegressor:
     """A regressor, learnt from all rows; `out_of_fold`, float64 (rows,) in [0, 1], their scores by ones that had not
     seen their group; the columns that were `dropped`, each with its reason; and `parity`, the largest difference
     between scikit-learn's and the file's scores of the rows."""
@@ -42,7 +42,7 @@ def fit_regressor(
     weight: np.ndarray,
     groups: np.ndarray,
     params: RegressorFit,
-) -> Fitted:
+) -> FittedRegressor:
     """Fit a regressor of `kind` to a correctness score (section 3.4.2 of the paper).
 
     Args:
@@ -64,7 +64,7 @@ def fit_regressor(
     fold = assign_folds(target_name, groups, counts, params)
     columns, dropped = prepare(features[counts])
     values = matrix(features, columns)
-    train = Examples(values[counts], target[counts].clip(0, 1), weight[counts])
+    train = RegressorExamples(values[counts], target[counts].clip(0, 1), weight[counts])
     entry = KINDS[kind]
     steps = entry.steps(params)
     paths = np.empty((len(steps), len(values)))
@@ -86,7 +86,7 @@ def fit_regressor(
         }
         regressor = convert(pipeline, described)
         out_of_fold = np.where(read, paths[kept], np.nan)
-        return Fitted(regressor, out_of_fold, dropped, parity(pipeline, regressor, features))
+        return FittedRegressor(regressor, out_of_fold, dropped, parity(pipeline, regressor, features))
 
 
 def assign_folds(target_name: str, groups: np.ndarray, counts: np.ndarray, params: RegressorFit) -> np.ndarray:
