@@ -7,7 +7,7 @@ probes listen at the one of `PLACES` where a linear probe's out-of-fold AUROC on
 keeps what it read: the first run takes hours on two CPU cores.
 
 Printed: that AUROC by place, the leaderboard with 95 % intervals (bootstrap by topic), the fusion against each
-signal that needs no labels, errors caught with at most 15 % masked, what each scorer costs a response, and how long it
+signal that needs no labels, errors caught with at most 15 % withheld, what each scorer costs a response, and how long
 all took once the features were cached.
 """
 
@@ -216,8 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(params: Params, model: str, cache: Path, most: int | None, without: list[str]) -> None:
     params = params.model_copy(update={"llm": params.llm.model_copy(update={"model": model})})
-    listed = tuple(name for name in params.scorers.compare if name not in without)
-    params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"compare": listed})})
+    listed = tuple(name for name in params.scorers.enabled if name not in without)
+    params = params.model_copy(update={"scorers": params.scorers.model_copy(update={"enabled": listed})})
     settings = load_settings().model_copy(update={"features_url": str(cache)})
     judged = read_judged(FILE)
     train, test = (rows[:most] for rows in split(judged))
@@ -269,13 +269,13 @@ def table(fitted: Sequence[Scorer], answers: Answers) -> pd.DataFrame:
 
 
 def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
-    print("| scorer | AUROC | 95 % interval | AUPRC | AURC | errors caught, 15 % masked | x random | tokens |")
+    print("| scorer | AUROC | 95 % interval | AUPRC | AURC | errors caught, 15 % withheld | x random | tokens |")
     print("| --- | --: | --- | --: | --: | --: | --- | --: |")
     for row in board.sort_values("auroc", ascending=False).to_dict("records"):
         print(
             f"| `{row['scorer']}` | {row['auroc']:.3f} | {row['auroc_low']:.3f} to {row['auroc_high']:.3f} "
-            f"| {row['auprc']:.3f} | {row['aurc']:.3f} | {row['caught']:.1%} | {row['caught_over_random']:.2f} "
-            f"({row['caught_over_random_low']:.2f} to {row['caught_over_random_high']:.2f}) "
+            f"| {row['auprc']:.3f} | {row['aurc']:.3f} | {row['error_recall_at_15pct']:.1%} | {row['error_recall_over_random']:.2f} "
+            f"({row['error_recall_over_random_low']:.2f} to {row['error_recall_over_random_high']:.2f}) "
             f"| {tokens.get(row['scorer'], 0):.0f} |"
         )
 

@@ -163,7 +163,7 @@ class Project:
 
     def compare_with(self, *kept: str) -> None:
         """Of the scorers that the probes are compared with, leave these alone."""
-        for name in yaml.safe_load((self.root / "params.yaml").read_text())["scorers"]["compare"]:
+        for name in yaml.safe_load((self.root / "params.yaml").read_text())["scorers"]["enabled"]:
             if name not in kept:
                 self.edit_params(f"    - {name}\n", "")
 
@@ -306,7 +306,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.edit_params("  layer: 16 ", "  layer: 3 ")
     # Lenient where so few answers can promise nothing.
     project.edit_params("  target: 0.8 ", "  target: 0.5 ")
-    project.edit_params("without_promise: fail", "without_promise: naive")
+    project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("zoo: [linear, lstm, lstm_no_huber, attention, pca]", "zoo: [linear]")
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: [random_forest]")
     project.edit_params("targets: [verdict, cosine]", "targets: [verdict]")

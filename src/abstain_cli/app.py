@@ -167,7 +167,7 @@ def status() -> None:
         f"in production: {_live(registry)}, by {registry.prod.action} at "
         f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\nAUROC {probe['auroc']:.3f} "
         f"[{probe['auroc_low']:.3f}, {probe['auroc_high']:.3f}] on {holdout['rows']} answers; "
-        f"at threshold {at['threshold']:.3f} precision {at['precision']:.3f}, shows {at['display_rate']:.1%}"
+        f"at threshold {at['threshold']:.3f} precision {at['precision']:.3f}, shows {at['coverage']:.1%}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")

@@ -145,7 +145,7 @@ def refused(
     """A copy of the project in which another probe, judged on another hold-out, was refused; and what was printed."""
     project = replace(copy_of(trained[0], tmp_path_factory.mktemp("refused")), server=prefect_server)
     project.edit_params("  serve: linear", "  serve: attention")
-    project.edit_params("without_promise: fail", "without_promise: naive")
+    project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params('holdout_frozen_at: "2026-10-15', 'holdout_frozen_at: "2026-10-20')
     done = project.abstain("retrain")
     assert done.returncode == 0, done.stdout + done.stderr

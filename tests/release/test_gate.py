@@ -444,7 +444,7 @@ def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
     decision = judged(replace(holdout, weight=heavy))
     precision = check(decision, "precision")
     assert "precision" in failed(decision) and precision.value > 0.99
-    assert "(worth 1) shown answers" in precision.says
+    assert "(n_eff 1) shown answers" in precision.says
 
 
 @pytest.mark.parametrize("champion", ["v1.0.0", None])

@@ -18,14 +18,14 @@ from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.evaluation.selective_prediction import at_threshold, threshold_table
 from abstain.learning.evaluation.slices import Scored, slice_table, strata
 from abstain.learning.metrics.bootstrap import Resamples
-from abstain.learning.metrics.weighted_metrics import brier, ece, effective_rows, mean
+from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, mean
 from abstain.reports.evaluation import Evaluated
 from abstain.reports.plots import plot_tables
 from tests.conftest import ROOT
 from tests.learning.evaluation.builders import grouped
 
 ROWS, GROUPS = 240, 40
-PROMISED, NAIVE = 0.640625, 0.5
+PROMISED, HEURISTIC = 0.640625, 0.5
 SHARPNESS = {
     "probe": 1.0,
     "fusion": 1.1,
@@ -93,15 +93,15 @@ def evaluated(
     metric: str = "precision",
     target: float = 0.8,
     promised: bool = True,
-    naive: bool = True,
+    heuristic: bool = True,
     changed: Mapping[str, Any] | None = None,
 ) -> Evaluated:
     """A report's input. With `changed`, figures are other ones: `{"metrics.holdout.base_rate": 0.5}`."""
-    served = PROMISED if promised else NAIVE
+    served = PROMISED if promised else HEURISTIC
     metrics, evaluation, tables = json.loads(_measured(served, PROMISED if promised else None))
-    evaluation["threshold"] = _threshold(metric, target, promised, naive)
-    if not naive:
-        metrics["holdout"]["at_naive"] = None
+    evaluation["threshold"] = _threshold(metric, target, promised, heuristic)
+    if not heuristic:
+        metrics["holdout"]["at_heuristic"] = None
     parts = {"metrics": metrics, "evaluation": evaluation, "dataset": dataset()}
     for path, value in (changed or {}).items():
         part: Any = parts
@@ -137,29 +137,29 @@ def dataset() -> dict[str, Any]:
     }
 
 
-def _threshold(metric: str, target: float, promised: bool, naive: bool) -> dict[str, Any]:
+def _threshold(metric: str, target: float, promised: bool, heuristic: bool) -> dict[str, Any]:
     """As `decide.promise` and `decide.threshold` say it."""
-    own = {"metric": metric, "target": target, "confidence": 0.9, "rows": 206, "even_rows": 180, "promised": promised}
+    own = {"metric": metric, "target": target, "confidence": 0.9, "rows": 206, "n_eff": 180, "promised": promised}
     tuned = {
-        "threshold": NAIVE,
+        "threshold": HEURISTIC,
         "precision": 0.8511,
-        "display_rate": 0.5649,
+        "coverage": 0.5649,
         "recall": 0.8,
         "shown": 116,
         "effective_shown": 104.5,
         "rows": 206,
     }
-    own["naive"] = tuned if naive else None
+    own["heuristic"] = tuned if heuristic else None
     if promised:
         return own | {
             "threshold": PROMISED,
             "precision": 0.9111,
-            "display_rate": 0.4321,
+            "coverage": 0.4321,
             "shown": 89,
             "p_value": 0.0678,
         }
     says = f"no threshold reaches precision {target:g} at confidence 0.9 with 206 reviewed answers"
-    return own | {"threshold": NAIVE, "precision": 0.8511, "display_rate": 0.5649, "says": says, "reviews_needed": 4812}
+    return own | {"threshold": HEURISTIC, "precision": 0.8511, "coverage": 0.5649, "says": says, "reviews_needed": 4812}
 
 
 @lru_cache(maxsize=2)
@@ -183,7 +183,7 @@ def _measured(served: float, promised: float | None) -> str:
     calibrated = scores.clip(0.02, 0.98) ** 1.2
     own, probability = scores["probe"].to_numpy(), calibrated["probe"].to_numpy()
     rouge = np.where(generator.random(ROWS) < 0.8, np.clip(0.3 + 0.4 * correct + 0.1 * noise, 0, 1), np.nan)
-    marked = {"promised": promised, "naive": NAIVE} if promised else {"naive": NAIVE}
+    marked = {"promised": promised, "heuristic": HEURISTIC} if promised else {"heuristic": HEURISTIC}
     board = leaderboard(correct, scores, calibrated, group, weight, 200, 1, champion="probe")
     at = {name: at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
     metrics = {
@@ -191,14 +191,14 @@ def _measured(served: float, promised: float | None) -> str:
             "rows": ROWS,
             "base_rate": mean(correct, weight),
             "drawn_unevenly": int((weight < 1).sum()),
-            "effective_rows": effective_rows(weight),
+            "effective_sample_size": effective_sample_size(weight),
             "label_source": "sme",
             "digest": "0" * 64,
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-            "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_worth": 90.0},
-            "at_naive": at["naive"],
+            "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_n_eff": 90.0},
+            "at_heuristic": at["heuristic"],
         },
-        "newest": {"rows": 17, "drawn_unevenly": 0, "effective_rows": 17.0, "auroc": 0.7654},
+        "newest": {"rows": 17, "drawn_unevenly": 0, "effective_sample_size": 17.0, "auroc": 0.7654},
     }
     products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
     sliced = strata(products, [None] * ROWS, generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS))
@@ -234,7 +234,7 @@ def _measured(served: float, promised: float | None) -> str:
         "improbable": {"yes_score": 12, "yes_score_fused": 0},
         "min_rows": 20,
         "at_own_threshold": {
-            "probe": {**at["naive"], "note": ""},
+            "probe": {**at["heuristic"], "note": ""},
             "fusion": {**at_threshold(correct, scores["fusion"].to_numpy(), 0.6, weight, rouge), "note": ""},
             "verbalised": {"note": "no threshold reaches precision 0.8 on 206 reviewed answers | none"},
         },
@@ -332,8 +332,8 @@ def _listening(layer: int, site: str, chunks: int | None, out_of_fold: float | N
     row |= {"out_of_fold": out_of_fold, "auroc": 0.8 - layer / 1000, "auroc_low": 0.71, "auroc_high": 0.86}
     if out_of_fold is None:
         return {**row, "note": "no threshold reaches precision 0.85 on 197 reviewed answers"}
-    figures = {"threshold": 0.7, "precision": 0.84, "recall": 0.6, "display_rate": 0.4, "mask_rate": 0.6}
-    return {**row, **figures, "rouge_displayed": 0.61, "rouge_masked": None, "note": ""}
+    figures = {"threshold": 0.7, "precision": 0.84, "recall": 0.6, "coverage": 0.4, "abstention_rate": 0.6}
+    return {**row, **figures, "rouge_shown": 0.61, "rouge_withheld": None, "note": ""}
 
 
 def _null(value: Any) -> Any:

@@ -30,15 +30,15 @@ from abstain.reports.evaluation.document import Cell, Paragraph, Row, Section, T
 from abstain.reports.evaluation.markdown import escape
 from abstain.reports.evaluation.words import beside, figure, percent, plain
 from abstain.reports.plots import PLOTS, draw
-from tests.reports.builders import LINK, NAIVE, NASTY, PROMISED, ROWS, TAG, evaluated
+from tests.reports.builders import LINK, HEURISTIC, NASTY, PROMISED, ROWS, TAG, evaluated
 
-BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.display_rate": 0.5026}
+BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.coverage": 0.5026}
 FEW = {
     "metrics.holdout.at_threshold.precision": 1.0,
     "metrics.holdout.at_threshold.shown": 1,
-    "metrics.holdout.at_threshold.shown_worth": 1.0,
+    "metrics.holdout.at_threshold.shown_n_eff": 1.0,
 }
-NOTHING = {"metrics.holdout.at_threshold.precision": None, "metrics.holdout.at_threshold.display_rate": 0.0}
+NOTHING = {"metrics.holdout.at_threshold.precision": None, "metrics.holdout.at_threshold.coverage": 0.0}
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 VOID = {"meta", "link", "img", "br"}  # however they are written
@@ -153,13 +153,13 @@ MARKDOWN, PAGE = pages()
         (
             {"target": 0.85, "promised": False, "changed": FEW | {"metrics.holdout.at_threshold.shown": 31}},
             "warned",
-            "No promise can be made: the hold-out has 31 shown answers, worth 1 drawn evenly, where 20 are needed",
+            "No promise can be made: the hold-out has 31 shown answers, effective sample size 1, where 20 are needed",
         ),
         (
             {
                 "metric": "error_rate",
                 "target": 0.1,
-                "changed": {"metrics.holdout.rows": 9, "metrics.holdout.effective_rows": 9.0},
+                "changed": {"metrics.holdout.rows": 9, "metrics.holdout.effective_sample_size": 9.0},
             },
             "warned",
             "The promise of at most 10 % shown and wrong cannot be checked: the hold-out has 9 answers where 20 are needed",
@@ -192,7 +192,7 @@ def test_the_verdict_is_said_plainly_and_first(options: dict[str, Any], state: s
 
 
 def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
-    changed = BROKEN | {"metrics.holdout.effective_rows": 187.0}
+    changed = BROKEN | {"metrics.holdout.effective_sample_size": 187.0}
     text = first_lines(pages(target=0.85, changed=changed)[0])
     assert "The target is missed by about 6 of the 94 answers shown." in text
     low, high = "metrics.holdout.at_threshold.precision_low", "metrics.holdout.at_threshold.precision_high"
@@ -210,7 +210,7 @@ def test_what_is_promised_and_the_naive_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for words in (
         "at least 80 % of the shown answers are right, with a confidence of 90 %",
-        "206 reviewed answers of the validation split, worth 180 drawn evenly, where 43.2 % of the answers are shown, "
+        "206 reviewed answers of the validation split, effective sample size 180, where 43.2 % of the answers are shown, "
         "91.1 % of them right (p = 0.068)",
         "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them right), which promises "
         "nothing: on the hold-out ",
@@ -222,10 +222,10 @@ def test_what_is_promised_and_the_naive_threshold_stand_side_by_side() -> None:
     compared = Page(PAGE).tables[0]
     assert [row[0] for row in compared[1:]] == [
         "everything shown",
-        "naive: just good enough on validation",
+        "heuristic: just good enough on validation",
         "served: promised",
     ]
-    assert [row[1] for row in compared[1:]] == ["none", f"{NAIVE:.3f}", f"{PROMISED:.3f}"]
+    assert [row[1] for row in compared[1:]] == ["none", f"{HEURISTIC:.3f}", f"{PROMISED:.3f}"]
     assert compared[1][4:] == ["100.0 %", "64.0 %", "36.0 %", "100.0 %"]
 
 
@@ -235,17 +235,17 @@ def test_without_a_promise_it_says_why_and_how_many_reviews_would_do() -> None:
     assert "It cannot be promised: no threshold reaches precision 0.9 at confidence 0.9 with 206 reviewed" in text
     assert "| 4,812 | reviews needed for the promise (206 are there) |" in text
     assert "| ≥ 90 % | of the shown answers right (aimed at, not promised) |" in text
-    assert "**Threshold served instead:** the naive one, 0.500, just good enough on validation" in text
+    assert "**Threshold served instead:** the heuristic one, 0.500, just good enough on validation" in text
     assert "**Promised:**" not in text
-    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: naive, without a promise"]
+    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: heuristic, without a promise"]
     assert "none (right, of the shown, at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
     hopeless = first_lines(pages(promised=False, changed={"evaluation.threshold.reviews_needed": None})[0])
     assert "reviews needed" not in hopeless
 
 
 def test_a_promise_without_a_naive_threshold_is_reported() -> None:
-    markdown, page = pages(naive=False)
-    assert "**Naive threshold:** there is none" in first_lines(markdown)
+    markdown, page = pages(heuristic=False)
+    assert "**Heuristic threshold:** there is none" in first_lines(markdown)
     assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: promised"]
 
 
@@ -287,8 +287,8 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert rows["probe"][2:4] == ["", ""]
     assert rows["fusion"][2].startswith(figure(fusion["auroc_difference"], "+.3f"))
     assert rows["fusion"][3] == f"{fusion['chance_better']:.0%}".replace("%", " %")
-    times = [f"{fusion[f'caught_over_random{end}']:.2f}" for end in ("", "_low", "_high")]
-    assert rows["fusion"][4:6] == [percent(fusion["caught"]), f"{times[0]}{times[1]} to {times[2]}"]
+    times = [f"{fusion[f'error_recall_over_random{end}']:.2f}" for end in ("", "_low", "_high")]
+    assert rows["fusion"][4:6] == [percent(fusion["error_recall_at_15pct"]), f"{times[0]}{times[1]} to {times[2]}"]
     assert rows["yes_score"][6:] == ["312", "7"]
     assert rows["verbalised"][1:6] == ["not defined"] * 5
     assert rows["verbalised"][7] == str(ROWS)
@@ -310,9 +310,12 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
 def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
     table = next(table for table in Page(PAGE).tables if table[0][:3] == ["scorer", "threshold", "right of the shown"])
     rows = {row[0]: row[1:] for row in table[1:]}
-    assert set(rows) == {"probe", "fusion", "verbalised"} and rows["probe"][0] == f"{NAIVE:.3f}"
+    assert set(rows) == {"probe", "fusion", "verbalised"} and rows["probe"][0] == f"{HEURISTIC:.3f}"
     fusion = evaluated().evaluation["at_own_threshold"]["fusion"]
-    assert rows["fusion"][:4] == ["0.600", *(percent(fusion[name]) for name in ("precision", "recall", "mask_rate"))]
+    assert rows["fusion"][:4] == [
+        "0.600",
+        *(percent(fusion[name]) for name in ("precision", "recall", "abstention_rate")),
+    ]
     assert rows["verbalised"] == ["no threshold reaches precision 0.8 on 206 reviewed answers | none"]
 
 
@@ -355,19 +358,22 @@ def test_the_leaderboard_for_elsewhere_is_the_same_tables() -> None:
 def test_marked_thresholds_stand_out_and_no_others() -> None:
     lines = section(MARKDOWN, "What a threshold shows, and what it withholds").splitlines()
     table = [line for line in lines if re.match(r"\| (\*\*)?0\.\d{3}", line)]
-    assert [line.split("|")[1].strip() for line in table if "**" in line] == [f"**{NAIVE:.3f}**", f"**{PROMISED:.3f}**"]
-    assert [line.split("|")[2].strip() for line in table if "**" in line] == ["**naive**", "**promised**"]
-    assert len(table) == 11  # 0.0 to 0.9, one of them the naive one, and the promised one
+    assert [line.split("|")[1].strip() for line in table if "**" in line] == [
+        f"**{HEURISTIC:.3f}**",
+        f"**{PROMISED:.3f}**",
+    ]
+    assert [line.split("|")[2].strip() for line in table if "**" in line] == ["**heuristic**", "**promised**"]
+    assert len(table) == 11  # 0.0 to 0.9, one of them the heuristic one, and the promised one
     page = Page(PAGE)
     threshold = next(table for table in page.tables if table[0][:2] == ["threshold", "mark"])
-    assert [row[0] for row in threshold[1:] if row[1]] == [f"{NAIVE:.3f}", f"{PROMISED:.3f}"]
+    assert [row[0] for row in threshold[1:] if row[1]] == [f"{HEURISTIC:.3f}", f"{PROMISED:.3f}"]
     assert threshold[0][-2:] == ["ROUGE-L shown", "ROUGE-L withheld"]
     assert threshold[1][-1] == "not defined0 answers"
 
 
 def test_without_ideal_answers_there_is_no_rouge() -> None:
     given = evaluated()
-    bare = given.tables["threshold"].assign(rouge_displayed=float("nan"), rouge_masked=float("nan"))
+    bare = given.tables["threshold"].assign(rouge_shown=float("nan"), rouge_withheld=float("nan"))
     tables = {**given.tables, "threshold": bare}
     report = compose(Evaluated(given.params, given.metrics, given.evaluation, given.dataset, tables))
     assert "ROUGE" not in section(render_markdown(report), "What a threshold shows, and what it withholds")
@@ -410,12 +416,12 @@ def test_slices_below_the_target_are_named_lowest_first() -> None:
 
 
 def test_a_slice_that_is_not_judged_says_why_in_place_of_its_figures() -> None:
-    row = {"by": "product", "slice": "Gold Card", "rows": 61, "worth": 60.5, "base_rate": 0.7, "shown": 30, "note": ""}
+    row = {"by": "product", "slice": "Gold Card", "rows": 61, "n_eff": 60.5, "base_rate": 0.7, "shown": 30, "note": ""}
     figures = {"auroc": 0.8, "auroc_low": 0.7, "auroc_high": 0.9, "ece": 0.05, "brier": 0.2, "precision": 0.9}
     few = dict.fromkeys(figures) | {
         "slice": "Tin Card",
         "rows": 3,
-        "worth": 2.6,
+        "n_eff": 2.6,
         "note": "fewer than 20 answers: not judged",
     }
     one_class = {"auroc": None, "note": "one class only"}
@@ -507,7 +513,12 @@ def test_every_probe_of_the_zoo_is_described(name: str) -> None:
     assert (f"{given.params.huber_lambda:g} x Huber" in card) == (name != "lstm_no_huber")
 
 
-VARIANTS: list[dict[str, Any]] = [{}, {"promised": False}, {"naive": False}, {"metric": "error_rate", "target": 0.1}]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"promised": False},
+    {"heuristic": False},
+    {"metric": "error_rate", "target": 0.1},
+]
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -727,9 +738,9 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     assert f"{given.probe['auroc']:.3f}" in str(shows["leaderboard.svg"])
     assert "verbalised not defined" in str(shows["leaderboard.svg"])
     at = given.at
-    promised = f"at the promised threshold {PROMISED:.3f}, {percent(at['display_rate'])} of the answers are shown"
+    promised = f"at the promised threshold {PROMISED:.3f}, {percent(at['coverage'])} of the answers are shown"
     assert promised in str(shows["threshold.svg"])
-    wrong = at["display_rate"] * (1 - at["precision"]) / (1 - given.holdout["base_rate"])
+    wrong = at["coverage"] * (1 - at["precision"]) / (1 - given.holdout["base_rate"])
     assert f"{percent(at['recall'])} of the right answers and {percent(wrong)} of the wrong" in str(
         shows["confidence.svg"]
     )

@@ -31,7 +31,7 @@ def params(tmp_path: Path) -> Params:
     llm = {"model": model, "layout": "rag-plain-v1", "layer": 1, "site": "mlp", "too_long": "refuse"}
     changes = {
         "llm": shipped.llm.model_copy(update=llm),
-        "scorers": shipped.scorers.model_copy(update={"compare": ("entropy", "context_gain", "entailment")}),
+        "scorers": shipped.scorers.model_copy(update={"enabled": ("entropy", "context_gain", "entailment")}),
         "sweep": shipped.sweep.model_copy(update={"layers": (3,), "sites": ("mlp",), "contexts": (1,)}),
         "perturbation": shipped.perturbation.model_copy(update={"tokens": 3}),
     }
@@ -67,7 +67,7 @@ def test_a_scorer_with_a_model_of_its_own_is_timed_and_part_of_the_fusion(
 ) -> None:
     model = str(save_encoder(tmp_path / "judge", "classify", num_labels=1))
     none = params.regressors.model_copy(update={"kinds": ()})
-    scorers = params.scorers.model_copy(update={"compare": ("entailment",), "entailment_model": model})
+    scorers = params.scorers.model_copy(update={"enabled": ("entailment",), "entailment_model": model})
     calls: list[int] = []
     monkeypatch.setattr(
         Entailment,

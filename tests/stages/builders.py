@@ -28,12 +28,18 @@ ONE_CHUNK_TOO_MANY = "q-013"
 SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
     "probe": {"zoo": ["linear", "lstm"], "serve": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
-    "scorers": {"compare": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment"]},
+    "scorers": {"enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment"]},
     "perturbation": {"tokens": 3},
     "regressors": {"kinds": ["random_forest", "linear"], "folds": 3, "trees": 20},
     "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
     "calibration": {"method": "isotonic"},
-    "threshold": {"metric": "precision", "target": 0.75, "confidence": 0.8, "independent": "answers", "min_shown": 10},
+    "threshold": {
+        "metric": "precision",
+        "target": 0.75,
+        "confidence": 0.8,
+        "exchangeable_unit": "answers",
+        "min_shown": 10,
+    },
     "gate": {"bootstrap": 100, "min_slice": 15},
 }
 

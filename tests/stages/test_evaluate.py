@@ -114,16 +114,16 @@ def test_both_thresholds_are_marked_in_the_table(bank: Params) -> None:
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
     threshold = artifacts.read_json(paths.THRESHOLD)
     marked = table[table["mark"] != ""].set_index("mark")["threshold"].to_dict()
-    assert marked == {"promised": threshold["threshold"], "naive": threshold["naive"]["threshold"]}
+    assert marked == {"promised": threshold["threshold"], "heuristic": threshold["heuristic"]["threshold"]}
     assert table["threshold"].is_monotonic_increasing and len(table) == 12
 
 
 def test_everybody_has_a_threshold_that_validation_asks_for_or_a_note(bank: Params) -> None:
     own = artifacts.read_json(paths.EVALUATION)["at_own_threshold"]
     assert set(own) == set(EVERYBODY)
-    naive = artifacts.read_json(paths.METRICS)["holdout"]["at_naive"]
-    assert own["probe"]["precision"] == pytest.approx(naive["precision"]) and own["probe"]["note"] == ""
-    assert all(row["note"] or 0 < row["display_rate"] <= 1 for row in own.values())
+    heuristic = artifacts.read_json(paths.METRICS)["holdout"]["at_heuristic"]
+    assert own["probe"]["precision"] == pytest.approx(heuristic["precision"]) and own["probe"]["note"] == ""
+    assert all(row["note"] or 0 < row["coverage"] <= 1 for row in own.values())
 
 
 def test_reliability_is_shown_of_every_product_with_enough_answers(bank: Params) -> None:
@@ -272,7 +272,7 @@ def test_a_holdout_of_one_kind_has_no_figure_that_needs_both(bank: Params, only:
 
 
 def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
-    alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"compare": ()})})
+    alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": ()})})
     run_stages(alone, "features", "train_fusion", "evaluate")
     said = artifacts.read_json(paths.EVALUATION)
     assert set(said["kinds"]) == {"probe", "fusion", "length_only", *REGRESSORS, "lstm", "base_rate"}
@@ -295,8 +295,8 @@ def test_every_place_is_listened_at_and_one_of_them_is_served(bank: Params) -> N
     own = artifacts.read_json(paths.METRICS)["holdout"]
     assert rows[0]["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
     assert rows[0]["out_of_fold"] == pytest.approx(artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"])
-    assert {name: rows[0][name] for name in ("precision", "recall", "rouge_displayed")} == pytest.approx(
-        {name: own["at_naive"][name] for name in ("precision", "recall", "rouge_displayed")}
+    assert {name: rows[0][name] for name in ("precision", "recall", "rouge_shown")} == pytest.approx(
+        {name: own["at_heuristic"][name] for name in ("precision", "recall", "rouge_shown")}
     )
 
 

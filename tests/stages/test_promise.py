@@ -56,25 +56,25 @@ def test_what_is_promised_is_what_the_reviewed_validation_answers_give(bank: Par
         0.75,
         0.8,
     )
-    assert found["rows"] == len(rows) > found["even_rows"] > found["shown"] > 10
+    assert found["rows"] == len(rows) > found["n_eff"] > found["shown"] > 10
     assert found["precision"] >= 0.75 and found["p_value"] <= 1 - 0.8
     assert found["says"].startswith("precision of at least 0.75 at confidence 0.8 with ")
     weight = metrics.row_weights(rows["inclusion_probability"].to_numpy())
-    naive = found["naive"]
-    shown = confidence >= naive["threshold"]
-    assert naive["shown"] == shown.sum() and naive["rows"] == len(rows)
-    assert naive["precision"] == pytest.approx(np.average(rows["correct"][shown], weights=weight[shown]))
-    assert naive["precision"] >= 0.75 - 1e-12
-    assert naive["display_rate"] == pytest.approx(weight[shown].sum() / weight.sum())
-    assert naive["threshold"] < found["threshold"], "a promise asks for more than just good enough"
+    heuristic = found["heuristic"]
+    shown = confidence >= heuristic["threshold"]
+    assert heuristic["shown"] == shown.sum() and heuristic["rows"] == len(rows)
+    assert heuristic["precision"] == pytest.approx(np.average(rows["correct"][shown], weights=weight[shown]))
+    assert heuristic["precision"] >= 0.75 - 1e-12
+    assert heuristic["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
+    assert heuristic["threshold"] < found["threshold"], "a promise asks for more than just good enough"
     # Rounded down, so that the answer that it was read off is shown.
-    gap = confidence - naive["threshold"]
-    assert naive["threshold"] == round(naive["threshold"], 6) and 0 <= gap[np.abs(gap).argmin()] < 1e-6
+    gap = confidence - heuristic["threshold"]
+    assert heuristic["threshold"] == round(heuristic["threshold"], 6) and 0 <= gap[np.abs(gap).argmin()] < 1e-6
 
 
 def test_a_threshold_that_is_just_good_enough_is_lower_where_wrong_answers_count_less(bank: Params) -> None:
     """Right answers were reviewed one in ten times: each stands for ten."""
-    lenient = with_threshold(bank, target=0.8, without_promise="naive", min_shown=1)
+    lenient = with_threshold(bank, target=0.8, on_infeasible="heuristic", min_shown=1)
     found, calibrated = [], []
     for rare in (1.0, 0.1):
         change_inclusion("split == 'validation'", 1.0)
@@ -84,10 +84,10 @@ def test_a_threshold_that_is_just_good_enough_is_lower_where_wrong_answers_count
         calibrated.append(
             calibrator_from_dict(artifacts.read_json(paths.CALIBRATION)).apply(np.linspace(0, 1, 50)).mean()
         )
-    even, uneven = (one["naive"] for one in found)
+    even, uneven = (one["heuristic"] for one in found)
     assert uneven["threshold"] < even["threshold"] and uneven["precision"] >= 0.8
     assert even["effective_shown"] == even["shown"] and uneven["effective_shown"] < uneven["shown"]
-    assert found[1]["even_rows"] < found[1]["rows"] == found[0]["even_rows"]
+    assert found[1]["n_eff"] < found[1]["rows"] == found[0]["n_eff"]
     assert calibrated[1] > calibrated[0] + 0.1
 
 
@@ -108,24 +108,24 @@ def test_the_calibration_is_of_the_reviewed_validation_answers(bank: Params) -> 
 def test_where_nothing_can_be_promised_the_stage_fails_and_names_reviews(bank: Params) -> None:
     paths.THRESHOLD.unlink()
     with pytest.raises(AbstainError) as failed:
-        tune_threshold.stage(with_threshold(bank, without_promise="fail", **NEVER))
+        tune_threshold.stage(with_threshold(bank, on_infeasible="fail", **NEVER))
     says = str(failed.value)
     assert says.startswith("no threshold reaches precision 0.9 at confidence 0.99 with ")
     assert "reviewed answers" in says and "would be needed: bring more reviews" in says and "\n" not in says
-    assert says.endswith("or set threshold.without_promise to naive")
+    assert says.endswith("or set threshold.on_infeasible to heuristic")
     assert not paths.THRESHOLD.exists()
 
 
 def test_the_naive_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_end(bank: Params) -> None:
-    naively = with_threshold(bank, without_promise="naive", **NEVER)
-    tune_threshold.stage(naively)
+    heuristically = with_threshold(bank, on_infeasible="heuristic", **NEVER)
+    tune_threshold.stage(heuristically)
     found = artifacts.read_json(paths.THRESHOLD)
     assert found["promised"] is False and found["reviews_needed"] > found["rows"]
-    for name in ("threshold", "precision", "display_rate"):
-        assert found[name] == found["naive"][name]
-    assert found["error_rate"] == pytest.approx(found["display_rate"] * (1 - found["precision"]))
+    for name in ("threshold", "precision", "coverage"):
+        assert found[name] == found["heuristic"][name]
+    assert found["error_rate"] == pytest.approx(found["coverage"] * (1 - found["precision"]))
 
-    export_onnx.stage(naively)
+    export_onnx.stage(heuristically)
     carried = OnnxProbe(paths.ONNX).metadata
     assert json.loads(carried["promise"]) == {
         "promised": False,
@@ -136,20 +136,22 @@ def test_the_naive_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_
     }
     assert float(carried["threshold"]) == found["threshold"]
 
-    evaluate.stage(naively)
+    evaluate.stage(heuristically)
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
-    assert sorted(table["mark"].unique()) == ["", "naive"] and (table["mark"] == "naive").sum() == 1
+    assert sorted(table["mark"].unique()) == ["", "heuristic"] and (table["mark"] == "heuristic").sum() == 1
     holdout = artifacts.read_json(paths.METRICS)["holdout"]
     assert holdout["at_threshold"]["threshold"] == found["threshold"]
-    assert holdout["at_naive"].items() <= holdout["at_threshold"].items()
+    assert holdout["at_heuristic"].items() <= holdout["at_threshold"].items()
     assert artifacts.read_json(paths.EVALUATION)["threshold"] == found
 
 
 def test_a_target_that_not_even_the_naive_threshold_reaches_is_an_error(bank: Params) -> None:
     with pytest.raises(AbstainError) as failed:
-        tune_threshold.stage(with_threshold(bank, target=0.999, confidence=0.99, min_shown=40, without_promise="naive"))
+        tune_threshold.stage(
+            with_threshold(bank, target=0.999, confidence=0.99, min_shown=40, on_infeasible="heuristic")
+        )
     assert "no threshold reaches precision 0.999" in str(failed.value) and "\n" not in str(failed.value)
-    assert "without_promise" not in str(failed.value), "it would not help"
+    assert "on_infeasible" not in str(failed.value), "it would not help"
 
 
 def only_thumbs(split: str) -> None:

@@ -64,7 +64,7 @@ def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank
 def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
     bank: Params, splits: list[str], same: bool
 ) -> None:
-    changes = {"target": 0.2, "without_promise": "naive"}
+    changes = {"target": 0.2, "on_infeasible": "heuristic"}
     lenient = bank.model_copy(update={"threshold": bank.threshold.model_copy(update=changes)})
     tune_threshold.stage(lenient)
     before = [file.read_bytes() for file in TUNED]

@@ -53,7 +53,7 @@ def test_figures_are_those_of_all_answers(bank: Params) -> None:
     found = artifacts.read_json(paths.METRICS)["holdout"]
     rows, correct, weight = scores_of("holdout")
     assert found["rows"] == len(rows) and found["drawn_unevenly"] == (weight < 1).sum() > 0
-    assert found["effective_rows"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    assert found["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert found["base_rate"] == pytest.approx(np.average(correct, weights=weight))
     assert abs(found["base_rate"] - correct.mean()) > 0.05, "sure answers were reviewed every other time"
     for name in ("probe", "lstm", "fusion", "sequence_log_prob", "length_only"):
@@ -79,22 +79,22 @@ def test_what_is_promised_is_measured_on_the_calibrated_probability(bank: Params
     assert (np.diff(probability[order]) >= 0).all(), "calibrated, they rank as before"
 
 
-@pytest.mark.parametrize("name", ["at_threshold", "at_naive"])
+@pytest.mark.parametrize("name", ["at_threshold", "at_heuristic"])
 def test_what_a_threshold_shows_is_counted_of_all_answers(bank: Params, name: str) -> None:
     row, threshold = artifacts.read_json(paths.METRICS)["holdout"][name], artifacts.read_json(paths.THRESHOLD)
     rows, correct, weight = scores_of("holdout")
-    assert row["threshold"] == (threshold if name == "at_threshold" else threshold["naive"])["threshold"]
+    assert row["threshold"] == (threshold if name == "at_threshold" else threshold["heuristic"])["threshold"]
     shown = (rows["probe"] >= row["threshold"]).to_numpy()
     assert 0 < shown.sum() < len(shown)
     assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
     assert row["recall"] == pytest.approx(weight[shown & (correct == 1)].sum() / weight[correct == 1].sum())
-    assert row["display_rate"] == pytest.approx(weight[shown].sum() / weight.sum())
-    assert row["mask_rate"] == pytest.approx(1 - row["display_rate"])
+    assert row["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
+    assert row["abstention_rate"] == pytest.approx(1 - row["coverage"])
     assert row["accuracy"] == pytest.approx(np.average(shown == (correct == 1), weights=weight))
     assert row["f1"] == pytest.approx(2 / (1 / row["precision"] + 1 / row["recall"]))
 
 
-def test_displayed_answers_are_compared_with_ideal_ones_by_weight(bank: Params) -> None:
+def test_shown_answers_are_compared_with_ideal_ones_by_weight(bank: Params) -> None:
     """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
     row = artifacts.read_json(paths.METRICS)["holdout"]["at_threshold"]
     rows, _, weight = scores_of("holdout")
@@ -102,7 +102,7 @@ def test_displayed_answers_are_compared_with_ideal_ones_by_weight(bank: Params) 
     known = rows["interaction_id"].isin(list(ideal)).to_numpy()
     assert (np.isnan(examples) == ~known).all() and set(np.round(examples[known], 3)) == {1.0, 0.333}
     shown = (rows["probe"] >= row["threshold"]).to_numpy()
-    for name, of in (("displayed", known & shown), ("masked", known & ~shown)):
+    for name, of in (("shown", known & shown), ("withheld", known & ~shown)):
         assert row[f"rouge_{name}_answers"] == of.sum() > 0
         assert row[f"rouge_{name}"] == pytest.approx(np.average(examples[of], weights=weight[of]))
 
@@ -111,7 +111,7 @@ def test_the_newest_window_is_counted_apart(bank: Params) -> None:
     found = artifacts.read_json(paths.METRICS)["newest"]
     rows, correct, weight = scores_of("newest")
     assert found["rows"] == len(rows) > 5 and found["drawn_unevenly"] == (weight < 1).sum() > 0
-    assert found["effective_rows"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    assert found["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert found["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
     frame = artifacts.read_dataset_frame()
     turned = frame.assign(correct=frame["correct"].where(frame["split"] != "newest", 1 - frame["correct"]))
@@ -130,7 +130,7 @@ def test_without_a_newest_window_its_figure_is_none(bank: Params) -> None:
     assert artifacts.read_json(paths.METRICS)["newest"] == {
         "rows": 0,
         "drawn_unevenly": 0,
-        "effective_rows": 0.0,
+        "effective_sample_size": 0.0,
         "auroc": None,
     }
     assert set(pd.read_parquet(paths.SCORES)["split"]) == {"holdout"}
@@ -157,7 +157,7 @@ def test_equal_chances_give_the_figures_of_none(bank: Params) -> None:
         found.append((artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION), bytes_of(paths.PLOTS)))
     assert found[0] == found[1] == found[2]
     holdout = found[0][0]["holdout"]
-    assert holdout["drawn_unevenly"] == 0 and holdout["effective_rows"] == holdout["rows"] == len(
+    assert holdout["drawn_unevenly"] == 0 and holdout["effective_sample_size"] == holdout["rows"] == len(
         scores_of("holdout")[0]
     )
 

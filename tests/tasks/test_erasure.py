@@ -334,7 +334,7 @@ def test_status_says_what_the_live_version_was_trained_on(
     workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"), 0.8)}, "rows": 400}
-    figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "display_rate"), 0.5)
+    figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "coverage"), 0.5)
     for version in ("v1.0.0", "v1.1.0"):
         record = {"metrics": {"holdout": figures}}
         (workspace.path / paths.APPROVALS / f"{version}.json").write_text(json.dumps(record))

@@ -41,7 +41,7 @@ class QualityParams(FrozenModel):
     """What a batch and the training table are judged by as a whole; `ValidationParams` judge their rows."""
 
     min_class_share: Annotated[float, Field(ge=0, le=0.5)]
-    min_expert_share: Fraction
+    min_reviewed_share: Fraction
     max_leaked_share: Fraction
     max_review_conflicts: Fraction
     max_thumb_conflicts: Fraction
@@ -119,7 +119,7 @@ class ProbeParams(FrozenModel):
 class ScorerParams(FrozenModel):
     """What the probes are compared with, and the models that some of these need: None, and they are skipped."""
 
-    compare: tuple[str, ...]
+    enabled: tuple[str, ...]
     entailment_model: str | None
     extractive_qa_model: str | None
 
@@ -186,8 +186,8 @@ class ThresholdParams(FrozenModel):
     metric: Literal["precision", "error_rate"]
     target: OpenFraction
     confidence: OpenFraction
-    independent: Literal["answers", "groups"]
-    without_promise: Literal["fail", "naive"]
+    exchangeable_unit: Literal["answers", "groups"]
+    on_infeasible: Literal["fail", "heuristic"]
     min_shown: Count
     seed: int
 

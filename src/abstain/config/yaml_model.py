@@ -16,6 +16,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from abstain.core.errors import AbstainError
 
 
+RENAMED = {
+    "scorers.compare": "enabled",
+    "quality.min_expert_share": "min_reviewed_share",
+    "threshold.independent": "exchangeable_unit",
+    "threshold.without_promise": "on_infeasible",
+}
+"""Former keys, which are errors, and the last part of their new names."""
+
+
 class FrozenModel(BaseModel):
     """A part of such a file: frozen, and without keys that it does not declare."""
 
@@ -54,6 +63,8 @@ def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
     tags = {at for at, part in enumerate(location) if part in _tags(_models(model, location[:at]))}
     where = ".".join(str(part) for at, part in enumerate(location) if at not in tags)
     if problem["type"] == "extra_forbidden":
+        if where in RENAMED:
+            return f"unknown key '{where}': it is now '{RENAMED[where]}'"
         keys = [key for parent in _models(model, location[:-1]) for key in parent.model_fields]
         return f"unknown key '{where}': {nearest(str(location[-1]), keys)}"
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):

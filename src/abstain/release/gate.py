@@ -3,7 +3,7 @@
 Every check is a `GateCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first
 version has no champion and no free pass: it must beat the base rate and the length-only baseline. A champion that was
 trained on rows which were erased since is replaced by a challenger that is not worse by more than a margin. Figures are
-weighted as in the report, and answers are counted by what they are worth (`metrics.effective_rows`).
+weighted as in the report, and answers are counted by their effective sample size (`metrics.effective_sample_size`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class EvaluationWindow:
     probability: np.ndarray | None = None
 
     def precision(self, rows: np.ndarray) -> tuple[float, float]:
-        """The share of right answers among `rows` (a mask), and how many equally weighted answers they are worth."""
+        """The share of right answers among `rows` (a mask), and their effective sample size."""
         weight = np.ones(len(rows)) if self.weight is None else self.weight
-        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_rows(weight[rows])
+        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
 
     def shown(self, threshold: float) -> np.ndarray:
         """Which answers the challenger shows from `threshold` on: a mask."""
@@ -203,11 +203,11 @@ def _as_precise(
 ) -> GateCheck:
     """What each shows at its own threshold; not judged where the champion shows too little to be compared with."""
     threshold = float("nan") if measured.champion_threshold is None else measured.champion_threshold
-    before, worth = window.precision(window.confidences[champion] >= threshold)
+    before, n_eff = window.precision(window.confidences[champion] >= threshold)
     own, _ = window.precision(window.shown(measured.threshold))
     name, limit = f"as precise as {champion}", before - params.max_precision_drop
-    if worth < params.min_slice:
-        return GateCheck(name, None, own, limit, f"{champion} shows {worth:.0f} answers, too few to compare with")
+    if n_eff < params.min_slice:
+        return GateCheck(name, None, own, limit, f"{champion} shows {n_eff:.0f} answers, too few to compare with")
     says = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
     return _check(name, own >= limit, own, limit, says)
 
@@ -227,9 +227,9 @@ def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurem
 def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     own, other = window.auroc("probe"), window.auroc(champion)
     name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
-    _, worth = window.precision(np.ones(rows, bool))
-    if worth < params.min_slice:
-        return GateCheck(name, None, own - other, limit, f"{_counted(rows, worth)} reviewed answers, too few to judge")
+    _, n_eff = window.precision(np.ones(rows, bool))
+    if n_eff < params.min_slice:
+        return GateCheck(name, None, own - other, limit, f"{_counted(rows, n_eff)} reviewed answers, too few to judge")
     return _check(
         name, own - other >= limit, own - other, limit, f"AUROC {own:.3f} against {other:.3f}, {rows} answers"
     )
@@ -238,11 +238,11 @@ def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> Gate
 def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     """The promise itself, on answers that the threshold was not tuned on."""
     shown = window.shown(measured.threshold)
-    precision, worth = window.precision(shown)
+    precision, n_eff = window.precision(shown)
     floor = measured.target_precision - params.max_precision_drop
-    count = _counted(int(shown.sum()), worth)
+    count = _counted(int(shown.sum()), n_eff)
     says = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    return _check("precision", worth >= params.min_slice and precision >= floor, precision, floor, says)
+    return _check("precision", n_eff >= params.min_slice and precision >= floor, precision, floor, says)
 
 
 def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
@@ -261,9 +261,9 @@ def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: G
     floor = measured.target_precision - params.max_slice_drop
     for product in sorted(set(window.products)):
         rows = shown & (window.products == product)
-        precision, worth = window.precision(rows)
-        says = f"precision {precision:.3f} of {_counted(int(rows.sum()), worth)} shown answers"
-        passed = bool(precision >= floor) if worth >= params.min_slice else None
+        precision, n_eff = window.precision(rows)
+        says = f"precision {precision:.3f} of {_counted(int(rows.sum()), n_eff)} shown answers"
+        passed = bool(precision >= floor) if n_eff >= params.min_slice else None
         checks.append(GateCheck(f"slice {product}", passed, precision, floor, says))
     return checks
 
@@ -274,8 +274,8 @@ def _calibration(window: EvaluationWindow, params: GateParams) -> GateCheck:
     return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
 
 
-def _counted(rows: int, worth: float) -> str:
-    return f"{rows}" if worth == rows else f"{rows} (worth {worth:.0f})"
+def _counted(rows: int, n_eff: float) -> str:
+    return f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.0f})"
 
 
 def _at_most(name: str, value: float, limit: float, what: str) -> GateCheck:

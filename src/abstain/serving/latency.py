@@ -59,7 +59,7 @@ def latencies(
 ) -> dict[str, Latency]:
     """What each of `rows` takes, by what is timed:
 
-    the served probe and every other place where it might listen; each scorer of `scorers.compare`; `perturbation` of
+    the served probe and every other place where it might listen; each scorer of `scorers.enabled`; `perturbation` of
     the context and `regressors`, which read it afterwards; and what all of them need together, `fusion`, the
     perturbation left out. Rows that do not fit the base model's window are not timed; raises `AbstainError` where there
     are no others.

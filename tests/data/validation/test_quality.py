@@ -120,7 +120,7 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
         ),
         (
             {"source": ["sme"] * 80 + ["thumb"] * 24},
-            "holdout: 40 % of the labels are by experts, 50 % expected (quality.min_expert_share)",
+            "holdout: 40 % of the labels are by experts, 50 % expected (quality.min_reviewed_share)",
         ),
         (
             {"reviews_disagree": [True] * 20},

@@ -108,12 +108,12 @@ def test_a_place_is_judged_as_the_served_probe_is(row: dict[str, object], probe_
     shown = (confidence >= tuned.threshold).to_numpy()
     assert 0 < shown.sum() < len(shown)
     assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
-    assert row["mask_rate"] == pytest.approx(weight[~shown].sum() / weight.sum())
+    assert row["abstention_rate"] == pytest.approx(weight[~shown].sum() / weight.sum())
     rouge = ROUGE[holdout.index - 100]
     known = ~np.isnan(rouge)
-    assert row["rouge_displayed"] == pytest.approx(np.average(rouge[known & shown], weights=weight[known & shown]))
-    assert row["rouge_masked"] == pytest.approx(np.average(rouge[known & ~shown], weights=weight[known & ~shown]))
-    assert row["rouge_masked_answers"] == (known & ~shown).sum()
+    assert row["rouge_shown"] == pytest.approx(np.average(rouge[known & shown], weights=weight[known & shown]))
+    assert row["rouge_withheld"] == pytest.approx(np.average(rouge[known & ~shown], weights=weight[known & ~shown]))
+    assert row["rouge_withheld_answers"] == (known & ~shown).sum()
 
 
 def test_an_answer_is_out_of_fold_where_the_place_is_judged_on_training_answers(

@@ -50,8 +50,8 @@ def test_ranking_is_measured_on_raw_confidences_and_promises_on_calibrated_ones(
             for metric, function in metrics.items():
                 assert found.loc[name, metric] == function(CORRECT, confidences[name], weight)
                 low, high = found.loc[name, [f"{metric}_low", f"{metric}_high"]]
-                assert low <= found.loc[name, metric] <= high or metric == "masked"
-                assert low < high or metric == "masked"
+                assert low <= found.loc[name, metric] <= high or metric == "abstained_at_15pct"
+                assert low < high or metric == "abstained_at_15pct"
     assert found.loc["probe", "auroc_low"] > found.loc["blind", "auroc_high"]
     assert found["unscored"].tolist() == [0, 0]
 
@@ -121,7 +121,16 @@ def test_a_score_that_is_no_probability_is_not_taken_for_one() -> None:
 
 def test_one_class_has_a_brier_score_and_no_ranking() -> None:
     found = board(correct=np.ones(200, int))
-    undefined = [*("auroc", "auroc_low", "caught", "caught_over_random", "auroc_difference", "chance_better")]
+    undefined = [
+        *(
+            "auroc",
+            "auroc_low",
+            "error_recall_at_15pct",
+            "error_recall_over_random",
+            "auroc_difference",
+            "chance_better",
+        )
+    ]
     assert found[undefined].isna().all(axis=None)
     assert found[["brier", "brier_low", "ece", "accuracy", "auprc"]].notna().all(axis=None)
 
@@ -142,8 +151,8 @@ def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
     for name in scores:
         assert found.loc[name, "auroc"] == pytest.approx(roc_auc_score(correct, scores[name]))
         assert 0.6 < found.loc[name, "auroc_low"] < found.loc[name, "auroc_high"] < 0.8
-        assert found.loc[name, "masked"] == pytest.approx(0.15, abs=0.005)
-        assert found.loc[name, "caught_over_random_low"] > 1.3
+        assert found.loc[name, "abstained_at_15pct"] == pytest.approx(0.15, abs=0.005)
+        assert found.loc[name, "error_recall_over_random_low"] > 1.3
     other = found.loc["class_log_prob"]
     assert other["auroc_difference_low"] < other["auroc_difference"] < 0
     assert other["chance_better"] < 0.1

@@ -78,12 +78,12 @@ def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> 
     precision = metrics.mean(part.correct[shown], part.weight[shown])
     assert bounds["precision_low"] < precision < bounds["precision_high"]
     assert bounds["error_rate_low"] < metrics.mean(shown * (1 - part.correct), part.weight) < bounds["error_rate_high"]
-    assert bounds["shown"] == shown.sum() > bounds["shown_worth"] > 0.8 * shown.sum()
+    assert bounds["shown"] == shown.sum() > bounds["shown_n_eff"] > 0.8 * shown.sum()
 
 
 def test_where_all_that_is_shown_is_right_there_is_no_interval() -> None:
     part = judged(400, 2)
     best = part.raw("sure")[part.correct == 1].max()
     found = part.shown("sure", best, Resamples(200, 1))
-    assert found["shown"] == 1 == found["shown_worth"]
+    assert found["shown"] == 1 == found["shown_n_eff"]
     assert all(np.isnan(value) for name, value in found.items() if name.endswith(("_low", "_high")))

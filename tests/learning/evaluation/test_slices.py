@@ -30,7 +30,7 @@ def test_every_figure_is_that_of_the_slices_own_rows() -> None:
         rows = (PRODUCT["product"] == name).to_numpy()
         correct, weight, shown = CORRECT[rows], WEIGHT[rows], SCORED.shown[rows]
         row = found.loc[name]
-        assert (row["rows"], row["worth"]) == (200, pytest.approx(metrics.effective_rows(weight)))
+        assert (row["rows"], row["n_eff"]) == (200, pytest.approx(metrics.effective_sample_size(weight)))
         assert row["base_rate"] == pytest.approx(metrics.mean(correct, weight))
         assert row["auroc"] == pytest.approx(metrics.auroc(correct, SCORED.confidence[rows], weight))
         figure = {"": partial(metrics.auroc, correct, SCORED.confidence[rows])}
@@ -53,7 +53,7 @@ def sliced(*sizes: int) -> pd.DataFrame:
 def test_a_small_slice_is_shown_and_not_judged() -> None:
     found = table(replace(SCORED, weight=np.ones(400)), sliced(19, 20))
     row = found.loc["a"]
-    assert (row["rows"], row["worth"], row["shown"]) == (19, 19, SCORED.shown[:19].sum())
+    assert (row["rows"], row["n_eff"], row["shown"]) == (19, 19, SCORED.shown[:19].sum())
     assert row[["auroc", "auroc_low", "auroc_high", "ece", "brier", "precision"]].isna().all()
     assert row["note"] == "fewer than 20 answers: not judged"
     assert row["base_rate"] == pytest.approx(CORRECT[:19].mean())
@@ -67,7 +67,7 @@ def test_many_answers_that_are_worth_few_are_a_small_slice() -> None:
     heavy = np.full(400, 0.01)
     heavy[:3] = 1
     row = table(replace(SCORED, weight=heavy), sliced(100)).loc["a"]
-    assert (row["rows"], row["note"]) == (100, "worth fewer than 20 answers: not judged")
+    assert (row["rows"], row["note"]) == (100, "effective sample size below 20 answers: not judged")
     assert np.isnan(row["auroc"])
 
 

@@ -199,7 +199,7 @@ def test_rows_that_are_worth_too_few_say_so() -> None:
     confidence, correct = overconfident(100)
     weight = np.full(100, 0.1)
     weight[0] = 1
-    with pytest.raises(AbstainError, match=r"by venn_abers .* \(of 100, worth \d+ drawn evenly\): bring"):
+    with pytest.raises(AbstainError, match=r"by venn_abers .* \(of 100, effective sample size \d+\): bring"):
         fit_calibrator("venn_abers", confidence, correct, weight)
 
 

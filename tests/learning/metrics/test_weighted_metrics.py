@@ -24,13 +24,13 @@ from abstain.learning.metrics.weighted_metrics import (
     aurc,
     auroc,
     brier,
-    caught,
-    caught_over_random,
-    display_rate,
+    error_recall,
+    error_recall_over_random,
+    coverage,
     ece,
-    effective_rows,
+    effective_sample_size,
     f1,
-    masked,
+    abstained_share,
     mean,
     precision,
     recall,
@@ -76,8 +76,8 @@ def test_what_is_not_defined_is_nan() -> None:
     assert math.isnan(auroc(nothing, nothing))
     assert math.isnan(auprc(zeros, confidence))
     assert auprc(ones, confidence) == 1
-    assert math.isnan(caught(ones, confidence, share=0.5))  # there is no error to catch
-    assert math.isnan(caught_over_random(zeros, confidence, share=0.1))  # nothing fits into a tenth of three
+    assert math.isnan(error_recall(ones, confidence, share=0.5))  # there is no error to catch
+    assert math.isnan(error_recall_over_random(zeros, confidence, share=0.1))  # nothing fits into a tenth of three
     assert math.isnan(precision(ones, confidence, threshold=0.95))
     assert math.isnan(recall(zeros, confidence))
     assert math.isnan(f1(zeros, confidence, threshold=0.95))
@@ -161,9 +161,9 @@ RANKING: dict[str, Metric] = {
     "auroc": auroc,
     "auprc": auprc,
     "aurc": aurc,
-    "caught": caught,
-    "masked": masked,
-    "caught_over_random": caught_over_random,
+    "error_recall": error_recall,
+    "abstained_share": abstained_share,
+    "error_recall_over_random": error_recall_over_random,
 }
 PROBABILITY: dict[str, Metric] = {"brier": brier, "ece": ece}
 AT_THRESHOLD: dict[str, Metric] = {
@@ -171,7 +171,7 @@ AT_THRESHOLD: dict[str, Metric] = {
     "f1": f1,
     "precision": precision,
     "recall": recall,
-    "display_rate": display_rate,
+    "coverage": coverage,
 }
 EVERY = RANKING | PROBABILITY | AT_THRESHOLD
 
@@ -222,7 +222,7 @@ def test_weighted_figures_are_those_of_scikit_learn(rows: list[tuple[int, float,
         pairs.append((precision(correct, confidence, weight), precision_score(correct, shown, sample_weight=weight)))
     for ours, theirs in pairs:
         assert ours == pytest.approx(theirs)
-    assert display_rate(correct, confidence, weight) == pytest.approx(mean(shown, weight))
+    assert coverage(correct, confidence, weight) == pytest.approx(mean(shown, weight))
 
 
 @given(
@@ -239,27 +239,27 @@ def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
     allowed = [mask for mask in below if weight[mask].sum() <= share * weight.sum() + 1e-9]
     most = max(allowed, key=lambda mask: weight[mask].sum())
     of_all, errors = weight[most].sum() / weight.sum(), (weight * (1 - correct)).sum()
-    assert masked(correct, confidence, weight, share=share) == pytest.approx(of_all)
-    found = caught(correct, confidence, weight, share=share)
+    assert abstained_share(correct, confidence, weight, share=share) == pytest.approx(of_all)
+    found = error_recall(correct, confidence, weight, share=share)
     if not errors or not of_all:
         assert math.isnan(found)
         return
     assert found == pytest.approx((weight * (1 - correct))[most].sum() / errors)
-    over_random = caught_over_random(correct, confidence, weight, share=share)
+    over_random = error_recall_over_random(correct, confidence, weight, share=share)
     assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
 
 
 def test_errors_caught_by_hand() -> None:
-    """20 answers, 4 wrong; three may be masked: two of the wrong ones are among the three least confident."""
+    """20 answers, 4 wrong; three may be withheld: two of the wrong ones are among the three least confident."""
     correct = np.ones(20, int)
     correct[[0, 2, 8, 15]] = 0
     confidence = np.arange(20) / 20
-    assert (caught(correct, confidence), masked(correct, confidence)) == (0.5, pytest.approx(0.15))
-    assert caught_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
-    confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is masked
-    assert math.isnan(caught(correct, confidence)) and masked(correct, confidence) == 0
-    assert caught(correct, confidence, share=0.2) == 0.5
-    assert masked(correct, np.full(20, 0.7), share=0.99) == 0
+    assert (error_recall(correct, confidence), abstained_share(correct, confidence)) == (0.5, pytest.approx(0.15))
+    assert error_recall_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
+    confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is withheld
+    assert math.isnan(error_recall(correct, confidence)) and abstained_share(correct, confidence) == 0
+    assert error_recall(correct, confidence, share=0.2) == 0.5
+    assert abstained_share(correct, np.full(20, 0.7), share=0.99) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), ninths), min_size=1, max_size=20))
@@ -307,7 +307,7 @@ def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(rows: list[tu
         assert reliability(correct, confidence, weight) == reliability(correct, confidence)
         pairs = zip(risk_coverage(correct, confidence, weight), risk_coverage(correct, confidence), strict=True)
         assert all(np.array_equal(one, other) for one, other in pairs)
-        assert effective_rows(weight) == len(rows)
+        assert effective_sample_size(weight) == len(rows)
     assert brier(correct, confidence) == pytest.approx(float(np.mean((confidence - correct) ** 2)))
     table = reliability(correct, confidence)
     gaps = sum(b["rows"] * abs(b["confidence"] - b["accuracy"]) for b in table)
@@ -322,10 +322,10 @@ def test_weights_are_inverse_probabilities_and_what_is_unknown_stands_for_itself
 
 
 def test_the_effective_number_of_rows() -> None:
-    assert effective_rows(np.array([1.0, 1.0, 1.0, 1.0])) == 4
-    assert effective_rows(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
-    assert effective_rows(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
-    assert effective_rows(np.array([])) == 0
+    assert effective_sample_size(np.array([1.0, 1.0, 1.0, 1.0])) == 4
+    assert effective_sample_size(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
+    assert effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
+    assert effective_sample_size(np.array([])) == 0
 
 
 def test_weights_undo_an_uneven_draw() -> None:

@@ -41,8 +41,8 @@ def asked(target: float = 0.85, metric: str = "precision", confidence: float = 0
             "confidence": confidence,
             "seed": seed,
             "min_shown": 20,
-            "independent": "answers",
-            "without_promise": "naive",
+            "exchangeable_unit": "answers",
+            "on_infeasible": "heuristic",
         }
     )
 
@@ -133,7 +133,7 @@ def promised_without_weights(
     return promised(replace(tested, weight=None), replace(training, weight=None), params)
 
 
-def naive(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
+def heuristic(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
     try:
         return tune_threshold(tested.confidence, tested.correct, params, tested.weight).threshold
     except AbstainError:
@@ -233,22 +233,22 @@ def test_the_promise_is_kept_where_the_naive_threshold_and_one_without_weights_a
     whole = population(liked_often=4)
     procedures: dict[str, Procedure] = {
         "promise": promised,
-        "naive": naive,
+        "heuristic": heuristic,
         "without weights": promised_without_weights,
     }
     found = simulate(whole, procedures, asked(0.8), 40, evenly(whole, 500))
     assert found["promise"].broken <= most_that_are_broken(40) == 11
     assert found["promise"].made >= 20
-    assert found["naive"].broken > most_that_are_broken(40)
+    assert found["heuristic"].broken > most_that_are_broken(40)
     assert found["without weights"].broken > most_that_are_broken(40)
 
 
 def keeps_its_promise(samples: int, metric: str, target: float) -> None:
     whole = population()
     params = asked(target, metric)
-    found = simulate(whole, {"promise": promised, "naive": naive}, params, samples, evenly(whole, 800))
+    found = simulate(whole, {"promise": promised, "heuristic": heuristic}, params, samples, evenly(whole, 800))
     assert found["promise"].broken <= most_that_are_broken(samples)
-    assert found["naive"].broken >= 0.35 * samples > most_that_are_broken(samples)
+    assert found["heuristic"].broken >= 0.35 * samples > most_that_are_broken(samples)
     assert found["promise"].made >= 0.925 * samples
     assert found["promise"].shown > 0.7 * whole.oracle(params)
 
@@ -323,9 +323,9 @@ def test_a_promise_by_hand() -> None:
         "threshold": 0.6,
         "precision": pytest.approx(58 / 60),
         "error_rate": pytest.approx(0.02),
-        "display_rate": pytest.approx(0.6),
+        "coverage": pytest.approx(0.6),
         "rows": 100,
-        "even_rows": 100,
+        "n_eff": 100,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
         "says": "precision of at least 0.9 at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows 60%, "
@@ -354,7 +354,7 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
         "bring more reviews, or lower threshold.target"
     )
-    assert (made.threshold, made.precision, made.display_rate) == (0.9, pytest.approx(0.95), 0.4)
+    assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["promised"] is False and json.dumps(made.to_dict())
 
 
@@ -362,8 +362,8 @@ def test_uneven_reviews_say_what_they_are_worth_and_need_more() -> None:
     tested = graded((0.9, 19, 1), (0.3, 10, 20))
     weight = np.where(np.arange(50) % 2, 1.0, 0.2)
     made = control_risk(replace(tested, weight=weight), TRAINING, asked(0.95))
-    assert isinstance(made, NoControlledThreshold) and 25 <= made.even_rows < 40
-    assert f"with 50 reviewed answers (worth {made.even_rows} drawn evenly)" in str(made)
+    assert isinstance(made, NoControlledThreshold) and 25 <= made.n_eff < 40
+    assert f"with 50 reviewed answers (effective sample size {made.n_eff})" in str(made)
     assert replace(tested, weight=weight).even_share == pytest.approx(0.6)
 
 
@@ -454,7 +454,7 @@ def test_the_seed_alone_draws() -> None:
     tested = replace(graded((0.9, 50, 2), (0.3, 20, 20)), weight=np.where(np.arange(92) % 3, 1.0, 0.3))
     made = [control_risk(tested, TRAINING, asked(0.8, seed=seed)) for seed in (0, 0, 1, 2, 3, 4)]
     assert made[0] == made[1]
-    assert len({one.even_rows for one in made}) > 1
+    assert len({one.n_eff for one in made}) > 1
 
 
 def test_answers_of_one_group_count_once() -> None:
@@ -463,7 +463,7 @@ def test_answers_of_one_group_count_once() -> None:
     assert alone == control_risk(tested, TRAINING, asked(0.9)) and isinstance(alone, ControlledThreshold)
     few = replace(tested, groups=np.arange(100) // 10)
     made = control_risk(few, TRAINING, asked(0.9))
-    assert isinstance(made, NoControlledThreshold) and made.even_rows == 10
+    assert isinstance(made, NoControlledThreshold) and made.n_eff == 10
     assert few.even_share == pytest.approx(0.1)
     assert made.reviews_needed is not None and made.reviews_needed > 300
 
@@ -546,7 +546,7 @@ def compare_sequences(samples: int) -> None:
 
 
 def compare_weights(samples: int) -> None:
-    procedures = {"promise": promised, "weights ignored": promised_without_weights, "naive": naive}
+    procedures = {"promise": promised, "weights ignored": promised_without_weights, "heuristic": heuristic}
     for liked_often in (0.25, 4.0):
         whole = population(liked_often=liked_often)
         for params in (asked(0.8), asked(0.1, "error_rate")):

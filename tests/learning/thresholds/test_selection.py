@@ -18,7 +18,7 @@ answers = st.lists(st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.boolea
 
 def asked(target: float, min_shown: int, metric: str = "precision") -> ThresholdParams:
     given = {"metric": metric, "target": target, "min_shown": min_shown, "confidence": 0.9, "seed": 0}
-    return ThresholdParams.model_validate(given | {"independent": "answers", "without_promise": "naive"})
+    return ThresholdParams.model_validate(given | {"exchangeable_unit": "answers", "on_infeasible": "heuristic"})
 
 
 def arrays(rows: list[tuple[float, bool]]) -> tuple[np.ndarray, np.ndarray]:
@@ -48,14 +48,14 @@ def test_the_target_is_met_and_no_other_threshold_that_meets_it_shows_more(
     assert sum(shown) / len(shown) == pytest.approx(chosen.precision)
     assert chosen.precision >= target
     assert len(shown) == chosen.shown == max(feasible.values()) >= min_shown
-    assert chosen.display_rate == pytest.approx(len(shown) / len(rows))
+    assert chosen.coverage == pytest.approx(len(shown) / len(rows))
     assert chosen.rows == len(rows)
 
 
 def test_figures_by_hand() -> None:
     rows = [(0.9, True), (0.8, True), (0.7, False), (0.6, True), (0.2, False)]
     chosen = tune_threshold(*arrays(rows), asked(0.75, 1))
-    expected = {"precision": 0.75, "display_rate": 0.8, "recall": 1.0, "shown": 4, "effective_shown": 4.0, "rows": 5}
+    expected = {"precision": 0.75, "coverage": 0.8, "recall": 1.0, "shown": 4, "effective_shown": 4.0, "rows": 5}
     assert chosen.to_dict() == pytest.approx({"threshold": 0.6, **expected})
 
 
@@ -106,7 +106,7 @@ def test_too_few_answers_say_how_many_are_needed(rows: list[tuple[float, bool]])
 def test_where_nothing_is_shown_precision_is_nan_and_the_rest_zero() -> None:
     point = operating_point(np.array([0.2, 0.4]), np.array([1, 0]), 0.5)
     assert math.isnan(point.precision)
-    assert (point.display_rate, point.recall, point.shown) == (0, 0, 0)
+    assert (point.coverage, point.recall, point.shown) == (0, 0, 0)
 
 
 def test_where_nothing_is_right_recall_is_nan() -> None:
@@ -136,7 +136,7 @@ def test_a_weight_stands_for_that_many_answers(rows: list[tuple[float, bool, int
         return
     chosen = tune_threshold(confidence, right.astype(int), params, weight.astype(float))
     assert chosen.threshold == whole.threshold
-    assert (chosen.precision, chosen.display_rate) == pytest.approx((whole.precision, whole.display_rate))
+    assert (chosen.precision, chosen.coverage) == pytest.approx((whole.precision, whole.coverage))
     assert chosen.rows == len(rows)
 
 
@@ -157,5 +157,5 @@ def test_one_heavy_answer_is_not_believed_like_many() -> None:
     assert tune_threshold(confidence, right, params).shown == 20
     heavy = np.ones(40)
     heavy[0] = 1000
-    with pytest.raises(AbstainError, match="only 40 reviewed answers worth 1 equally weighted ones"):
+    with pytest.raises(AbstainError, match=r"only 40 reviewed answers \(effective sample size 1\)"):
         tune_threshold(confidence, right, params, heavy)

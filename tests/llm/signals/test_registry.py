@@ -26,7 +26,7 @@ EVERY_NAME = (
 
 def params_for(folder: Path, **scorers: object) -> Params:
     params = load_params(ROOT / "params.yaml")
-    changed = {"compare": NAMES, "entailment_model": None, "extractive_qa_model": None, **scorers}
+    changed = {"enabled": NAMES, "entailment_model": None, "extractive_qa_model": None, **scorers}
     return params.model_copy(
         update={
             "llm": params.llm.model_copy(update={"model": str(save_tiny_model(folder / "tiny-bank"))}),
@@ -64,7 +64,7 @@ def test_a_model_with_words_of_its_own_can_be_asked(tmp_path: Path, settings: Se
     params = params_for(tmp_path, compare=("yes_score", "yes_score_tokens", "yes_score_fused"))
     add_words(params, "Yes", "No")
     found = build_scorers(params, settings)
-    assert [scorer.name for scorer in found.scorers] == [*params.scorers.compare, "length_only"] and not found.skipped
+    assert [scorer.name for scorer in found.scorers] == [*params.scorers.enabled, "length_only"] and not found.skipped
 
 
 def test_models_that_are_named_are_compared(tmp_path: Path, settings: Settings) -> None:
@@ -78,7 +78,7 @@ def test_models_that_are_named_are_compared(tmp_path: Path, settings: Settings) 
 def test_a_name_that_is_none_is_an_error_that_lists_them_all(tmp_path: Path, settings: Settings) -> None:
     with pytest.raises(AbstainError) as wrong:
         build_scorers(params_for(tmp_path, compare=("entropy", "yes_scores", "no_scores")), settings)
-    assert str(wrong.value) == f"scorers.compare: no scorer 'yes_scores': there are {', '.join(EVERY_NAME)}"
+    assert str(wrong.value) == f"scorers.enabled: no scorer 'yes_scores': there are {', '.join(EVERY_NAME)}"
 
 
 def test_every_name_of_the_list_can_be_asked_for_and_nothing_is_lost(tmp_path: Path, settings: Settings) -> None:

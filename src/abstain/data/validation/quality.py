@@ -101,7 +101,7 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
-    low, experts = params.min_class_share, params.min_expert_share
+    low, experts = params.min_class_share, params.min_reviewed_share
 
     def at_most(column: str, name: str, says: str, severity: Severity = "warning") -> Expectation:
         bound = getattr(params, name)
@@ -121,7 +121,7 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),
             expected("right_share", "min_class_share", right, min_value=low, max_value=1 - low),
             expected(
-                "expert_share", "min_expert_share", "{row}: {percent} of the labels are by experts", min_value=experts
+                "expert_share", "min_reviewed_share", "{row}: {percent} of the labels are by experts", min_value=experts
             ),
             at_most(
                 "reviews_disagree_share", "max_review_conflicts", "reviews disagree on {percent} of reviewed answers"

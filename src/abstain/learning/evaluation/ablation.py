@@ -22,7 +22,7 @@ from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
 from abstain.learning.evaluation.selective_prediction import Confidences, at_tuned_threshold
 from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, bounded, paired
-from abstain.learning.metrics.weighted_metrics import auroc, effective_rows, row_weights
+from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights
 
 Take = Callable[[pd.Index], Sequence[Tensor]]
 """The states of some rows of the data set, in their order."""
@@ -80,7 +80,7 @@ def left_out_rows(
         judged = holdout[holdout["product"] == product]
         row: dict[str, Any] = {"product": product, "rows": len(judged)}
         train = frame[(frame["split"] == "train") & (frame["product"] != product)]
-        if effective_rows(_weight(judged)) < min_rows:
+        if effective_sample_size(_weight(judged)) < min_rows:
             rows.append({**row, "note": f"fewer than {min_rows} answers: not judged"})
             continue
         if judged["correct"].nunique() < 2:

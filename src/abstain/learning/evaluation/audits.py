@@ -67,7 +67,7 @@ def answers_shuffled(
             "shown_changed": None,
         }
         if name in threshold:
-            row["shown_changed"] = metrics.display_rate(
+            row["shown_changed"] = metrics.coverage(
                 correct, changed[name].to_numpy(), weight, threshold=threshold[name]
             )
         rows.append(row)

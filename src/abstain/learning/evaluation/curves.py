@@ -21,7 +21,7 @@ SHOWN = 4
 def tables(judged: ReviewedSplit, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
     """The tables of this module by name: of the scorer `served`, and where scorers are compared, of `several`.
 
-    A product's reliability is told where it is worth `min_rows` answers.
+    A product's reliability is drawn where its effective sample size is at least `min_rows`.
     """
     correct, weight, scores = judged.correct, judged.weight, judged.scores[list(several)]
     raw, probability = judged.raw(served), judged.probability(served)
@@ -67,10 +67,10 @@ def reliability_by(
 ) -> pd.DataFrame:
     """`kind`, the slice of `stratum` (rows,), and what `metrics.reliability` says of a bin, of `COARSE`: a row each.
 
-    Of the slices that are worth `min_rows` equally weighted answers, the `SHOWN` largest.
+    Of the slices with an effective sample size of at least `min_rows`, the `SHOWN` largest.
     """
     slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
-    enough = {name: of for name, of in slices.items() if metrics.effective_rows(weight[of]) >= min_rows}
+    enough = {name: of for name, of in slices.items() if metrics.effective_sample_size(weight[of]) >= min_rows}
     rows = [
         {"kind": name, **row}
         for name, of in list(enough.items())[:SHOWN]

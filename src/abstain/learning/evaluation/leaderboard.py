@@ -30,11 +30,11 @@ RANKING: dict[str, metrics.Metric] = {
     "auroc": metrics.auroc,
     "auprc": metrics.auprc,
     "aurc": metrics.aurc,
-    "caught": metrics.caught,
-    "masked": metrics.masked,
-    "caught_over_random": metrics.caught_over_random,
+    "error_recall_at_15pct": metrics.error_recall,
+    "abstained_at_15pct": metrics.abstained_share,
+    "error_recall_over_random": metrics.error_recall_over_random,
 }
-"""Of the raw confidence; the last three where at most 15 % of the answers are masked."""
+"""Of the raw confidence; the last three where at most 15 % of the answers are withheld."""
 
 CALIBRATION: dict[str, metrics.Metric] = {
     "brier": metrics.brier,

@@ -47,11 +47,11 @@ class ReviewedSplit:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """How many rows there are, how many of them were drawn unevenly, how many even ones they are worth."""
+        """How many rows there are, how many of them were drawn unevenly, and the effective sample size."""
         return {
             "rows": len(self.rows),
             "drawn_unevenly": int((self.weight < 1).sum()),
-            "effective_rows": metrics.effective_rows(self.weight),
+            "effective_sample_size": metrics.effective_sample_size(self.weight),
         }
 
     def raw(self, name: str) -> np.ndarray:
@@ -67,8 +67,8 @@ class ReviewedSplit:
         return self.calibrated[name].to_numpy(float)
 
     def shown(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
-        """What `name` shows from `threshold` on: how many answers, `shown`, how many equally weighted ones they are
-        worth, `shown_worth`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
+        """What `name` shows from `threshold` on: the number of answers, `shown`, their effective sample size,
+        `shown_n_eff`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
         `precision_high`, `error_rate_low`, `error_rate_high`.
 
         An interval of no width is none: where all that is shown is right, so is every draw of it.
@@ -79,7 +79,7 @@ class ReviewedSplit:
             "error_rate": partial(metrics.mean, shown * (1 - self.correct)),
         }
         found = bootstrap(figures, self.groups, resamples.draws, resamples.seed, self.weight)
-        row = {"shown": int(shown.sum()), "shown_worth": metrics.effective_rows(self.weight[shown == 1])}
+        row = {"shown": int(shown.sum()), "shown_n_eff": metrics.effective_sample_size(self.weight[shown == 1])}
         for metric, of in found.items():
             low, high = of.interval if np.ptp(of.interval) > 0 else (np.nan, np.nan)
             row |= {f"{metric}_low": low, f"{metric}_high": high}

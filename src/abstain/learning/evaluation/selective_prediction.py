@@ -1,7 +1,7 @@
 """What a threshold does to the answers that people see: the paper's tables 2 and 4, weighted.
 
-Huang et al., section 4: answers with a confidence below the threshold are masked; what is shown should be right more
-often, and closer to the expert's ideal answer, than what is masked.
+Huang et al., section 4: answers with a confidence below the threshold are withheld; what is shown should be right more
+often, and closer to the expert's ideal answer, than what is withheld.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def at_threshold(
     """One row of the paper's tables 2 and 4: what showing every answer with confidence >= `threshold` gives.
 
     Args:
-        correct: (rows,) of 0/1. confidence: (rows,), nan where the scorer cannot say: such an answer is masked.
+        correct: (rows,) of 0/1. confidence: (rows,), nan where the scorer cannot say: such an answer is withheld.
         weight: (rows,), None for equal ones. rouge: (rows,) in [0, 1], nan where there is no ideal answer (`rouge`).
 
-    Returns `threshold`, `precision`, `recall`, `display_rate`, `mask_rate`, and `accuracy` and `f1` of taking what is
-    shown for right; with `rouge`, also its mean over displayed and over masked answers, `rouge_displayed` and
-    `rouge_masked`, and of how many answers each is the mean, `rouge_displayed_answers` and `rouge_masked_answers`. A
+    Returns `threshold`, `precision`, `recall`, `coverage`, `abstention_rate`, and `accuracy` and `f1` of taking what is
+    shown for right; with `rouge`, also its mean over shown and over withheld answers, `rouge_shown` and
+    `rouge_withheld`, and of how many answers each is the mean, `rouge_shown_answers` and `rouge_withheld_answers`. A
     figure of nothing is nan.
     """
-    judged = (metrics.precision, metrics.recall, metrics.display_rate, metrics.accuracy, metrics.f1)
+    judged = (metrics.precision, metrics.recall, metrics.coverage, metrics.accuracy, metrics.f1)
     precision, recall, shown, accuracy, f1 = (
         metric(correct, confidence, weight, threshold=threshold) for metric in judged
     )
-    row = {"threshold": threshold, "precision": precision, "recall": recall, "display_rate": shown}
-    row |= {"mask_rate": 1 - shown, "accuracy": accuracy, "f1": f1}
+    row = {"threshold": threshold, "precision": precision, "recall": recall, "coverage": shown}
+    row |= {"abstention_rate": 1 - shown, "accuracy": accuracy, "f1": f1}
     if rouge is None:
         return row
-    known, displayed = ~np.isnan(rouge), confidence >= threshold
-    for name, part in (("displayed", known & displayed), ("masked", known & ~displayed)):
+    known, shown_rows = ~np.isnan(rouge), confidence >= threshold
+    for name, part in (("shown", known & shown_rows), ("withheld", known & ~shown_rows)):
         row[f"rouge_{name}"] = metrics.mean(rouge[part], None if weight is None else weight[part])
         row[f"rouge_{name}_answers"] = int(part.sum())
     return row
@@ -67,7 +67,7 @@ class Confidences:
 def at_tuned_threshold(
     validation: Confidences, holdout: Confidences, params: ThresholdParams, rouge: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """`at_threshold` of the hold-out at the naive threshold of `validation`, and an empty `note`.
+    """`at_threshold` of the hold-out at the heuristic threshold of `validation`, and an empty `note`.
 
     Where the target is out of reach on validation there is only a `note`, which says so.
     """

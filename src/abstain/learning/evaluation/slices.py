@@ -72,10 +72,10 @@ def strata(
 def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min_rows: int) -> pd.DataFrame:
     """One row a slice, weighted; `strata` (rows, strata) is what the function of that name makes.
 
-    A slice that is worth fewer than `min_rows` equally weighted answers is not judged, and where those that it shows
-    are worth fewer, its precision is not.
+    A slice with an effective sample size below `min_rows` is not judged; where that of the shown answers is below it,
+    its precision is not.
 
-    Returns `stratum`, `slice`, `rows`, `worth` (`metrics.effective_rows`), `base_rate`, `auroc` of the confidence with
+    Returns `stratum`, `slice`, `rows`, `n_eff` (`metrics.effective_sample_size`), `base_rate`, `auroc` of the confidence with
     its 95 % interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows), `precision`, and
     `note`: why figures are nan, "" where none is.
     """
@@ -90,10 +90,14 @@ def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min
 
 def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, Any]:
     correct, weight, shown = scored.correct, scored.weight, scored.shown
-    row = {"rows": len(correct), "worth": metrics.effective_rows(weight), "base_rate": metrics.mean(correct, weight)}
+    row = {
+        "rows": len(correct),
+        "n_eff": metrics.effective_sample_size(weight),
+        "base_rate": metrics.mean(correct, weight),
+    }
     row |= dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier"), np.nan)
     row |= {"shown": int(shown.sum()), "precision": np.nan}
-    if row["worth"] < min_rows:
+    if row["n_eff"] < min_rows:
         return row | {"note": f"{_fewer(row['rows'], min_rows)} answers: not judged"}
     auroc = bootstrap({"": partial(metrics.auroc, correct, scored.confidence)}, scored.groups, draws, seed, weight)[""]
     row |= bounded("auroc", auroc)
@@ -102,7 +106,7 @@ def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, 
     notes = [why for why, holds in _undefined(scored).items() if holds]
     if not notes and np.isnan(row["auroc_low"]):
         notes.append("too few groups of both classes for an interval")
-    if metrics.effective_rows(weight[shown]) < min_rows:
+    if metrics.effective_sample_size(weight[shown]) < min_rows:
         notes.append(f"{_fewer(row['shown'], min_rows)} shown answers: precision not judged")
     else:
         row["precision"] = metrics.mean(correct[shown], weight[shown])
@@ -120,7 +124,7 @@ def _undefined(scored: Scored) -> dict[str, bool]:
 
 
 def _fewer(rows: int, min_rows: int) -> str:
-    return f"fewer than {min_rows}" if rows < min_rows else f"worth fewer than {min_rows}"
+    return f"fewer than {min_rows}" if rows < min_rows else f"effective sample size below {min_rows}"
 
 
 def _named(values: Iterable[Any]) -> Any:

@@ -191,12 +191,12 @@ def checked_rows(
 
 
 def _check_classes(method: Method, correct: np.ndarray, reviewed: int) -> None:
-    worth = "" if reviewed == len(correct) else f", worth {len(correct)} drawn evenly"
+    n_eff = "" if reviewed == len(correct) else f", effective sample size {len(correct)}"
     for count, name in ((int(correct.sum()), "right"), (int(len(correct) - correct.sum()), "wrong")):
         if count < MIN_OF_A_CLASS:
             raise AbstainError(
                 f"calibration by {method} needs {MIN_OF_A_CLASS} right and {MIN_OF_A_CLASS} wrong reviewed answers, "
-                f"and only {count} are {name} (of {reviewed}{worth}): bring more reviews, "
+                f"and only {count} are {name} (of {reviewed}{n_eff}): bring more reviews, "
                 "or set calibration.method to none"
             )
 

@@ -11,7 +11,7 @@
 * A confidence that is nan is that of a scorer that cannot say: the answer is withheld, so it ranks below all others,
   and its probability to be right counts as 0. Where no answer has a confidence, every figure is nan.
 
-`auroc`, `auprc`, `aurc` and the `caught` family look at the order alone, so that any scale will do; `brier`, `ece` and
+`auroc`, `auprc`, `aurc` and the `error_recall` family look at the order alone, so that any scale will do; `brier`, `ece` and
 `reliability` need a probability and raise `ValueError` of anything else.
 """
 
@@ -57,7 +57,7 @@ def row_weights(inclusion_probability: np.ndarray) -> np.ndarray:
     return np.asarray(weight / weight.max(initial=1.0))
 
 
-def effective_rows(weight: np.ndarray) -> float:
+def effective_sample_size(weight: np.ndarray) -> float:
     """How many equally weighted rows say as much (Kish): (sum w)^2 / sum w^2; 0 of none."""
     if not len(weight):
         return 0.0
@@ -101,27 +101,27 @@ def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.
 
 
 @_metric
-def caught(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
-    """The share of all errors that are among the `masked` answers; nan where nothing is masked."""
+def error_recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
+    """The share of all errors that are among the withheld answers (`abstained_share`); nan where none is withheld."""
     wrong, of_all = _withheld(correct, confidence, weight, share)
     return np.where(of_all > 0, wrong, np.nan)
 
 
 @_metric
-def masked(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
-    """The share of answers that are masked where at most `share`, below 1, may be, the least confident first.
+def abstained_share(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
+    """The share of answers that are withheld where at most `share`, below 1, may be, the least confident first.
 
-    Equally confident answers are masked together or not at all, so it may be much less, or 0.
+    Equally confident answers are withheld together or not at all, so it may be much less, or 0.
     """
     _, of_all = _withheld(correct, confidence, weight, share)
     return of_all
 
 
 @_metric
-def caught_over_random(
+def error_recall_over_random(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
 ) -> np.ndarray:
-    """How many times the errors that masking as many answers at random catches; nan where nothing is masked."""
+    """How many times the errors that withholding as many answers at random catches; nan where none is withheld."""
     wrong, of_all = _withheld(correct, confidence, weight, share)
     return _ratio(wrong, of_all)
 
@@ -170,7 +170,7 @@ def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, thre
 
 
 @_metric
-def display_rate(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
+def coverage(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
     """The share of answers that is shown."""
     return _ratio(_sum(weight, confidence >= threshold), weight.sum(axis=1))
 
@@ -230,7 +230,7 @@ def _ranking(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _withheld(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The shares of all errors and of all answers that are masked where at most `share` may be; both (draws,)."""
+    """The shares of all errors and of all answers that are withheld where at most `share` may be; both (draws,)."""
     right, wrong = _shown(correct, confidence, weight)
     shown = right + wrong
     below = shown[:, -1:] - shown

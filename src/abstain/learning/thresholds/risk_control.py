@@ -94,24 +94,24 @@ class _Outcome:
     threshold: float
     precision: float
     error_rate: float
-    display_rate: float
+    coverage: float
     rows: int
-    even_rows: int
+    n_eff: int
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, whether anything is `promised`, and the line that `says` it."""
         return {"promised": isinstance(self, ControlledThreshold), **asdict(self), "says": str(self)}
 
     def _counted(self) -> str:
-        worth = "" if self.even_rows == self.rows else f" (worth {self.even_rows} drawn evenly)"
-        return f"confidence {self.confidence:g} with {self.rows} reviewed answers{worth}"
+        n_eff = "" if self.n_eff == self.rows else f" (effective sample size {self.n_eff})"
+        return f"confidence {self.confidence:g} with {self.rows} reviewed answers{n_eff}"
 
 
 @dataclass(frozen=True)
 class ControlledThreshold(_Outcome):
     """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
 
-    `rows` were reviewed, worth `even_rows` that were drawn evenly. Of these, `shown` were shown (`display_rate`),
+    `rows` were reviewed, an effective sample size of `n_eff`. Of these, `shown` were shown (`coverage`),
     `precision` of those right, and `error_rate` of all shown and wrong. `p_value` is the chance to see so few wrong
     ones, or fewer, if the promise were just broken at this threshold.
     """
@@ -123,7 +123,7 @@ class ControlledThreshold(_Outcome):
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
         return (
             f"{limit} {self.target:g} at {self._counted()}: threshold {self.threshold:.3f} shows "
-            f"{self.display_rate:.0%}, {self.precision:.3f} of them right"
+            f"{self.coverage:.0%}, {self.precision:.3f} of them right"
         )
 
 
@@ -131,7 +131,7 @@ class ControlledThreshold(_Outcome):
 class NoControlledThreshold(_Outcome):
     """Why nothing is promised, and what would help.
 
-    `threshold` is the most promising one; `precision`, `error_rate` and `display_rate` are what it gives of all
+    `threshold` is the most promising one; `precision`, `error_rate` and `coverage` are what it gives of all
     answers, as far as is known. `reviews_needed` answers, reviewed like these, would make a promise with a chance of
     80 % if that is how it is. None: no number of them, because it is not better than the target.
     """
@@ -148,7 +148,7 @@ class NoControlledThreshold(_Outcome):
         reached = self.precision if self.metric == "precision" else self.error_rate
         return (
             f"{says}, and more of them will not help: within reach is {reached:.3f} while showing "
-            f"{self.display_rate:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
+            f"{self.coverage:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
             "or train a better probe"
         )
 
@@ -180,19 +180,19 @@ def control_risk(
     return ControlledThreshold(
         **_figures(point, params),
         rows=len(tested.correct),
-        even_rows=len(even.correct),
+        n_eff=len(even.correct),
         shown=point.shown,
         p_value=float(_p_values(np.array([threshold]), even, params)[0]),
     )
 
 
 def reviews_needed(
-    metric: Metric, target: float, confidence: float, reached: float, display_rate: float, even_share: float = 1.0
+    metric: Metric, target: float, confidence: float, reached: float, coverage: float, even_share: float = 1.0
 ) -> int | None:
     """How many answers must be reviewed for a promise with a chance of 80 %, to within two percent.
 
     Args:
-        reached: the precision (error rate) at the threshold; display_rate: the share of all answers that it shows.
+        reached: the precision (error rate) at the threshold; coverage: the share of all answers that it shows.
         even_share: how many evenly drawn answers one reviewed answer is worth (`ReviewedAnswers.even_share`).
 
     None where what is reached is not better than the target, or not by enough for a million reviews.
@@ -209,7 +209,7 @@ def reviews_needed(
     enough = short[-1] + 1 if len(short) else 0
     if enough == len(size):
         return None
-    needed = size[enough] / (even_share * (display_rate if metric == "precision" else 1))
+    needed = size[enough] / (even_share * (coverage if metric == "precision" else 1))
     return int(np.ceil(needed)) if needed <= MOST_REVIEWS else None
 
 
@@ -266,7 +266,7 @@ def _controlled(
 
 
 def _no_promise(
-    threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, even_rows: int, params: ThresholdParams
+    threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, n_eff: int, params: ThresholdParams
 ) -> NoControlledThreshold:
     """What would help, judged by the threshold that was tried first.
 
@@ -281,7 +281,7 @@ def _no_promise(
         figures = _figures(point, params)
         reached = figures[params.metric]
         return figures, reviews_needed(
-            params.metric, params.target, params.confidence, reached, point.display_rate, tested.even_share
+            params.metric, params.target, params.confidence, reached, point.coverage, tested.even_share
         )
 
     figures, needed = judge(tested.joined(training))
@@ -292,7 +292,7 @@ def _no_promise(
                 "promise looks best on the training split: score both on one scale, the training split out of fold"
             )
         figures, needed = judge(tested)
-    return NoControlledThreshold(**figures, rows=rows, even_rows=even_rows, reviews_needed=needed)
+    return NoControlledThreshold(**figures, rows=rows, n_eff=n_eff, reviews_needed=needed)
 
 
 def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
         "threshold": point.threshold,
         "precision": point.precision,
         "error_rate": point.error_rate,
-        "display_rate": point.display_rate,
+        "coverage": point.coverage,
     }
 
 

@@ -1,9 +1,9 @@
-"""The naive threshold: show as many answers as possible where what was asked for is just reached on these answers.
+"""The heuristic threshold: show as many answers as possible where what was asked for is just reached on these answers.
 
 On others it is missed every second time: what can be promised is said by `risk_control.control_risk`, and this is shown
 beside it. Where reviewers were given some kinds of answers more often than others, rows are weighted
 (`metrics.row_weights`), so that the threshold is for all answers and not for those that were looked at; a few heavy
-rows are believed no more than a few rows (`effective_rows`).
+rows are believed no more than a few rows (`effective_sample_size`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.learning.metrics.weighted_metrics import Weight, effective_rows
+from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
 
 ROUNDING = 1e-12
 
@@ -28,7 +28,7 @@ class Threshold:
 
     threshold: float
     precision: float
-    display_rate: float
+    coverage: float
     recall: float
     shown: int
     effective_shown: float
@@ -37,7 +37,7 @@ class Threshold:
     @property
     def error_rate(self) -> float:
         """The share of all answers that are shown and wrong; 0 where nothing is shown."""
-        return self.display_rate * (1 - self.precision) if self.shown else 0.0
+        return self.coverage * (1 - self.precision) if self.shown else 0.0
 
     def to_dict(self) -> dict[str, float | int]:
         return asdict(self)
@@ -57,22 +57,22 @@ def tune_threshold(
     candidates = [operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
     believed = [point for point in candidates if point.effective_shown >= params.min_shown]
     if not believed:
-        worth = "" if weight is None else f" worth {effective_rows(weight):.0f} equally weighted ones"
+        n_eff = "" if weight is None else f" (effective sample size {effective_sample_size(weight):.0f})"
         raise AbstainError(
-            f"only {len(confidence)} reviewed answers{worth} to tune the threshold on, fewer than "
+            f"only {len(confidence)} reviewed answers{n_eff} to tune the threshold on, fewer than "
             f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it"
         )
     reaching = [point for point in believed if _short_of(point, params) <= ROUNDING]
     if not reaching:
-        best = min(believed, key=lambda point: (_short_of(point, params), -point.display_rate))
+        best = min(believed, key=lambda point: (_short_of(point, params), -point.coverage))
         precise = params.metric == "precision"
         raise AbstainError(
             f"no threshold reaches {params.metric.replace('_', ' ')} {params.target:g} on {best.rows} reviewed "
             f"answers; within reach: {best.precision if precise else best.error_rate:.3f} while showing "
-            f"{best.display_rate:.0%} (threshold {best.threshold:.3f}): "
+            f"{best.coverage:.0%} (threshold {best.threshold:.3f}): "
             f"{'lower' if precise else 'raise'} threshold.target, or bring more reviews"
         )
-    return max(reaching, key=lambda point: (point.display_rate, point.threshold))
+    return max(reaching, key=lambda point: (point.coverage, point.threshold))
 
 
 def _short_of(point: Threshold, params: ThresholdParams) -> float:
@@ -89,9 +89,9 @@ def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: floa
     return Threshold(
         threshold=threshold,
         precision=right / displayed if displayed else float("nan"),
-        display_rate=displayed / float(weight.sum()),
+        coverage=displayed / float(weight.sum()),
         recall=right / all_right if all_right else float("nan"),
         shown=int(shown.sum()),
-        effective_shown=effective_rows(weight[shown]),
+        effective_shown=effective_sample_size(weight[shown]),
         rows=len(confidence),
     )

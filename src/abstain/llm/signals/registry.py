@@ -1,4 +1,4 @@
-"""The scorers that need no training on states, by name: what `scorers.compare` may list."""
+"""The scorers that need no training on states, by name: what `scorers.enabled` may list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from abstain.llm.signals.yes_no import yes_no_signals
 
 @dataclass(frozen=True)
 class AvailableScorers:
-    """The scorers of `scorers.compare` that can be had here, and `LengthOnly`, which every probe has to beat; and why
+    """The scorers of `scorers.enabled` that can be had here, and `LengthOnly`, which every probe has to beat; and why
     the others cannot be had, by name."""
 
     scorers: tuple[Scorer, ...]
@@ -30,14 +30,14 @@ class AvailableScorers:
 
 
 def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
-    """Make the scorers of `params.scorers.compare`. Raises `AbstainError` for a name that is none, listing them all."""
+    """Make the scorers of `params.scorers.enabled`. Raises `AbstainError` for a name that is none, listing them all."""
     makers = _makers(params, settings)
-    unknown = [name for name in params.scorers.compare if name not in makers]
+    unknown = [name for name in params.scorers.enabled if name not in makers]
     if unknown:
-        raise AbstainError(f"scorers.compare: no scorer '{unknown[0]}': there are {', '.join(makers)}")
+        raise AbstainError(f"scorers.enabled: no scorer '{unknown[0]}': there are {', '.join(makers)}")
     scorers: list[Scorer] = []
     skipped: dict[str, str] = {}
-    for name in dict.fromkeys(params.scorers.compare):
+    for name in dict.fromkeys(params.scorers.enabled):
         try:
             scorers.append(makers[name]())
         except ScorerUnavailable as why:

@@ -76,7 +76,7 @@ def _table_of(
 def _length(evaluated: Evaluated) -> str:
     length, probe = evaluated.scorers.get("length_only"), evaluated.probe
     if length is None:
-        return "Not measured: length_only is not among the scorers that are compared (scorers.compare)."
+        return "Not measured: length_only is not among the scorers that are compared (scorers.enabled)."
     text = (
         "A model that sees nothing but the length of the answer has an AUROC of "
         f"{with_bounds(length, 'auroc')}; the probe has {with_bounds(probe, 'auroc')}."
@@ -111,7 +111,7 @@ def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
     found = f"The probe tells right answers from these with an AUROC of {figure(row['auroc_against_shuffled'])}"
     if not defined(row["shown_changed"]):
         return f"{text} {found}."
-    in_place = evaluated.at["display_rate"]
+    in_place = evaluated.at["coverage"]
     seen = (
         f"it would show {percent(row['shown_changed'])} of them, and shows {percent(in_place)} of the answers in place"
     )

@@ -59,7 +59,7 @@ WORDS = {
     "ECE": "by how much a probability is off, on average over ten classes of it. Of fewer answers it comes out higher, "
     "so its interval, which is of draws, may lie above it.",
     "AURC": "the share of errors among the shown, averaged over all thresholds; lower is better.",
-    "Errors caught at 15 % masked": "the share of all wrong answers among the least confident 15 % of answers.",
+    "Errors caught with 15 % withheld": "the share of all wrong answers among the least confident 15 % of answers.",
     "95 % interval": "where a figure lies in 95 % of draws of the hold-out's groups; answers of a group stay together.",
     "Not defined": "the answers at hand do not give that figure, as an AUROC where all are right. It is not 0.",
 }
@@ -130,5 +130,5 @@ def _weights(holdout: Mapping[str, Any]) -> str:
     return (
         f"{text} {holdout['drawn_unevenly']:,} of these had a higher chance of being reviewed than others, and count "
         "less by as much: every figure here is weighted by 1 / inclusion probability. Together they say as much as "
-        f"{holdout['effective_rows']:.0f} equally weighted ones."
+        f"{holdout['effective_sample_size']:.0f} equally weighted ones."
     )

@@ -65,19 +65,19 @@ class Evaluated:
     @property
     def too_few(self) -> str:
         """Where what is promised is measured on too few answers of the hold-out to be checked, how many; else ""."""
-        of_shown = self.at["shown"], self.at["shown_worth"], "shown answer"
-        of_all = self.holdout["rows"], self.holdout["effective_rows"], "answer"
-        rows, worth, what = of_shown if self.is_precision else of_all
+        of_shown = self.at["shown"], self.at["shown_n_eff"], "shown answer"
+        of_all = self.holdout["rows"], self.holdout["effective_sample_size"], "answer"
+        rows, n_eff, what = of_shown if self.is_precision else of_all
         least = self.evaluation["min_rows"]
-        if worth >= least:
+        if n_eff >= least:
             return ""
-        evenly = "" if rows < least else f", worth {worth:.0f} drawn evenly,"
+        evenly = "" if rows < least else f", effective sample size {n_eff:.0f},"
         return f"the hold-out has {count(rows, what)}{evenly} where {least} are needed"
 
 
 def reached(metric: str, row: Mapping[str, Any]) -> float | None:
     """What a row of figures at a threshold has of `metric`; an error rate of nothing shown is 0."""
-    precision, shown = row["precision"], row["display_rate"]
+    precision, shown = row["precision"], row["coverage"]
     if metric == "precision" or not defined(shown):
         return precision if metric == "precision" and defined(precision) else None
     return float(shown * (1 - precision)) if defined(precision) else 0.0

@@ -23,27 +23,29 @@ def tiles(evaluated: Evaluated) -> list[Tile]:
     found = [
         Tile(f"{limit} {share(target)}", of_what, aim),
         Tile(beside(reached(evaluated.metric, at), target), of_what, f"measured on the hold-out{_interval(evaluated)}"),
-        Tile(percent(at["display_rate"]), "of the answers shown", f"confidence of {figure(at['threshold'])} or more"),
+        Tile(percent(at["coverage"]), "of the answers shown", f"confidence of {figure(at['threshold'])} or more"),
         Tile(percent(evaluated.holdout["base_rate"]), "right if everything were shown", "on the hold-out"),
         Tile(figure(probe["auroc"]), "AUROC of the served probe", f"95 % interval {bounds(probe, 'auroc')}"),
     ]
     if not threshold["promised"] and threshold["reviews_needed"]:
         needed = f"{threshold['reviews_needed']:,}"
         return [*found, Tile(needed, "reviews needed for the promise", f"{threshold['rows']:,} are there")]
-    caught = f"{figure(probe['caught_over_random'], '.1f')} times what random masking catches"
+    caught = f"{figure(probe['error_recall_over_random'], '.1f')} times what random withholding catches"
     none = "equal confidences cannot be parted"
-    below = caught if defined(probe["caught_over_random"]) else none
-    return [*found, Tile(percent(probe["caught"]), "of the errors caught at 15 % masked", below)]
+    below = caught if defined(probe["error_recall_over_random"]) else none
+    return [*found, Tile(percent(probe["error_recall_at_15pct"]), "of the errors caught with 15 % withheld", below)]
 
 
 def comparison(evaluated: Evaluated) -> Table:
-    """The served threshold beside the naive one and beside showing everything."""
+    """The served threshold beside the heuristic one and beside showing everything."""
     threshold, holdout = evaluated.threshold, evaluated.holdout
-    everything = {"display_rate": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
+    everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
     rows = [Row(("everything shown", "none", "", "", *_gives(everything)))]
-    if threshold["promised"] and threshold["naive"]:
-        rows.append(_compared("naive: just good enough on validation", threshold["naive"], holdout["at_naive"]))
-    served = "served: promised" if threshold["promised"] else "served: naive, without a promise"
+    if threshold["promised"] and threshold["heuristic"]:
+        rows.append(
+            _compared("heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"])
+        )
+    served = "served: promised" if threshold["promised"] else "served: heuristic, without a promise"
     rows.append(_compared(served, threshold, evaluated.at, marked=True))
     columns = (
         "what is shown",
@@ -69,9 +71,9 @@ def _interval(evaluated: Evaluated) -> str:
 
 def _gives(at: Mapping[str, Any]) -> tuple[str, str, str, str]:
     wrong = reached("error_rate", at)
-    return percent(at["display_rate"]), percent(at["precision"]), percent(wrong), percent(at["recall"])
+    return percent(at["coverage"]), percent(at["precision"]), percent(wrong), percent(at["recall"])
 
 
 def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any], marked: bool = False) -> Row:
-    on_validation = percent(tuned["display_rate"]), percent(tuned["precision"])
+    on_validation = percent(tuned["coverage"]), percent(tuned["precision"])
     return Row((name, figure(at["threshold"]), *on_validation, *_gives(at)), marked)

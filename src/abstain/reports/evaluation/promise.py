@@ -13,7 +13,7 @@ from abstain.reports.evaluation.words import beside, count, defined, figure, per
 def verdict(evaluated: Evaluated) -> Verdict:
     """Whether the promise is kept on the hold-out, and what else a decision needs, a line each."""
     state, headline = _judged(evaluated)
-    lines = [_promised(evaluated), _measured(evaluated), _naive(evaluated), _served(evaluated), _newest(evaluated)]
+    lines = [_promised(evaluated), _measured(evaluated), _heuristic(evaluated), _served(evaluated), _newest(evaluated)]
     return Verdict(state, headline, [line for line in lines if line])
 
 
@@ -46,9 +46,9 @@ def _promised(evaluated: Evaluated) -> Line:
             f" {limit}, with a confidence of {share(threshold['confidence'])}. "
             f"It cannot be promised: {threshold['says']}.",
         ]
-    rows, even = threshold["rows"], threshold["even_rows"]
-    worth = "" if even == rows else f", worth {even:,} drawn evenly"
-    tested = f"{count(rows, 'reviewed answer')} of the validation split{worth}, where {_shows(threshold)}"
+    rows, even = threshold["rows"], threshold["n_eff"]
+    n_eff = "" if even == rows else f", effective sample size {even:,}"
+    tested = f"{count(rows, 'reviewed answer')} of the validation split{n_eff}, where {_shows(threshold)}"
     return [
         Strong("Promised:"),
         f" {limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
@@ -71,8 +71,8 @@ def _shortfall(evaluated: Evaluated) -> str:
     target, value = threshold["target"], reached(metric, at)
     if value is None or is_kept(metric, target, value):
         return ""
-    all_rows = evaluated.holdout["effective_rows"]
-    rows, of = (all_rows * at["display_rate"], "answers shown") if evaluated.is_precision else (all_rows, "answers")
+    all_rows = evaluated.holdout["effective_sample_size"]
+    rows, of = (all_rows * at["coverage"], "answers shown") if evaluated.is_precision else (all_rows, "answers")
     missing = round(abs(target - value) * rows)
     by = f"about {missing} of the {rows:.0f} {of}" if missing else "less than one answer"
     low, high = at.get(f"{metric}_low"), at.get(f"{metric}_high")
@@ -83,20 +83,20 @@ def _shortfall(evaluated: Evaluated) -> str:
     return f" The target is missed by {by}; the interval {'holds' if within else 'does not hold'} it: {told}."
 
 
-def _naive(evaluated: Evaluated) -> Line:
-    threshold, naive = evaluated.threshold, evaluated.threshold["naive"]
-    if not naive:
-        return [Strong("Naive threshold:"), " there is none, no threshold was good enough on validation."]
-    on_validation = f"good enough on validation ({_shows(naive)}), which promises nothing"
+def _heuristic(evaluated: Evaluated) -> Line:
+    threshold, heuristic = evaluated.threshold, evaluated.threshold["heuristic"]
+    if not heuristic:
+        return [Strong("Heuristic threshold:"), " there is none, no threshold was good enough on validation."]
+    on_validation = f"good enough on validation ({_shows(heuristic)}), which promises nothing"
     if not threshold["promised"]:
         return [
             Strong("Threshold served instead:"),
-            f" the naive one, {figure(naive['threshold'])}, just {on_validation}.",
+            f" the heuristic one, {figure(heuristic['threshold'])}, just {on_validation}.",
         ]
-    found = _shows(evaluated.holdout["at_naive"])
+    found = _shows(evaluated.holdout["at_heuristic"])
     return [
-        Strong("Naive threshold, for comparison:"),
-        f" {figure(naive['threshold'])}, just {on_validation}: on the hold-out {found}.",
+        Strong("Heuristic threshold, for comparison:"),
+        f" {figure(heuristic['threshold'])}, just {on_validation}: on the hold-out {found}.",
     ]
 
 
@@ -127,6 +127,6 @@ def _newest(evaluated: Evaluated) -> Line:
 
 def _shows(row: Mapping[str, Any]) -> str:
     """`50.3 % of the answers are shown, 78.5 % of them right`."""
-    if not row["display_rate"]:
+    if not row["coverage"]:
         return "nothing is shown"
-    return f"{percent(row['display_rate'])} of the answers are shown, {percent(row['precision'])} of them right"
+    return f"{percent(row['coverage'])} of the answers are shown, {percent(row['precision'])} of them right"

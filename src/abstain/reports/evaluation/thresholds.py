@@ -35,17 +35,17 @@ def threshold_section(evaluated: Evaluated) -> Section:
 
 
 def threshold_table(table: pd.DataFrame) -> Table:
-    """The rows of `threshold.csv`; the marked thresholds are said to be promised, or naive."""
+    """The rows of `threshold.csv`; the marked thresholds are said to be promised, or heuristic."""
     has_rouge = _has_rouge(table)
     columns = ["threshold", "mark", "right of the shown", "right answers shown", "shown", "withheld", "accuracy", "F1"]
     if has_rouge:
         columns += ["ROUGE-L shown", "ROUGE-L withheld"]
     rows = []
     for at in table.to_dict("records"):
-        rates = (percent(at[name]) for name in ("precision", "recall", "display_rate", "mask_rate", "accuracy"))
+        rates = (percent(at[name]) for name in ("precision", "recall", "coverage", "abstention_rate", "accuracy"))
         cells: list[str | Cell] = [figure(at["threshold"]), at["mark"], *rates, figure(at["f1"])]
         if has_rouge:
-            cells += [_rouge(at, part) for part in ("displayed", "masked")]
+            cells += [_rouge(at, part) for part in ("shown", "withheld")]
         rows.append(Row(cells, bool(at["mark"])))
     caption = "Thresholds on the hold-out (the paper's table 2)"
     if has_rouge:
@@ -59,7 +59,7 @@ def _scorers_table(evaluated: Evaluated) -> Table:
     names = [name for name in ranked(evaluated.scorers) if name in own]
     columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
     return Table(
-        "Every scorer at a threshold of its own, just good enough on validation (naive: nothing is promised)",
+        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is promised)",
         columns,
         [Row((name, *_tuned(own[name]))[: len(columns)], name == SERVED) for name in names],
     )
@@ -68,8 +68,8 @@ def _scorers_table(evaluated: Evaluated) -> Table:
 def _tuned(row: Mapping[str, Any]) -> list[str | Cell]:
     if not defined(row.get("threshold")):  # out of reach on validation
         return [row["note"]]
-    shares = (percent(row[name]) for name in ("precision", "recall", "mask_rate"))
-    return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("displayed", "masked"))]
+    shares = (percent(row[name]) for name in ("precision", "recall", "abstention_rate"))
+    return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("shown", "withheld"))]
 
 
 def ablation_section(evaluated: Evaluated) -> Section | None:
@@ -134,7 +134,7 @@ def _listening(row: Mapping[str, Any]) -> Row:
 
 
 def _has_rouge(table: pd.DataFrame) -> bool:
-    return any(defined(value) for value in table["rouge_displayed"])
+    return any(defined(value) for value in table["rouge_shown"])
 
 
 def _rouge(at: Mapping[Any, Any], part: str) -> Cell:
@@ -144,7 +144,7 @@ def _rouge(at: Mapping[Any, Any], part: str) -> Cell:
 def _threshold_plot(evaluated: Evaluated) -> Plot:
     table = evaluated.tables["threshold"]
     told = [
-        f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['display_rate'])} of the answers are "
+        f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['coverage'])} of the answers are "
         f"shown and {percent(row['precision'])} of these are right"
         for row in table.to_dict("records")
         if row["mark"]

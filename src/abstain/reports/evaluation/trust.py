@@ -36,14 +36,14 @@ def calibration_section(evaluated: Evaluated) -> Section:
 
 def slice_section(evaluated: Evaluated) -> Section:
     slices = evaluated.evaluation["slices"]
-    columns = ("by", "slice", "answers", "worth", "right", "AUROC", "ECE", "Brier", "shown", "right of the shown")
-    caption = "The served probe by slice of the hold-out; worth: as many equally weighted answers say as much"
+    columns = ("by", "slice", "answers", "n_eff", "right", "AUROC", "ECE", "Brier", "shown", "right of the shown")
+    caption = "The served probe by slice of the hold-out; n_eff: effective sample size"
     table = Table(caption, columns, [_slice(row) for row in slices], wordy=("by", "slice", "right of the shown"))
     return Section("slices", "Where it is weaker", [Paragraph([_weakest(evaluated, slices)]), table])
 
 
 def _slice(row: Mapping[str, Any]) -> Row:
-    cells: list[str | Cell] = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["worth"], ",.0f")]
+    cells: list[str | Cell] = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["n_eff"], ",.0f")]
     cells.append(percent(row["base_rate"]))
     if not any(defined(row[name]) for name in ("auroc", "ece", "precision")):
         return Row([*cells, row["note"]])
@@ -126,7 +126,7 @@ def _confidence_plot(evaluated: Evaluated) -> Plot:
     at, base = evaluated.at, evaluated.holdout["base_rate"]
     wrong = None
     if defined(at["precision"]) and defined(base) and base < 1:
-        wrong = at["display_rate"] * (1 - at["precision"]) / (1 - base)
+        wrong = at["coverage"] * (1 - at["precision"]) / (1 - base)
     return Plot(
         "confidence",
         "Confidence of right and wrong answers",

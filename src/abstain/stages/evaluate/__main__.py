@@ -70,7 +70,7 @@ def stage(params: Params) -> None:
         "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
         "at_threshold": {**at[used], **holdout.shown(SERVED, marked[used], resamples)},
-        "at_naive": at.get("naive"),
+        "at_heuristic": at.get("heuristic"),
     }
     auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
     artifacts.write_json(paths.METRICS, {"holdout": figures, "newest": {**newest.counts, "auroc": auroc}})
@@ -111,9 +111,9 @@ def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: Sc
 def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
     """The thresholds that are shown, by what they are called; the one that is used comes first."""
     if not threshold["promised"]:
-        return {"naive": threshold["threshold"]}
-    naive = {"naive": threshold["naive"]["threshold"]} if threshold["naive"] else {}
-    return {"promised": threshold["threshold"], **naive}
+        return {"heuristic": threshold["threshold"]}
+    heuristic = {"heuristic": threshold["heuristic"]["threshold"]} if threshold["heuristic"] else {}
+    return {"promised": threshold["threshold"], **heuristic}
 
 
 def _evaluation(

@@ -25,26 +25,26 @@ def stage(params: Params) -> None:
     probe = load_probe(paths.PROBE)
     validation = reviewed(frame[frame["split"] == "validation"])
     tested = _answers(validation, predict_confidence(probe, states.subset(validation.index)).numpy())
-    if params.threshold.independent == "groups":
+    if params.threshold.exchangeable_unit == "groups":
         tested = replace(tested, groups=validation["group"].to_numpy())
     out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")[probe.architecture]
     train = frame[frame["split"] == "train"]
     if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs will do
         train = judged
     found = control_risk(tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold)
-    naive: Threshold | None = None
+    heuristic: Threshold | None = None
     try:
-        naive = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
+        heuristic = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
     except AbstainError as error:
         if not isinstance(found, ControlledThreshold):
             raise AbstainError(f"{found} ({error})") from None
     print(found)
     chosen: dict[str, Any] = found.to_dict()
     if not isinstance(found, ControlledThreshold):
-        if params.threshold.without_promise == "fail" or naive is None:
-            raise AbstainError(f"{found}; or set threshold.without_promise to naive")
-        chosen |= {name: getattr(naive, name) for name in ("threshold", "precision", "error_rate", "display_rate")}
-    artifacts.write_json(paths.THRESHOLD, {**chosen, "naive": naive.to_dict() if naive else None})
+        if params.threshold.on_infeasible == "fail" or heuristic is None:
+            raise AbstainError(f"{found}; or set threshold.on_infeasible to heuristic")
+        chosen |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
+    artifacts.write_json(paths.THRESHOLD, {**chosen, "heuristic": heuristic.to_dict() if heuristic else None})
     calibrator = fit_calibrator(
         params.calibration.method, tested.confidence, tested.correct, tested.weight, params.calibration.seed
     )
