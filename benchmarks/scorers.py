@@ -274,7 +274,8 @@ def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
     for row in board.sort_values("auroc", ascending=False).to_dict("records"):
         print(
             f"| `{row['scorer']}` | {row['auroc']:.3f} | {row['auroc_low']:.3f} to {row['auroc_high']:.3f} "
-            f"| {row['auprc']:.3f} | {row['aurc']:.3f} | {row['error_recall_at_15pct']:.1%} | {row['error_recall_over_random']:.2f} "
+            f"| {row['auprc']:.3f} | {row['aurc']:.3f} | {row['error_recall_at_15pct']:.1%} "
+            f"| {row['error_recall_over_random']:.2f} "
             f"({row['error_recall_over_random_low']:.2f} to {row['error_recall_over_random_high']:.2f}) "
             f"| {tokens.get(row['scorer'], 0):.0f} |"
         )

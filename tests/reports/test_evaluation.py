@@ -30,7 +30,7 @@ from abstain.reports.evaluation.document import Cell, Paragraph, Row, Section, T
 from abstain.reports.evaluation.markdown import escape
 from abstain.reports.evaluation.words import beside, figure, percent, plain
 from abstain.reports.plots import PLOTS, draw
-from tests.reports.builders import LINK, HEURISTIC, NASTY, PROMISED, ROWS, TAG, evaluated
+from tests.reports.builders import HEURISTIC, LINK, NASTY, PROMISED, ROWS, TAG, evaluated
 
 BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.coverage": 0.5026}
 FEW = {

@@ -5,7 +5,6 @@ An unknown or misspelt key is an error that names the nearest valid one.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -14,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from abstain.core.errors import AbstainError
-
+from abstain.core.suggest import did_you_mean
 
 RENAMED = {
     "scorers.compare": "enabled",
@@ -49,13 +48,6 @@ def load(path: Path, model: type[Declared], remedy: str) -> Declared:
         raise AbstainError(f"{path}: {_first_problem(error, model)}") from None
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """What may have been meant by `word`, as the end of a message."""
-    names = list(valid)
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"valid: {', '.join(names)}"
-
-
 def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
     problems = error.errors()  # a misspelt key is missing too, but its name says more
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -66,12 +58,12 @@ def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
         if where in RENAMED:
             return f"unknown key '{where}': it is now '{RENAMED[where]}'"
         keys = [key for parent in _models(model, location[:-1]) for key in parent.model_fields]
-        return f"unknown key '{where}': {nearest(str(location[-1]), keys)}"
+        return f"unknown key '{where}': {did_you_mean(str(location[-1]), keys)}"
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kind, there = context["discriminator"].strip("'"), _tags(_models(model, location))
         if "tag" not in context:
             return f"{where}: {kind} is missing: one of {', '.join(there)}"
-        return f"{where}.{kind}: unknown {kind} '{context['tag']}': {nearest(context['tag'], there)}"
+        return f"{where}.{kind}: unknown {kind} '{context['tag']}': {did_you_mean(context['tag'], there)}"
     says = str(context.get("error", problem["msg"]))
     return f"{where}: {says}" if where else says
 

@@ -65,8 +65,8 @@ def test_a_name_is_that_of_the_content(one: ShardJob, other: ShardJob) -> None:
 
 def test_a_name_is_the_same_on_every_machine() -> None:
     work = ShardJob("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), HiddenStates(2, "residual"), "i"),))
-    assert work.name == "bcac11ee82c0c4ba79d76f643d22fee1"
-    assert {"States", "NLL", "Choices", "Generate", "Perturb"} == ASKS.keys()
+    assert work.name == "b9f271174c0d76d8d7cb44fa5d812166"
+    assert {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "Perturb"} == ASKS.keys()
 
 
 def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:

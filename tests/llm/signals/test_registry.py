@@ -61,7 +61,7 @@ def test_what_cannot_be_had_is_skipped_and_says_why(tmp_path: Path, settings: Se
 
 
 def test_a_model_with_words_of_its_own_can_be_asked(tmp_path: Path, settings: Settings) -> None:
-    params = params_for(tmp_path, compare=("yes_score", "yes_score_tokens", "yes_score_fused"))
+    params = params_for(tmp_path, enabled=("yes_score", "yes_score_tokens", "yes_score_fused"))
     add_words(params, "Yes", "No")
     found = build_scorers(params, settings)
     assert [scorer.name for scorer in found.scorers] == [*params.scorers.enabled, "length_only"] and not found.skipped
@@ -70,32 +70,32 @@ def test_a_model_with_words_of_its_own_can_be_asked(tmp_path: Path, settings: Se
 def test_models_that_are_named_are_compared(tmp_path: Path, settings: Settings) -> None:
     nli = save_encoder(tmp_path / "nli", "classify", id2label={0: "no", 1: "entailment"})
     qa = save_encoder(tmp_path / "qa", "answer")
-    params = params_for(tmp_path, compare=NAMES[4:], entailment_model=str(nli), extractive_qa_model=str(qa))
+    params = params_for(tmp_path, enabled=NAMES[4:], entailment_model=str(nli), extractive_qa_model=str(qa))
     found = build_scorers(params, settings)
     assert (tuple(scorer.name for scorer in found.scorers), dict(found.skipped)) == ((*NAMES[4:], "length_only"), {})
 
 
 def test_a_name_that_is_none_is_an_error_that_lists_them_all(tmp_path: Path, settings: Settings) -> None:
     with pytest.raises(AbstainError) as wrong:
-        build_scorers(params_for(tmp_path, compare=("entropy", "yes_scores", "no_scores")), settings)
+        build_scorers(params_for(tmp_path, enabled=("entropy", "yes_scores", "no_scores")), settings)
     assert str(wrong.value) == f"scorers.enabled: no scorer 'yes_scores': there are {', '.join(EVERY_NAME)}"
 
 
 def test_every_name_of_the_list_can_be_asked_for_and_nothing_is_lost(tmp_path: Path, settings: Settings) -> None:
-    found = build_scorers(params_for(tmp_path, compare=EVERY_NAME), settings)
+    found = build_scorers(params_for(tmp_path, enabled=EVERY_NAME), settings)
     assert {scorer.name for scorer in found.scorers} | set(found.skipped) == {*EVERY_NAME, "length_only"}
     assert not {scorer.name for scorer in found.scorers} & set(found.skipped)
 
 
 def test_what_is_named_twice_is_compared_once(tmp_path: Path, settings: Settings) -> None:
-    found = build_scorers(params_for(tmp_path, compare=("entropy", "yes_score", "entropy", "yes_score")), settings)
+    found = build_scorers(params_for(tmp_path, enabled=("entropy", "yes_score", "entropy", "yes_score")), settings)
     assert [scorer.name for scorer in found.scorers] == ["entropy", "length_only"] and list(found.skipped) == [
         "yes_score"
     ]
 
 
 def test_where_nothing_is_compared_length_is(tmp_path: Path, settings: Settings) -> None:
-    found = build_scorers(params_for(tmp_path, compare=()), settings)
+    found = build_scorers(params_for(tmp_path, enabled=()), settings)
     assert found.scorers == (LengthOnly(),) and not found.skipped
 
 
@@ -107,7 +107,7 @@ def test_a_layout_that_nothing_is_asked_after_leaves_out_the_fused_score_alone(
     shutil.copytree(resources.files("abstain.llm.engine") / "questions", tmp_path / "questions")
     (tmp_path / "layouts" / "rag-plain-v1.yaml").rename(tmp_path / "layouts" / "teams-own-v1.yaml")
     monkeypatch.setattr(layout.resources, "files", lambda package: tmp_path)
-    params = params_for(tmp_path, compare=("yes_score", "yes_score_fused", "entropy"))
+    params = params_for(tmp_path, enabled=("yes_score", "yes_score_fused", "entropy"))
     params = params.model_copy(update={"llm": params.llm.model_copy(update={"layout": "teams-own-v1"})})
     add_words(params, "Yes", "No")
     found = build_scorers(params, settings)

@@ -12,7 +12,6 @@ Three decisions:
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from abstain.core.contracts import (
 )
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line, repeated_keys
+from abstain.core.suggest import did_you_mean
 from abstain.data.store.dataset import file_name_problem
 from abstain.knowledge.documents.reader import KINDS, parse_document
 
@@ -185,7 +185,6 @@ def _reason(problem: Any, contract: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         *parents, name = problem["loc"]
         model = _PARTS.get(str(parents[0]), contract) if parents else contract
-        nearest = difflib.get_close_matches(str(name), model.model_fields, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"known fields: {', '.join(model.model_fields)}"
+        hint = did_you_mean(str(name), model.model_fields, "known fields")
         return f"{' '.join(where.split())}: unknown field, {hint}"
     return f"{where}: {message[0].lower()}{message[1:]}"

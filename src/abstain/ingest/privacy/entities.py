@@ -10,10 +10,10 @@ Two decisions:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from abstain.core.errors import AbstainError
+from abstain.core.suggest import did_you_mean
 from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, windows
 
 PATTERNS: dict[str, tuple[str, float]] = {
@@ -89,8 +89,7 @@ def require_known(names: Iterable[str], min_score: float) -> None:
     valid = {**{name: best for name, (_, best) in PATTERNS.items()}, **NAMES}
     for name in names:
         if name not in valid:
-            nearest = difflib.get_close_matches(name.upper(), valid, n=1, cutoff=0.5)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid entities: {', '.join(sorted(valid))}"
+            hint = did_you_mean(name.upper(), sorted(valid), "valid entities", cutoff=0.5)
             raise AbstainError(f"privacy.redact: unknown entity '{name}': {hint}")
         if valid[name] < min_score:
             raise AbstainError(

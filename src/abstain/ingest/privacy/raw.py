@@ -11,7 +11,6 @@ Two decisions:
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from abstain.core.contracts import Context, Feedback, ImportedInteraction, Review
+from abstain.core.suggest import nearest
 
 Change = Callable[[str], str]
 
@@ -122,7 +122,7 @@ def _means_user(key: str) -> bool:
     if key in _KNOWN:
         return key == "user"
     bare = key.casefold().replace("_", "").replace("-", "")
-    return bool(difflib.get_close_matches(bare, ("user", "userid", "username"), cutoff=0.75))
+    return nearest(bare, ("user", "userid", "username"), cutoff=0.75) is not None
 
 
 def _parts(text: str, rules: Rules) -> Iterator[str]:

@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import redacted_url
 from abstain.core.json_lines import no_lines
 from abstain.ingest.pipeline.parsing import ParsedRow, is_document, parse_line, read_document
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 from abstain.ingest.sources.parquet_file import read_parquet
-from abstain.ingest.sources.storage import Storage, Stored, shown
+from abstain.ingest.sources.storage import Storage, Stored
 from abstain.knowledge.documents.reader import KINDS
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
@@ -119,7 +120,7 @@ def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
     """Return a source for each of `urls`, paths or fsspec URLs. Raises `AbstainError` if there are none."""
     if not urls:
         raise AbstainError(f"nothing to ingest: name files, or folders of them: {_KINDS}")
-    return tuple(ExplicitFiles(name=shown(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
+    return tuple(ExplicitFiles(name=redacted_url(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
 
 
 def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import translate_errors
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 from abstain.ingest.sources.cells import column_problem, object_of
 
@@ -64,11 +65,5 @@ def _value(scalar: Any) -> Any:
         return {"unreadable": str(error)}
 
 
-@contextmanager
-def _translate_errors(shown: str) -> Iterator[None]:
-    """Translate every error, because Arrow raises its own, Python's and those of the file system."""
-    try:
-        yield
-    except Exception as error:
-        message = " ".join(str(error).split())[:200] or type(error).__name__
-        raise AbstainError(f"{shown}: cannot be read: {message}: write it again") from error
+def _translate_errors(shown: str) -> AbstractContextManager[None]:
+    return translate_errors(lambda cause: f"{shown}: cannot be read: {cause}: write it again")

@@ -20,7 +20,8 @@ from pydantic import Field, StringConstraints, model_validator
 from sqlalchemy import ColumnElement, Select, case, column, func, inspect, literal_column, null, or_, select, text
 from sqlalchemy import table as named_table
 
-from abstain.config.yaml_model import FrozenModel, nearest
+from abstain.config.yaml_model import FrozenModel
+from abstain.core.suggest import did_you_mean
 from abstain.data.store.key_index import CONTRACTS
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
@@ -62,7 +63,7 @@ class TablesConfig(FrozenModel):
         for name, config in self.by_contract().items():
             fields = CONTRACTS[name].model_fields
             for unknown in config.columns.keys() - fields.keys():
-                raise ValueError(f"{name}.columns: unknown field '{unknown}': {nearest(unknown, fields)}")
+                raise ValueError(f"{name}.columns: unknown field '{unknown}': {did_you_mean(unknown, fields)}")
         return self
 
     def by_contract(self) -> dict[str, TableConfig]:

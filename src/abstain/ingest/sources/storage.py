@@ -1,36 +1,21 @@
-"""Files of this host, or of whatever fsspec speaks: what is there, and their bytes.
+"""The files of a source, local or behind an fsspec URL: list them, read their bytes.
 
-Two decisions:
-
-* A file's version is taken from the listing, before it is read: one that grows while it is read looks changed the
-  next time, and is read again.
-* Every backend raises errors of its own, with no common base: all become one `AbstainError` that names the file, and
-  only where bytes are read, so that no mistake in here is taken for a bad disk.
+A file's version is taken from the listing, before it is read: one that grows while it is read looks changed the next
+time, and is read again.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import connect, redacted_url, translate_errors
 
 _CHUNK = 1 << 20
-_S3: dict[str, Any] = {
-    "use_listings_cache": False,
-    # An address where nobody answers is given up after seconds: people wait for the message.
-    "config_kwargs": {"connect_timeout": 4, "retries": {"total_max_attempts": 2}},
-}
-
-
-def shown(url: str) -> str:
-    """A local path or URL without what nobody should read: a password, and what follows a question mark."""
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0] if "://" in url else url
 
 
 @dataclass(frozen=True)
@@ -53,28 +38,11 @@ class Listing:
 
 
 class Storage:
-    """A local path or an fsspec URL. `url` is as it may be shown: without password and signature."""
+    """A local path or an fsspec URL; `url` is the redacted one."""
 
     def __init__(self, url: str) -> None:
-        import fsspec
-        from fsspec.implementations.local import LocalFileSystem
-
-        self.url = shown(url)
-        self._fs: Any
-        if "://" not in url:
-            self._fs, self._root = LocalFileSystem(), str(Path(url).expanduser().absolute())
-            return
-        protocol = url.split("://")[0]
-        try:
-            self._fs, root = fsspec.url_to_fs(url, **(_S3 if protocol in ("s3", "s3a") else {}))
-        except ImportError as error:
-            remedy = "`pip install s3fs`" if protocol in ("s3", "s3a") else f"{error}"
-            raise AbstainError(f"{self.url}: to read from there another package is needed: {remedy}") from error
-        except ValueError as error:
-            raise AbstainError(
-                f"{self.url}: {error}: name a folder, a file, or a URL such as s3://bucket/prefix"
-            ) from error
-        self._root = root.rstrip("/")
+        self.url = redacted_url(url)
+        self._fs, self._root = connect(url)
 
     @property
     def is_local(self) -> bool:
@@ -82,7 +50,7 @@ class Storage:
 
     def list(self) -> Listing:
         """Everything at the place, folders recursively. Raises `AbstainError` where nothing is there."""
-        with self._speaking(self.url):
+        with _translate_errors(self.url):
             if not self.is_local:
                 self._fs.invalidate_cache()
             try:
@@ -111,7 +79,7 @@ class Storage:
     @contextmanager
     def open(self, file: Stored) -> Iterator[IO[bytes]]:
         """The bytes of `file`, which can be read from any place in it."""
-        with self._speaking(file.shown):
+        with _translate_errors(file.shown):
             opened = self._fs.open(file.path, "rb")
         try:
             yield opened
@@ -125,7 +93,7 @@ class Storage:
         with self.open(file) as opened:
             unpacked = gzip.GzipFile(fileobj=opened) if file.name.lower().endswith(".gz") else opened
             while True:
-                with self._speaking(file.shown):
+                with _translate_errors(file.shown):
                     chunk = unpacked.read(_CHUNK)
                 if not chunk:
                     return
@@ -152,18 +120,10 @@ class Storage:
         protocol = self._fs.protocol
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
-    @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except AbstainError:
-            raise
-        except OSError as error:
-            said = error.strerror or " ".join(str(error).split())[:200] or type(error).__name__
-            raise AbstainError(f"{name}: cannot be read: {said}") from error
-        except Exception as error:
-            said = " ".join(str(error).split())[:200] or type(error).__name__
-            raise AbstainError(f"{name}: cannot be read: {said}") from error
+
+def _translate_errors(name: str) -> AbstractContextManager[None]:
+    """Of `name`, which is read. Only around reads, so that a defect in this module is not taken for a bad disk."""
+    return translate_errors(lambda cause: f"{name}: cannot be read: {cause}")
 
 
 def _version(info: Mapping[str, Any]) -> str | None:

@@ -10,12 +10,12 @@ Two decisions:
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from bs4 import BeautifulSoup
 from bs4.element import PreformattedString, Tag
 
+from abstain.core.suggest import nearest
 from abstain.knowledge.documents.html_converter import HEADINGS, INVISIBLE, Converter
 
 FIELDS = ("doc_id", "product", "entitlements", "updated_at")
@@ -62,7 +62,7 @@ def _fields(soup: BeautifulSoup) -> dict[str, Any]:
         name, content = str(meta.get("name", "")).strip().lower(), meta.get("content")
         if name not in FIELDS:
             # A misspelt one would open the page to everybody.
-            if difflib.get_close_matches(name, ["entitlements"], cutoff=0.8):
+            if nearest(name, ["entitlements"], cutoff=0.8):
                 raise UnreadablePage(f'<meta name="{name}"> is unknown: did you mean "entitlements"?')
             continue
         if content is None:

@@ -75,9 +75,9 @@ def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min
     A slice with an effective sample size below `min_rows` is not judged; where that of the shown answers is below it,
     its precision is not.
 
-    Returns `stratum`, `slice`, `rows`, `n_eff` (`metrics.effective_sample_size`), `base_rate`, `auroc` of the confidence with
-    its 95 % interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows), `precision`, and
-    `note`: why figures are nan, "" where none is.
+    Returns `stratum`, `slice`, `rows`, `n_eff` (`metrics.effective_sample_size`), `base_rate`, `auroc` of the
+    confidence with its 95 % interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows),
+    `precision`, and `note`: why figures are nan, "" where none is.
     """
     return pd.DataFrame(
         [

@@ -11,8 +11,8 @@
 * A confidence that is nan is that of a scorer that cannot say: the answer is withheld, so it ranks below all others,
   and its probability to be right counts as 0. Where no answer has a confidence, every figure is nan.
 
-`auroc`, `auprc`, `aurc` and the `error_recall` family look at the order alone, so that any scale will do; `brier`, `ece` and
-`reliability` need a probability and raise `ValueError` of anything else.
+`auroc`, `auprc`, `aurc` and the `error_recall` family depend on the order alone, so any scale will do; `brier`, `ece`
+and `reliability` need a probability and raise `ValueError` for anything else.
 """
 
 from __future__ import annotations

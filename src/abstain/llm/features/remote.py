@@ -1,40 +1,30 @@
-"""The feature cache in an object store, or on another host: whatever fsspec speaks.
+"""The feature cache in an object store, or on another host: whatever fsspec supports.
 
-Three decisions:
+Notes:
+    An object store's own PUT is atomic (a multipart upload, too, shows nothing before it is completed), so one
+    `pipe_file` is the whole transaction there. Protocols without such a PUT (sftp, smb, hdfs) write a temporary file
+    and rename it.
 
-* An object store's own PUT is atomic (a multipart upload, too, shows nothing before it is completed), so one
-  `pipe_file` is the whole transaction there; fsspec's transactions would add state to a filesystem that threads
-  share, and gain nothing. What has no such PUT (sftp, smb, hdfs) gets a temporary name and a rename.
-* Nothing is remembered about who is there: no listing is cached, because other hosts write at the same time, and
-  the connection belongs to one process, because a forked one must not use its parent's.
-* A server that does not answer is given up after seconds: people wait for the message.
+    No listing is cached, because other hosts write at the same time; the connection belongs to one process, because a
+    forked one must not use its parent's.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import fsspec
-
-from abstain.core.errors import AbstainError
+from abstain.core.filesystem import BUCKETS, S3, connect, modified_at, protocol_of, redacted_url, translate_errors
 from abstain.llm.features.store import StoredFile, header_end
 
 FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
 AT_ONCE = 512  # headers asked for in one go: bounds memory, not concurrency
-BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss"}
-ATOMIC = BUCKETS | {"memory"}
-S3: dict[str, Any] = {
-    "use_listings_cache": False,
-    # Twice by botocore, times RETRIES of s3fs: an address where nobody answers is given up after some 18 s.
-    "config_kwargs": {"connect_timeout": 4, "retries": {"total_max_attempts": 2}},
-}
-RETRIES = 2
+ATOMIC = (*BUCKETS, "memory")
+"""Protocols with an atomic PUT."""
 
 
 class RemoteStore:
@@ -42,15 +32,15 @@ class RemoteStore:
 
     def __init__(self, url: str) -> None:
         self._address = url.rstrip("/")
-        self.url = re.sub(r"//[^/@]*@", "//", self._address)
-        self._protocol = url.split("://")[0]
+        self.url = redacted_url(self._address)
+        self._protocol = protocol_of(url)
         self._process = 0
         self._connect()
 
     def list(self, folder: str = "") -> list[StoredFile]:
         fs, base = self._connect()
         found: dict[str, dict] = {}
-        with self._speaking("read"):
+        with self._translate_errors("read"):
             fs.invalidate_cache()
             try:
                 found = fs.find(f"{base}/{folder}".rstrip("/"), detail=True)
@@ -58,7 +48,8 @@ class RemoteStore:
                 if self._protocol in BUCKETS:  # a prefix without objects is no error there: it is the bucket
                     raise PermissionError("no such bucket") from error
         return [
-            StoredFile(name[len(base) :].lstrip("/"), info["size"], _written(info))
+            # One without a time is new: too young to be pruned.
+            StoredFile(name[len(base) :].lstrip("/"), info["size"], modified_at(info) or datetime.now(UTC))
             for name, info in sorted(found.items())
             if info["type"] == "file"
         ]
@@ -78,13 +69,13 @@ class RemoteStore:
 
     def read(self, name: str) -> bytes:
         fs, base = self._connect()
-        with self._speaking("read"):
+        with self._translate_errors("read"):
             return bytes(fs.cat_file(f"{base}/{name}"))
 
     def write(self, name: str, content: bytes) -> None:
         fs, base = self._connect()
         target = f"{base}/{name}"
-        with self._speaking("write"):
+        with self._translate_errors("write"):
             try:
                 if self._protocol in ATOMIC:
                     fs.pipe_file(target, content)
@@ -95,14 +86,14 @@ class RemoteStore:
 
     def move(self, name: str, to: str) -> None:
         fs, base = self._connect()
-        with self._speaking("write"):
+        with self._translate_errors("write"):
             if self._protocol not in ATOMIC:  # there are no folders in a bucket, and s3fs would make the bucket
                 fs.makedirs(f"{base}/{to}".rpartition("/")[0], exist_ok=True)
             fs.mv(f"{base}/{name}", f"{base}/{to}")
 
     def delete(self, name: str) -> None:
         fs, base = self._connect()
-        with self._speaking("delete"), suppress(FileNotFoundError):
+        with self._translate_errors("delete"), suppress(FileNotFoundError):
             fs.rm_file(f"{base}/{name}")
 
     def _write_and_rename(self, fs: Any, target: str, content: bytes) -> None:
@@ -127,7 +118,7 @@ class RemoteStore:
         names, firsts, lasts = zip(
             *((f"{base}/{entry.name}", first, last) for entry, first, last in asked), strict=True
         )
-        with self._speaking("read"):
+        with self._translate_errors("read"):
             answers = fs.cat_ranges(list(names), list(firsts), list(lasts), on_error="return")
             for (entry, _, _), got in zip(asked, answers, strict=True):
                 if isinstance(got, BaseException) and not isinstance(got, FileNotFoundError):
@@ -138,44 +129,16 @@ class RemoteStore:
     def _connect(self) -> tuple[Any, str]:
         """This process's own connection, and the root's path in it."""
         if self._process != os.getpid():
-            options = S3 if self._protocol in ("s3", "s3a") else {}
-            try:
-                self._fs, self._base = fsspec.url_to_fs(self._address, **options)
-            except ImportError as error:
-                remedy = "`pip install s3fs`" if self._protocol in ("s3", "s3a") else f"{error}"
-                raise AbstainError(f"{self.url}: a feature cache there needs another package: {remedy}") from error
-            except ValueError as error:
-                raise AbstainError(
-                    f"{self.url}: {error}: set ABSTAIN_FEATURES to a folder, or to a URL such as s3://bucket/prefix"
-                ) from error
-            if options:
-                self._fs.retries = RETRIES
+            remedy = "set ABSTAIN_FEATURES to a folder, or to a URL such as s3://bucket/prefix"
+            self._fs, self._base = connect(self._address, remedy)
             self._process = os.getpid()
-        return self._fs, self._base.rstrip("/")
+        return self._fs, self._base
 
-    @contextmanager
-    def _speaking(self, verb: str) -> Iterator[None]:
-        # Every backend raises errors of its own (botocore's, aiohttp's, paramiko's), with no common base.
-        try:
-            yield
-        except (AbstainError, FileNotFoundError):
-            raise
-        except Exception as error:
-            said = " ".join(str(error).split())[:200] or type(error).__name__
-            raise AbstainError(
-                f"cannot {verb} the feature cache in {self.url} ({said}): check ABSTAIN_FEATURES, the credentials"
-                + (" and AWS_ENDPOINT_URL (the AWS_* variables)" if self._protocol in ("s3", "s3a") else "")
-            ) from error
+    def _translate_errors(self, verb: str) -> AbstractContextManager[None]:
+        check = "ABSTAIN_FEATURES, the credentials"
+        check += " and AWS_ENDPOINT_URL (the AWS_* variables)" if self._protocol in S3 else ""
 
+        def message(cause: str) -> str:
+            return f"cannot {verb} the feature cache in {self.url} ({cause}): check {check}"
 
-def _written(info: dict) -> datetime:
-    """When a file was last written, as its backend calls it; now where it says nothing: too young to be pruned."""
-    for name in ("LastModified", "mtime", "last_modified", "updated", "created"):
-        at = info.get(name)
-        if isinstance(at, int | float):
-            return datetime.fromtimestamp(at, UTC)
-        if isinstance(at, str):
-            at = datetime.fromisoformat(at)
-        if isinstance(at, datetime):
-            return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
-    return datetime.now(UTC)
+        return translate_errors(message, FileNotFoundError)

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.filesystem import local_path
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,12 @@ class FileStore(Protocol):
 
 
 def open_store(root: str | Path) -> FileStore:
-    """The store at a local path or fsspec URL; makes no folder. Raises `AbstainError` for a URL nobody here speaks."""
-    if isinstance(root, Path) or "://" not in root:
-        return LocalStore(Path(root).expanduser())
-    # Only here, so that a folder needs no fsspec.
-    from fsspec.implementations.local import LocalFileSystem
+    """The store at a local path or fsspec URL; makes no folder. Raises `AbstainError` for an unsupported URL."""
+    if path := local_path(str(root)):
+        return LocalStore(path)
+    from abstain.llm.features.remote import RemoteStore  # only here, so that a folder needs no fsspec
 
-    from abstain.llm.features.remote import RemoteStore
-
-    if root.startswith(("file://", "local://")):
-        return LocalStore(Path(LocalFileSystem._strip_protocol(root)))
-    return RemoteStore(root)
+    return RemoteStore(str(root))
 
 
 def header_end(head: bytes) -> int:
@@ -83,7 +79,7 @@ class LocalStore:
 
     def list(self, folder: str = "") -> list[StoredFile]:
         entries = []
-        with self._speaking("read"):
+        with self._translate_errors("read"):
             for path in _files(self.folder / folder):
                 with suppress(FileNotFoundError):  # moved since
                     status = path.stat()
@@ -94,33 +90,37 @@ class LocalStore:
     def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
         for entry in entries:
             head = None
-            with self._speaking("read"), suppress(FileNotFoundError), (self.folder / entry.name).open("rb") as file:
+            with (
+                self._translate_errors("read"),
+                suppress(FileNotFoundError),
+                (self.folder / entry.name).open("rb") as file,
+            ):
                 head = file.read(8)
                 head += file.read(min(header_end(head), entry.size) - len(head)) if len(head) == 8 else b""
             yield entry, head
 
     def read(self, name: str) -> bytes:
-        with self._speaking("read"):
+        with self._translate_errors("read"):
             return (self.folder / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        with self._speaking("write"):
+        with self._translate_errors("write"):
             try:
                 write_atomically(self.folder / name, content)
             except FileNotFoundError as error:
                 raise OSError(errno.EIO, "the folder was removed meanwhile") from error
 
     def move(self, name: str, to: str) -> None:
-        with self._speaking("write"):
+        with self._translate_errors("write"):
             (self.folder / to).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).replace(self.folder / to)
 
     def delete(self, name: str) -> None:
-        with self._speaking("delete"):
+        with self._translate_errors("delete"):
             (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
-    def _speaking(self, verb: str) -> Iterator[None]:
+    def _translate_errors(self, verb: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
