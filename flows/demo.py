@@ -29,7 +29,7 @@ class Demo:
     retrained: Retrained
     bundle: Path
     metrics: dict[str, Any]
-    promise: str
+    guarantee: str
     examples: list[tuple[ImportedInteraction, Decision]]
 
 
@@ -47,9 +47,9 @@ def run_demo() -> Demo:
     verdicts = Predictor.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
     by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())
-    promise = verdicts[0].promise if verdicts else ""
+    guarantee = verdicts[0].guarantee if verdicts else ""
     examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
-    return Demo(report, retrained, bundle, metrics, promise, examples)
+    return Demo(report, retrained, bundle, metrics, guarantee, examples)
 
 
 def _readable_rows(file: Path) -> list[ImportedInteraction]:

@@ -18,6 +18,7 @@ import numpy as np
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
+from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.release.registry import Event, parse_registry, tag_of
 from tasks.decision_record import write_json
 from tasks.plan import REQUIREMENTS
@@ -89,7 +90,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.mkdir()
     onnx = root / paths.RELEASED_ONNX
-    stamp(root / paths.ONNX, onnx, {"version": version})
+    stamp(root / paths.ONNX, onnx, {"version": version, FORMAT_KEY: str(BUNDLE_FORMAT)})
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)

@@ -214,7 +214,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     project.edit_params("layers: [8, 16, 24, 30]", "layers: [2]")
     project.edit_params("contexts: [1]", "contexts: []")
     project.edit_params("min_failed_rows: 5", "min_failed_rows: 7")  # the six that are broken are more than a fifth now
-    # So few answers promise little, and no probe is surely better than another: the machinery is what is tested.
+    # So few answers guarantee little, and no probe is surely better than another: the machinery is what is tested.
     project.edit_params("  target: 0.8 ", "  target: 0.5 ")
     project.edit_params("method: venn_abers", "method: isotonic")
     project.edit_params("  confidence: 0.95", "  confidence: 0.001")
@@ -304,7 +304,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.git("commit", "-qm", "Our own data")
     project.edit_params("  model: smollm2-135m-instruct ", f"  model: {folder / 'model'} ")
     project.edit_params("  layer: 16 ", "  layer: 3 ")
-    # Lenient where so few answers can promise nothing.
+    # Lenient where so few answers can guarantee nothing.
     project.edit_params("  target: 0.8 ", "  target: 0.5 ")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("zoo: [linear, lstm, lstm_no_huber, attention, pca]", "zoo: [linear]")

@@ -116,21 +116,21 @@ def test_an_equal_challenger_is_refused() -> None:
     assert not decision.approved
 
 
-def test_a_new_threshold_for_the_same_weights_is_judged_by_the_precision_that_it_promises() -> None:
+def test_a_new_threshold_for_the_same_weights_is_judged_by_the_precision_that_it_guarantees() -> None:
     moved = replace(MEASURED, champion_threshold=0.4)
     assert judged(twins(), measured=moved).approved
     unkept = replace(moved, threshold=0.05, target_precision=0.95)
     assert failed(judged(twins(), measured=unkept, max_slice_drop=0.9)) == {"precision"}
 
 
-def test_a_version_that_does_not_keep_its_promise_is_refused_however_small_its_slices() -> None:
+def test_a_version_that_does_not_keep_its_guarantee_is_refused_however_small_its_slices() -> None:
     many = replace(window(), products=np.array([f"p{n % 40}" for n in range(400)]))
     decision = judged(many, measured=replace(MEASURED, threshold=0.05, target_precision=0.95), max_ece=1.0)
     assert failed(decision) == {"precision"}
     assert all(c.passed is None for c in decision.checks if c.name.startswith("slice"))
 
 
-def test_an_error_rate_that_was_promised_is_held_too() -> None:
+def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     holdout = window()
     wrong = (holdout.confidences["probe"] >= MEASURED.threshold) & (holdout.correct == 0)
     rate = wrong.mean()

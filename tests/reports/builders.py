@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 from tests.learning.evaluation.builders import grouped
 
 ROWS, GROUPS = 240, 40
-PROMISED, HEURISTIC = 0.640625, 0.5
+GUARANTEED, HEURISTIC = 0.640625, 0.5
 SHARPNESS = {
     "probe": 1.0,
     "fusion": 1.1,
@@ -92,14 +92,14 @@ def evaluated(
     *,
     metric: str = "precision",
     target: float = 0.8,
-    promised: bool = True,
+    guaranteed: bool = True,
     heuristic: bool = True,
     changed: Mapping[str, Any] | None = None,
 ) -> Evaluated:
     """A report's input. With `changed`, figures are other ones: `{"metrics.holdout.base_rate": 0.5}`."""
-    served = PROMISED if promised else HEURISTIC
-    metrics, evaluation, tables = json.loads(_measured(served, PROMISED if promised else None))
-    evaluation["threshold"] = _threshold(metric, target, promised, heuristic)
+    served = GUARANTEED if guaranteed else HEURISTIC
+    metrics, evaluation, tables = json.loads(_measured(served, GUARANTEED if guaranteed else None))
+    evaluation["threshold"] = _threshold(metric, target, guaranteed, heuristic)
     if not heuristic:
         metrics["holdout"]["at_heuristic"] = None
     parts = {"metrics": metrics, "evaluation": evaluation, "dataset": dataset()}
@@ -137,9 +137,9 @@ def dataset() -> dict[str, Any]:
     }
 
 
-def _threshold(metric: str, target: float, promised: bool, heuristic: bool) -> dict[str, Any]:
-    """As `decide.promise` and `decide.threshold` say it."""
-    own = {"metric": metric, "target": target, "confidence": 0.9, "rows": 206, "n_eff": 180, "promised": promised}
+def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) -> dict[str, Any]:
+    """As `decide.guarantee` and `decide.threshold` say it."""
+    own = {"metric": metric, "target": target, "confidence": 0.9, "rows": 206, "n_eff": 180, "guaranteed": guaranteed}
     tuned = {
         "threshold": HEURISTIC,
         "precision": 0.8511,
@@ -150,20 +150,26 @@ def _threshold(metric: str, target: float, promised: bool, heuristic: bool) -> d
         "rows": 206,
     }
     own["heuristic"] = tuned if heuristic else None
-    if promised:
+    if guaranteed:
         return own | {
-            "threshold": PROMISED,
+            "threshold": GUARANTEED,
             "precision": 0.9111,
             "coverage": 0.4321,
             "shown": 89,
             "p_value": 0.0678,
         }
     says = f"no threshold reaches precision {target:g} at confidence 0.9 with 206 reviewed answers"
-    return own | {"threshold": HEURISTIC, "precision": 0.8511, "coverage": 0.5649, "says": says, "reviews_needed": 4812}
+    return own | {
+        "threshold": HEURISTIC,
+        "precision": 0.8511,
+        "coverage": 0.5649,
+        "message": says,
+        "reviews_needed": 4812,
+    }
 
 
 @lru_cache(maxsize=2)
-def _measured(served: float, promised: float | None) -> str:
+def _measured(served: float, guaranteed: float | None) -> str:
     """metrics, evaluation and the plots' tables of generated answers, as JSON."""
     correct, _, group = grouped(ROWS, GROUPS, seed=5)
     generator = np.random.default_rng(6)
@@ -183,7 +189,7 @@ def _measured(served: float, promised: float | None) -> str:
     calibrated = scores.clip(0.02, 0.98) ** 1.2
     own, probability = scores["probe"].to_numpy(), calibrated["probe"].to_numpy()
     rouge = np.where(generator.random(ROWS) < 0.8, np.clip(0.3 + 0.4 * correct + 0.1 * noise, 0, 1), np.nan)
-    marked = {"promised": promised, "heuristic": HEURISTIC} if promised else {"heuristic": HEURISTIC}
+    marked = {"guaranteed": guaranteed, "heuristic": HEURISTIC} if guaranteed else {"heuristic": HEURISTIC}
     board = leaderboard(correct, scores, calibrated, group, weight, 200, 1, champion="probe")
     at = {name: at_threshold(correct, own, value, weight, rouge) for name, value in marked.items()}
     metrics = {

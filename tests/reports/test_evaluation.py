@@ -30,7 +30,7 @@ from abstain.reports.evaluation.document import Cell, Paragraph, Row, Section, T
 from abstain.reports.evaluation.markdown import escape
 from abstain.reports.evaluation.words import beside, figure, percent, plain
 from abstain.reports.plots import PLOTS, draw
-from tests.reports.builders import HEURISTIC, LINK, NASTY, PROMISED, ROWS, TAG, evaluated
+from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated
 
 BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.coverage": 0.5026}
 FEW = {
@@ -118,42 +118,42 @@ MARKDOWN, PAGE = pages()
         (
             {"target": 0.85, "changed": {"metrics.holdout.at_threshold.precision": 0.8723}},
             "passed",
-            "Promise kept on the hold-out: 87.2 % of the shown answers are right, at least 85 % was promised",
+            "Guarantee kept on the hold-out: 87.2 % of the shown answers are right, at least 85 % was guaranteed",
         ),
         (
             {"target": 0.85, "changed": BROKEN},
             "failed",
-            "Promise not kept on the hold-out: 78.5 % of the shown answers are right, at least 85 % was promised",
+            "Guarantee not kept on the hold-out: 78.5 % of the shown answers are right, at least 85 % was guaranteed",
         ),
         (
             {"target": 0.85, "changed": {"metrics.holdout.at_threshold.precision": 0.84996}},
             "failed",
-            "Promise not kept on the hold-out: 84.996 % of the shown answers are right, at least 85 % was promised",
+            "Guarantee not kept on the hold-out: 84.996 % of the shown answers are right, at least 85 % was guaranteed",
         ),
         (
-            {"target": 0.85, "promised": False, "changed": BROKEN},
+            {"target": 0.85, "guaranteed": False, "changed": BROKEN},
             "warned",
-            "No promise can be made: on the hold-out 78.5 % of the shown answers are right, at least 85 % was asked for",
+            "No guarantee can be made: on the hold-out 78.5 % of the shown answers are right, at least 85 % was asked for",
         ),
         (
-            {"target": 0.85, "promised": False, "changed": NOTHING},
+            {"target": 0.85, "guaranteed": False, "changed": NOTHING},
             "warned",
-            "No promise can be made: nothing is shown on the hold-out",
+            "No guarantee can be made: nothing is shown on the hold-out",
         ),
         (
             {"target": 0.85, "changed": NOTHING},
             "warned",
-            "The promise of at least 85 % right cannot be checked: nothing is shown on the hold-out",
+            "The guarantee of at least 85 % right cannot be checked: nothing is shown on the hold-out",
         ),
         (
             {"target": 0.85, "changed": FEW},
             "warned",
-            "The promise of at least 85 % right cannot be checked: the hold-out has 1 shown answer where 20 are needed",
+            "The guarantee of at least 85 % right cannot be checked: the hold-out has 1 shown answer where 20 are needed",
         ),
         (
-            {"target": 0.85, "promised": False, "changed": FEW | {"metrics.holdout.at_threshold.shown": 31}},
+            {"target": 0.85, "guaranteed": False, "changed": FEW | {"metrics.holdout.at_threshold.shown": 31}},
             "warned",
-            "No promise can be made: the hold-out has 31 shown answers, effective sample size 1, where 20 are needed",
+            "No guarantee can be made: the hold-out has 31 shown answers, effective sample size 1, where 20 are needed",
         ),
         (
             {
@@ -162,22 +162,22 @@ MARKDOWN, PAGE = pages()
                 "changed": {"metrics.holdout.rows": 9, "metrics.holdout.effective_sample_size": 9.0},
             },
             "warned",
-            "The promise of at most 10 % shown and wrong cannot be checked: the hold-out has 9 answers where 20 are needed",
+            "The guarantee of at most 10 % shown and wrong cannot be checked: the hold-out has 9 answers where 20 are needed",
         ),
         (
             {"metric": "error_rate", "target": 0.11, "changed": BROKEN},
             "passed",
-            "Promise kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 11 % was promised",
+            "Guarantee kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 11 % was guaranteed",
         ),
         (
             {"metric": "error_rate", "target": 0.1, "changed": BROKEN},
             "failed",
-            "Promise not kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 10 % was promised",
+            "Guarantee not kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 10 % was guaranteed",
         ),
         (
             {"metric": "error_rate", "target": 0.1, "changed": NOTHING},
             "passed",
-            "Promise kept on the hold-out: 0.0 % of all answers are shown and wrong, at most 10 % was promised",
+            "Guarantee kept on the hold-out: 0.0 % of all answers are shown and wrong, at most 10 % was guaranteed",
         ),
     ],
 )
@@ -206,13 +206,13 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
     assert "missed" not in first_lines(pages(target=0.75, changed=changed)[0])
 
 
-def test_what_is_promised_and_the_naive_threshold_stand_side_by_side() -> None:
+def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for words in (
         "at least 80 % of the shown answers are right, with a confidence of 90 %",
         "206 reviewed answers of the validation split, effective sample size 180, where 43.2 % of the answers are shown, "
         "91.1 % of them right (p = 0.068)",
-        "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them right), which promises "
+        "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them right), which guarantees "
         "nothing: on the hold-out ",
         "linear at layer 16 (residual) of smollm2-135m-instruct",
         "the best of 3 probes on training answers they had not seen (AUROC 0.791)",
@@ -223,30 +223,33 @@ def test_what_is_promised_and_the_naive_threshold_stand_side_by_side() -> None:
     assert [row[0] for row in compared[1:]] == [
         "everything shown",
         "heuristic: just good enough on validation",
-        "served: promised",
+        "served: guaranteed",
     ]
-    assert [row[1] for row in compared[1:]] == ["none", f"{HEURISTIC:.3f}", f"{PROMISED:.3f}"]
+    assert [row[1] for row in compared[1:]] == ["none", f"{HEURISTIC:.3f}", f"{GUARANTEED:.3f}"]
     assert compared[1][4:] == ["100.0 %", "64.0 %", "36.0 %", "100.0 %"]
 
 
-def test_without_a_promise_it_says_why_and_how_many_reviews_would_do() -> None:
-    markdown, page = pages(promised=False, target=0.9)
+def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None:
+    markdown, page = pages(guaranteed=False, target=0.9)
     text = first_lines(markdown)
-    assert "It cannot be promised: no threshold reaches precision 0.9 at confidence 0.9 with 206 reviewed" in text
-    assert "| 4,812 | reviews needed for the promise (206 are there) |" in text
-    assert "| ≥ 90 % | of the shown answers right (aimed at, not promised) |" in text
+    assert "It cannot be guaranteed: no threshold reaches precision 0.9 at confidence 0.9 with 206 reviewed" in text
+    assert "| 4,812 | reviews needed for the guarantee (206 are there) |" in text
+    assert "| ≥ 90 % | of the shown answers right (aimed at, not guaranteed) |" in text
     assert "**Threshold served instead:** the heuristic one, 0.500, just good enough on validation" in text
-    assert "**Promised:**" not in text
-    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: heuristic, without a promise"]
+    assert "**Guaranteed:**" not in text
+    assert [row[0] for row in Page(page).tables[0][1:]] == [
+        "everything shown",
+        "served: heuristic, without a guarantee",
+    ]
     assert "none (right, of the shown, at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
-    hopeless = first_lines(pages(promised=False, changed={"evaluation.threshold.reviews_needed": None})[0])
+    hopeless = first_lines(pages(guaranteed=False, changed={"evaluation.threshold.reviews_needed": None})[0])
     assert "reviews needed" not in hopeless
 
 
-def test_a_promise_without_a_naive_threshold_is_reported() -> None:
+def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
     markdown, page = pages(heuristic=False)
     assert "**Heuristic threshold:** there is none" in first_lines(markdown)
-    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: promised"]
+    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: guaranteed"]
 
 
 @pytest.mark.parametrize(
@@ -360,13 +363,13 @@ def test_marked_thresholds_stand_out_and_no_others() -> None:
     table = [line for line in lines if re.match(r"\| (\*\*)?0\.\d{3}", line)]
     assert [line.split("|")[1].strip() for line in table if "**" in line] == [
         f"**{HEURISTIC:.3f}**",
-        f"**{PROMISED:.3f}**",
+        f"**{GUARANTEED:.3f}**",
     ]
-    assert [line.split("|")[2].strip() for line in table if "**" in line] == ["**heuristic**", "**promised**"]
-    assert len(table) == 11  # 0.0 to 0.9, one of them the heuristic one, and the promised one
+    assert [line.split("|")[2].strip() for line in table if "**" in line] == ["**heuristic**", "**guaranteed**"]
+    assert len(table) == 11  # 0.0 to 0.9, one of them the heuristic one, and the guaranteed one
     page = Page(PAGE)
     threshold = next(table for table in page.tables if table[0][:2] == ["threshold", "mark"])
-    assert [row[0] for row in threshold[1:] if row[1]] == [f"{HEURISTIC:.3f}", f"{PROMISED:.3f}"]
+    assert [row[0] for row in threshold[1:] if row[1]] == [f"{HEURISTIC:.3f}", f"{GUARANTEED:.3f}"]
     assert threshold[0][-2:] == ["ROUGE-L shown", "ROUGE-L withheld"]
     assert threshold[1][-1] == "not defined0 answers"
 
@@ -481,7 +484,7 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
         "| prompt layout | rag-chatml-v1 |",
         "| probe | linear: logistic regression on the mean and the last state |",
         "| trained on | 1,234 answers of 56 groups |",
-        f"| threshold | {PROMISED:.6f} |",
+        f"| threshold | {GUARANTEED:.6f} |",
         "| calibration | isotonic, on the validation split |",
     ):
         assert words in model
@@ -515,7 +518,7 @@ def test_every_probe_of_the_zoo_is_described(name: str) -> None:
 
 VARIANTS: list[dict[str, Any]] = [
     {},
-    {"promised": False},
+    {"guaranteed": False},
     {"heuristic": False},
     {"metric": "error_rate", "target": 0.1},
 ]
@@ -651,7 +654,7 @@ def test_a_warning_stands_above_the_verdict_as_text() -> None:
     warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
     page = add_warning(render_html(compose(evaluated()), IMAGES), warning)
     said = Page(page).texts
-    verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Promise kept" in text)
+    verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Guarantee kept" in text)
     assert said.index(("strong", plain(warning))) < verdict
     ((_, inline, _),) = [READER.parse(warning_line(warning))]
     assert inline.children is not None
@@ -738,8 +741,8 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     assert f"{given.probe['auroc']:.3f}" in str(shows["leaderboard.svg"])
     assert "verbalised not defined" in str(shows["leaderboard.svg"])
     at = given.at
-    promised = f"at the promised threshold {PROMISED:.3f}, {percent(at['coverage'])} of the answers are shown"
-    assert promised in str(shows["threshold.svg"])
+    guaranteed = f"at the guaranteed threshold {GUARANTEED:.3f}, {percent(at['coverage'])} of the answers are shown"
+    assert guaranteed in str(shows["threshold.svg"])
     wrong = at["coverage"] * (1 - at["precision"]) / (1 - given.holdout["base_rate"])
     assert f"{percent(at['recall'])} of the right answers and {percent(wrong)} of the wrong" in str(
         shows["confidence.svg"]

@@ -14,7 +14,7 @@ import pytest
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.reports.plots import CURVES, PLOTS, draw
 from abstain.reports.theme import DARK, LIGHT
-from tests.reports.builders import HEURISTIC, NASTY, PROMISED, evaluated
+from tests.reports.builders import GUARANTEED, HEURISTIC, NASTY, evaluated
 
 TABLES = evaluated().tables
 
@@ -79,11 +79,11 @@ def test_a_plot_shows_its_table(name: str) -> None:
 
 def test_both_thresholds_and_the_target_are_named() -> None:
     told = words(drawn("threshold"))
-    assert {f"promised: {PROMISED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
+    assert {f"guaranteed: {GUARANTEED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
     assert {"right, of the shown", "shown, of all"} <= set(told)
-    without = words(draw("threshold", evaluated(promised=False).tables["threshold"]))
+    without = words(draw("threshold", evaluated(guaranteed=False).tables["threshold"]))
     assert f"heuristic: {HEURISTIC:.3f}" in without
-    assert not any(text.startswith("promised") for text in without)
+    assert not any(text.startswith("guaranteed") for text in without)
     rate = words(draw("threshold", evaluated(metric="error_rate", target=0.05).tables["threshold"]))
     assert {"shown and wrong, of all", "aimed at: 5 %"} <= set(rate)
     assert "right, of the shown" not in rate

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 VARIANTS: dict[str, dict[str, Any]] = {
     "kept": {},
     "missed": {"target": 0.97},
-    "unpromised": {"promised": False, "target": 0.9},
+    "unguaranteed": {"guaranteed": False, "target": 0.9},
     "error rate": {"metric": "error_rate", "target": 0.1},
 }
 SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
@@ -106,9 +106,9 @@ def test_it_fits_its_window(browser: Browser, folder: Path, width: int, scheme: 
 
 def test_the_verdict_and_its_figures_are_seen_without_scrolling(browser: Browser, folder: Path) -> None:
     for name, says in {
-        "kept": "Promise kept on the hold-out",
-        "missed": "Promise not kept on the hold-out",
-        "unpromised": "No promise can be made",
+        "kept": "Guarantee kept on the hold-out",
+        "missed": "Guarantee not kept on the hold-out",
+        "unguaranteed": "No guarantee can be made",
         "error rate": "of all answers are shown and wrong",
     }.items():
         page = opened(browser, folder / f"{name}.html").page

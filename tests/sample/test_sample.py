@@ -1,4 +1,4 @@
-"""What the sample promises, held against its committed answers; only the slow tests load a model."""
+"""What the sample guarantees, held against its committed answers; only the slow tests load a model."""
 
 from __future__ import annotations
 

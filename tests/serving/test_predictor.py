@@ -93,14 +93,14 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settin
     assert [v.confidence for v in backwards] == pytest.approx([v.confidence for v in verdicts[::-1]])
 
 
-def test_a_verdict_says_what_was_promised_and_how_likely_it_is_right(
+def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(
     model: Path, settings: Settings, tmp_path: Path
 ) -> None:
-    promise = json.dumps({"promised": True, "says": "precision of at least 0.8"})
+    guarantee = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
     halved = json.dumps({"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
-    file = release(tmp_path, model, settings, promise=promise, calibration=halved)
+    file = release(tmp_path, model, settings, guarantee=guarantee, calibration=halved)
     (verdict,) = Predictor.open(file, settings).score(requests(1))
-    assert verdict.promise == "precision of at least 0.8"
+    assert verdict.guarantee == "precision of at least 0.8"
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
     assert verdict.probability_low is None and verdict.probability_high is None
     interval = json.dumps({"method": "venn_abers", "low_at": [], "low": [0.25], "high_at": [], "high": [0.75]})
@@ -109,9 +109,9 @@ def test_a_verdict_says_what_was_promised_and_how_likely_it_is_right(
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 
 
-def test_a_version_from_before_there_were_promises_says_so(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_a_version_from_before_there_were_guarantees_says_so(model: Path, settings: Settings, tmp_path: Path) -> None:
     (verdict,) = Predictor.open(release(tmp_path, model, settings), settings).score(requests(1))
-    assert verdict.promise == "nothing was promised" and verdict.probability == verdict.confidence
+    assert verdict.guarantee == "nothing was guaranteed" and verdict.probability == verdict.confidence
 
 
 def test_an_answer_at_the_threshold_is_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_pat
         {"layer": "middle"},
         {"site": "attention"},
         {"calibration": "{"},
-        {"promise": "[]"},
+        {"guarantee": "[]"},
     ],
 )
 def test_incomplete_metadata_is_refused(

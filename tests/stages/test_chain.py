@@ -28,7 +28,7 @@ EVALUATED = [name for name in STAGES if name != "report"]
 
 
 def made_by(names: list[str]) -> list[str]:
-    """The outputs that dvc.yaml promises of the stages `names`."""
+    """The outputs that dvc.yaml guarantees of the stages `names`."""
     entries = (entry for name in names for kind in ("outs", "metrics") for entry in STAGES[name].get(kind, []))
     return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
@@ -42,10 +42,10 @@ def base_model_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_artifact_is_there_and_nothing_else(finished: Finished) -> None:
-    promised = {Path(name) for name in made_by(EVALUATED)}
+    guaranteed = {Path(name) for name in made_by(EVALUATED)}
     found = {paths.ARTIFACTS / name for name in bytes_of(finished.root / paths.ARTIFACTS)}
-    missing = {one for one in promised if not any(one == file or one in file.parents for file in found)}
-    unknown = {file for file in found if not any(one == file or one in file.parents for one in promised)}
+    missing = {one for one in guaranteed if not any(one == file or one in file.parents for file in found)}
+    unknown = {file for file in found if not any(one == file or one in file.parents for one in guaranteed)}
     assert (missing, unknown) == (set(), set())
 
 

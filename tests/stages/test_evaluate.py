@@ -114,7 +114,7 @@ def test_both_thresholds_are_marked_in_the_table(bank: Params) -> None:
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
     threshold = artifacts.read_json(paths.THRESHOLD)
     marked = table[table["mark"] != ""].set_index("mark")["threshold"].to_dict()
-    assert marked == {"promised": threshold["threshold"], "heuristic": threshold["heuristic"]["threshold"]}
+    assert marked == {"guaranteed": threshold["threshold"], "heuristic": threshold["heuristic"]["threshold"]}
     assert table["threshold"].is_monotonic_increasing and len(table) == 12
 
 

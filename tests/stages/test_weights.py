@@ -66,7 +66,7 @@ def test_figures_are_those_of_all_answers(bank: Params) -> None:
     assert abs(found["scorers"]["probe"]["auroc"] - unweighted) > 1e-3
 
 
-def test_what_is_promised_is_measured_on_the_calibrated_probability(bank: Params) -> None:
+def test_what_is_guaranteed_is_measured_on_the_calibrated_probability(bank: Params) -> None:
     found = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
     rows, correct, weight = scores_of("holdout")
     probability = rows["probability"].to_numpy()

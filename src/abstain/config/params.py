@@ -181,7 +181,7 @@ class CalibrationParams(FrozenModel):
 
 
 class ThresholdParams(FrozenModel):
-    """What is promised of the shown answers, and how surely."""
+    """What is guaranteed of the shown answers, and how surely."""
 
     metric: Literal["precision", "error_rate"]
     target: OpenFraction

@@ -173,7 +173,7 @@ def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
 
 
 def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
-    """The champion's own weights with another threshold: whether that keeps its promise is said by `precision`."""
+    """The champion's own weights with another threshold: whether that keeps its guarantee is said by `precision`."""
     before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     says = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
     return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, says)
@@ -236,7 +236,7 @@ def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> Gate
 
 
 def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
-    """The promise itself, on answers that the threshold was not tuned on."""
+    """The guarantee itself, on answers that the threshold was not tuned on."""
     shown = window.shown(measured.threshold)
     precision, n_eff = window.precision(shown)
     floor = measured.target_precision - params.max_precision_drop
@@ -246,7 +246,7 @@ def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params
 
 
 def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
-    """The promise itself where it is one of the error rate, which may lie as far above as a precision below."""
+    """The guarantee itself where it is one of the error rate, which may lie as far above as a precision below."""
     if measured.target_error_rate is None:
         return []
     shown = window.shown(measured.threshold)

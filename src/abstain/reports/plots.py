@@ -81,7 +81,7 @@ def _threshold(axes: Axes, table: pd.DataFrame) -> None:
         axes.plot(table["threshold"], wrong, "o-", color=LIGHT["blue"], markersize=4, label="shown and wrong, of all")
     axes.plot(table["threshold"], table["coverage"], "s--", color=LIGHT["orange"], markersize=4, label="shown, of all")
     axes.axhline(target, color=LIGHT["green"], linewidth=1.4, linestyle=":", label=f"aimed at: {100 * target:g} %")
-    for mark, dashes in (("promised", "-"), ("heuristic", (0, (5, 3)))):
+    for mark, dashes in (("guaranteed", "-"), ("heuristic", (0, (5, 3)))):
         for at in table.loc[table["mark"] == mark, "threshold"]:
             axes.axvline(at, color=LIGHT["text"], linewidth=1.2, linestyle=dashes, label=f"{mark}: {at:.3f}")
     axes.set(xlabel="threshold", xlim=(0, 1), ylim=(0, 1.02))

@@ -20,6 +20,7 @@ from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dic
 from abstain.llm.engine.loading import pin, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.features.extraction import FeatureSource, UnreadableRow
+from abstain.release.bundle_format import current_metadata
 
 NO_CONTEXT = "no context was given, and the probe was trained to judge answers by theirs"
 
@@ -29,9 +30,9 @@ class Decision:
     """What to do with one answer, and why: shown when `confidence >= threshold`, and only then.
 
     `confidence` is the probe's own score; `probability` that the answer is right, once calibrated, with the bounds
-    `probability_low` and `probability_high` where the calibrator knows any (Venn-Abers). `promise` is what `threshold`
-    was promised to keep when `version` was made. An answer that the base model cannot read has no confidence, and is
-    not shown; nor is one that came without any context where the probe was trained to see some: about that one the
+    `probability_low` and `probability_high` where the calibrator knows any (Venn-Abers). `guarantee` is what was
+    guaranteed of `threshold` when `version` was made. An answer that the base model cannot read has no confidence and
+    is not shown; nor is one that came without any context where the probe was trained to see some: about that one the
     decision is `unavailable`. `reason` says why.
     """
 
@@ -40,7 +41,7 @@ class Decision:
     confidence: float | None
     threshold: float
     version: str
-    promise: str
+    guarantee: str
     probability: float | None = None
     probability_low: float | None = None
     probability_high: float | None = None
@@ -54,7 +55,7 @@ class Predictor:
     probe: OnnxProbe
     source: FeatureSource
     calibrator: Calibrator
-    promise: str
+    guarantee: str
 
     @classmethod
     def open(cls, file: Path, settings: Settings) -> Predictor:
@@ -65,12 +66,12 @@ class Predictor:
         """
         probe = OnnxProbe(file)
         try:
-            meta = probe.metadata
+            meta = current_metadata(probe.metadata)
             llm = LLMParams.model_validate({key: meta[key] for key in ("model", "layout", "layer", "site", "too_long")})
             trained_on = meta["model_revision"]
             version, _, layout_digest = meta["version"], float(meta["threshold"]), meta["layout_digest"]
             calibrator = calibrator_from_dict(json.loads(meta.get("calibration", '{"method": "none"}')))
-            promise = json.loads(meta.get("promise", '{"says": "nothing was promised"}'))["says"]
+            guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))["message"]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(f"{file} carries no complete probe metadata: export it with this project") from None
         llm = llm.model_copy(update={"model": pin(llm.model, trained_on)})
@@ -82,7 +83,7 @@ class Predictor:
             )
         if load_layout(llm.layout).digest != layout_digest:
             raise AbstainError(f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it")
-        return cls(probe, FeatureSource(llm, settings), calibrator, promise)
+        return cls(probe, FeatureSource(llm, settings), calibrator, guarantee)
 
     def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
         """One verdict a request of a service, in order: `unavailable` about an answer without any context, unless
@@ -117,7 +118,7 @@ class Predictor:
             confidence,
             self.threshold,
             self.probe.metadata["version"],
-            self.promise,
+            self.guarantee,
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
         )
         if (bounds := self.calibrator.interval(np.array([confidence]))) is None:
@@ -136,4 +137,4 @@ class Predictor:
     def refuse(self, interaction_id: str, reason: str) -> Decision:
         """Abstain, because the base model cannot read it."""
         version = self.probe.metadata["version"]
-        return Decision(interaction_id, "abstain", None, self.threshold, version, self.promise, reason=reason)
+        return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=reason)

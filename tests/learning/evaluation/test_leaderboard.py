@@ -42,7 +42,7 @@ def board(**changed: Any) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("weight", [None, np.where(CORRECT == 1, 1.0, 0.25)])
-def test_ranking_is_measured_on_raw_confidences_and_promises_on_calibrated_ones(weight: np.ndarray | None) -> None:
+def test_ranking_is_measured_on_raw_confidences_and_guarantees_on_calibrated_ones(weight: np.ndarray | None) -> None:
     found = board(weight=weight)
     assert list(found.index) == ["probe", "blind"]
     for name in found.index:
@@ -106,11 +106,11 @@ def test_a_scorer_that_says_nothing_has_no_figures_and_changes_none() -> None:
 
 
 @pytest.mark.parametrize("calibrated", [{}, {"probe": np.full(200, np.nan)}])
-def test_a_scorer_without_a_calibrator_is_ranked_and_promises_nothing(calibrated: dict[str, np.ndarray]) -> None:
+def test_a_scorer_without_a_calibrator_is_ranked_and_guarantees_nothing(calibrated: dict[str, np.ndarray]) -> None:
     found = board(calibrated={"blind": BLIND} | calibrated).loc["probe"]
-    ranking, promises = list(RANKING), [name for metric in CALIBRATION for name in (metric, f"{metric}_low")]
+    ranking, guarantees = list(RANKING), [name for metric in CALIBRATION for name in (metric, f"{metric}_low")]
     assert found[ranking].tolist() == pytest.approx(board().loc["probe", ranking].tolist())
-    assert found[promises].isna().all()
+    assert found[guarantees].isna().all()
     assert found["unscored"] == 0
 
 

@@ -13,10 +13,10 @@ NAN = float("nan")
 
 
 def test_the_table_by_hand() -> None:
-    table = threshold_table(np.array([1, 0, 1, 1]), np.array([0.95, 0.45, 0.35, 0.05]), {"promised": 0.35})
+    table = threshold_table(np.array([1, 0, 1, 1]), np.array([0.95, 0.45, 0.35, 0.05]), {"guaranteed": 0.35})
     assert table["threshold"].tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert table["threshold"][table["mark"] == "promised"].tolist() == [0.35]
-    assert set(table["mark"]) == {"", "promised"}
+    assert table["threshold"][table["mark"] == "guaranteed"].tolist() == [0.35]
+    assert set(table["mark"]) == {"", "guaranteed"}
     row = table.set_index("threshold").loc
     columns = ["precision", "recall", "coverage", "abstention_rate", "accuracy", "f1"]
     assert row[0.0, columns].tolist() == pytest.approx([0.75, 1, 1, 0, 0.75, 6 / 7])
@@ -50,23 +50,23 @@ def test_a_marked_threshold_stands_in_the_table_once(marked: float) -> None:
 
 
 def test_two_marks_of_one_threshold_are_each_found() -> None:
-    table = threshold_table(CORRECT, CONFIDENCE, {"promised": 0.5, "heuristic": 0.5}).set_index("mark")
-    assert table.loc["promised"].equals(table.loc["heuristic"])
+    table = threshold_table(CORRECT, CONFIDENCE, {"guaranteed": 0.5, "heuristic": 0.5}).set_index("mark")
+    assert table.loc["guaranteed"].equals(table.loc["heuristic"])
     assert len(table) == 11
 
 
 def test_a_mark_without_a_threshold_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'promised' is nan"):
-        threshold_table(CORRECT, CONFIDENCE, {"heuristic": 0.5, "promised": NAN})
+    with pytest.raises(ValueError, match="'guaranteed' is nan"):
+        threshold_table(CORRECT, CONFIDENCE, {"heuristic": 0.5, "guaranteed": NAN})
 
 
 def test_a_threshold_that_shows_nothing_has_no_precision() -> None:
-    table = threshold_table(np.array([1, 0]), np.array([0.1, 0.2]), {"promised": 0.95})
+    table = threshold_table(np.array([1, 0]), np.array([0.1, 0.2]), {"guaranteed": 0.95})
     last = table.iloc[-1]
     assert np.isnan(last["precision"])
     assert (last["abstention_rate"], last["recall"], last["f1"], last["accuracy"]) == (1, 0, 0, 0.5)
-    never = threshold_table(CORRECT, CONFIDENCE, {"promised": float("inf")}).iloc[-1]
-    assert (never["mark"], never["abstention_rate"]) == ("promised", 1)
+    never = threshold_table(CORRECT, CONFIDENCE, {"guaranteed": float("inf")}).iloc[-1]
+    assert (never["mark"], never["abstention_rate"]) == ("guaranteed", 1)
 
 
 def test_an_answer_without_a_confidence_is_masked() -> None:

@@ -1,4 +1,4 @@
-"""What a promise is worth, where the truth is known.
+"""What a guarantee is worth, where the truth is known.
 
 The tables of docs/decisions.md: `python -m tests.learning.thresholds.test_risk_control sequences 1000`; also `weights`, `documents`
 and `bounds`.
@@ -82,7 +82,7 @@ class Population:
         )
 
     def oracle(self, params: ThresholdParams) -> float:
-        """The share of answers that the lowest threshold shows which truly keeps the promise; 0: there is none."""
+        """The share of answers that the lowest threshold shows which truly keeps the guarantee; 0: there is none."""
         order = np.argsort(-self.confidence)
         wrong = np.cumsum(1 - self.correct[order])
         shown = np.arange(1, len(order) + 1)
@@ -115,22 +115,22 @@ def population(seed: int = 0, liked_often: float = 0.25, document_sd: float = 0.
 Procedure = Callable[[ReviewedAnswers, ReviewedAnswers, ThresholdParams], float | None]
 
 
-def promised(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
+def guaranteed(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
     made = control_risk(replace(tested, groups=None), training, params)
     return made.threshold if isinstance(made, ControlledThreshold) else None
 
 
-def promised_one_a_document(
+def guaranteed_one_a_document(
     tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
 ) -> float | None:
     made = control_risk(tested, training, params)
     return made.threshold if isinstance(made, ControlledThreshold) else None
 
 
-def promised_without_weights(
+def guaranteed_without_weights(
     tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
 ) -> float | None:
-    return promised(replace(tested, weight=None), replace(training, weight=None), params)
+    return guaranteed(replace(tested, weight=None), replace(training, weight=None), params)
 
 
 def heuristic(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
@@ -180,7 +180,7 @@ def exact(thresholds: np.ndarray, rows: ReviewedAnswers, tolerated: float) -> np
 
 @dataclass(frozen=True)
 class Record:
-    """Of many samples: how often a promise was made, how often it was not true, and the share of all answers shown."""
+    """Of many samples: how often a guarantee was made, how often it was not true, and the share of all answers shown."""
 
     samples: int
     made: int
@@ -223,34 +223,34 @@ def evenly(whole: Population, rows: int) -> Callable[[np.random.Generator], tupl
 
 
 def most_that_are_broken(samples: int, delta: float = 0.1) -> int:
-    """More broken promises than this are seen in one of a thousand runs of a procedure that breaks `delta` of them."""
+    """More broken guarantees than this are seen in one of a thousand runs of a procedure that breaks `delta` of them."""
     return int(binom.ppf(0.999, samples, delta))
 
 
 @pytest.mark.heavy
-def test_the_promise_is_kept_where_the_naive_threshold_and_one_without_weights_are_not() -> None:
+def test_the_guarantee_is_kept_where_the_heuristic_threshold_and_one_without_weights_are_not() -> None:
     """Liked answers are more often right, and were reviewed four times as often as the others."""
     whole = population(liked_often=4)
     procedures: dict[str, Procedure] = {
-        "promise": promised,
+        "guarantee": guaranteed,
         "heuristic": heuristic,
-        "without weights": promised_without_weights,
+        "without weights": guaranteed_without_weights,
     }
     found = simulate(whole, procedures, asked(0.8), 40, evenly(whole, 500))
-    assert found["promise"].broken <= most_that_are_broken(40) == 11
-    assert found["promise"].made >= 20
+    assert found["guarantee"].broken <= most_that_are_broken(40) == 11
+    assert found["guarantee"].made >= 20
     assert found["heuristic"].broken > most_that_are_broken(40)
     assert found["without weights"].broken > most_that_are_broken(40)
 
 
-def keeps_its_promise(samples: int, metric: str, target: float) -> None:
+def keeps_its_guarantee(samples: int, metric: str, target: float) -> None:
     whole = population()
     params = asked(target, metric)
-    found = simulate(whole, {"promise": promised, "heuristic": heuristic}, params, samples, evenly(whole, 800))
-    assert found["promise"].broken <= most_that_are_broken(samples)
+    found = simulate(whole, {"guarantee": guaranteed, "heuristic": heuristic}, params, samples, evenly(whole, 800))
+    assert found["guarantee"].broken <= most_that_are_broken(samples)
     assert found["heuristic"].broken >= 0.35 * samples > most_that_are_broken(samples)
-    assert found["promise"].made >= 0.925 * samples
-    assert found["promise"].shown > 0.7 * whole.oracle(params)
+    assert found["guarantee"].made >= 0.925 * samples
+    assert found["guarantee"].shown > 0.7 * whole.oracle(params)
 
 
 METRICS = pytest.mark.parametrize(("metric", "target"), [("precision", 0.8), ("error_rate", 0.1)])
@@ -258,27 +258,27 @@ METRICS = pytest.mark.parametrize(("metric", "target"), [("precision", 0.8), ("e
 
 @pytest.mark.slow
 @METRICS
-def test_the_promise_is_kept_in_100_samples(metric: str, target: float) -> None:
-    keeps_its_promise(100, metric, target)
+def test_the_guarantee_is_kept_in_100_samples(metric: str, target: float) -> None:
+    keeps_its_guarantee(100, metric, target)
 
 
-@pytest.mark.soak(twin="test_the_promise_is_kept_in_100_samples")
+@pytest.mark.soak(twin="test_the_guarantee_is_kept_in_100_samples")
 @METRICS
-def test_the_promise_is_kept_in_400_samples(metric: str, target: float) -> None:
-    keeps_its_promise(400, metric, target)
+def test_the_guarantee_is_kept_in_400_samples(metric: str, target: float) -> None:
+    keeps_its_guarantee(400, metric, target)
 
 
 @pytest.mark.slow
 def test_what_is_learnt_on_training_rows_shows_more_than_procedures_that_learn_nothing() -> None:
     whole = population()
-    procedures = {"learnt": promised, "holm": by_mapie("bonferroni_holm"), "from the top": by_mapie("fixed_sequence")}
+    procedures = {"learnt": guaranteed, "holm": by_mapie("bonferroni_holm"), "from the top": by_mapie("fixed_sequence")}
     found = simulate(whole, procedures, asked(0.85), 100, evenly(whole, 800))
     assert found["learnt"].shown > 2 * found["holm"].shown
     assert found["learnt"].shown > 2 * found["from the top"].shown
 
 
 @pytest.mark.slow
-def test_as_many_reviews_as_are_said_to_be_needed_make_a_promise_four_times_in_five() -> None:
+def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in_five() -> None:
     whole, params = population(), asked(0.85)
     refused = [
         made.reviews_needed
@@ -310,13 +310,13 @@ def graded(*groups: tuple[float, int, int]) -> ReviewedAnswers:
 TRAINING = graded((0.9, 38, 2), (0.6, 20, 4), (0.3, 20, 16))
 
 
-def test_a_promise_by_hand() -> None:
+def test_a_guarantee_by_hand() -> None:
     """40 right of 40, then 58 of 60 (p 0.053), then 76 of 100: the last is what 0.9 does not reach."""
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     made = control_risk(tested, TRAINING, asked(0.9))
     assert isinstance(made, ControlledThreshold)
     assert made.to_dict() == {
-        "promised": True,
+        "guaranteed": True,
         "metric": "precision",
         "target": 0.9,
         "confidence": 0.9,
@@ -328,7 +328,7 @@ def test_a_promise_by_hand() -> None:
         "n_eff": 100,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
-        "says": "precision of at least 0.9 at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows 60%, "
+        "message": "precision of at least 0.9 at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows 60%, "
         "0.967 of them right",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
@@ -355,7 +355,7 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
         "bring more reviews, or lower threshold.target"
     )
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
-    assert made.to_dict()["promised"] is False and json.dumps(made.to_dict())
+    assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
 
 
 def test_uneven_reviews_say_what_they_are_worth_and_need_more() -> None:
@@ -367,7 +367,7 @@ def test_uneven_reviews_say_what_they_are_worth_and_need_more() -> None:
     assert replace(tested, weight=weight).even_share == pytest.approx(0.6)
 
 
-def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_promise() -> None:
+def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guarantee() -> None:
     poor = graded((0.9, 32, 8), (0.3, 30, 30))
     made = control_risk(poor, poor, asked(0.95))
     assert isinstance(made, NoControlledThreshold) and made.reviews_needed is None
@@ -386,7 +386,7 @@ def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_promi
 def test_confidences_on_two_scales_are_noticed() -> None:
     tested, training = graded((0.5, 60, 40)), graded((0.9, 60, 0), (0.5, 60, 40))
     message = (
-        "^no reviewed answer of the validation split has a confidence of 0.900 or more, where a promise looks "
+        "^no reviewed answer of the validation split has a confidence of 0.900 or more, where a guarantee looks "
         "best on the training split: score both on one scale, the training split out of fold$"
     )
     for params in (asked(0.05, "error_rate"), asked(0.9)):
@@ -401,7 +401,7 @@ tables = st.lists(
 
 @given(tables, tables, st.sampled_from([0.5, 0.8, 0.95]), st.sampled_from(["precision", "error_rate"]))
 @settings(deadline=None, max_examples=40)
-def test_what_is_promised_is_significant_on_the_tested_answers(
+def test_what_is_guaranteed_is_significant_on_the_tested_answers(
     tested: list[tuple[float, int, int]], training: list[tuple[float, int, int]], target: float, metric: str
 ) -> None:
     rows, params = graded(*tested), asked(target, metric)
@@ -421,7 +421,7 @@ def test_what_is_promised_is_significant_on_the_tested_answers(
         assert made.error_rate == pytest.approx(wrong / len(shown))
     else:
         assert made.reviews_needed is None or made.reviews_needed > len(shown)
-    assert json.loads(json.dumps(made.to_dict()))["says"] == str(made)
+    assert json.loads(json.dumps(made.to_dict()))["message"] == str(made)
 
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n // 4))))
@@ -481,7 +481,7 @@ def test_reviews_needed_by_hand() -> None:
 
 @given(st.floats(0.6, 0.95), st.floats(0.02, 0.3), st.sampled_from([0.8, 0.9, 0.99]))
 @settings(deadline=None, max_examples=20)
-def test_with_as_many_a_promise_is_made_four_times_in_five(target: float, better: float, confidence: float) -> None:
+def test_with_as_many_a_guarantee_is_made_four_times_in_five(target: float, better: float, confidence: float) -> None:
     reached = min(target + better, 1.0)
     needed = reviews_needed("precision", target, confidence, reached, 1.0)
     assert needed is not None
@@ -534,7 +534,7 @@ def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows:
 def compare_sequences(samples: int) -> None:
     whole, params = population(), asked(0.85)
     procedures = {
-        "learnt sequence": promised,
+        "learnt sequence": guaranteed,
         "Bonferroni-Holm": by_mapie("bonferroni_holm"),
         "fixed sequence, from the top": by_mapie("fixed_sequence"),
     }
@@ -546,7 +546,7 @@ def compare_sequences(samples: int) -> None:
 
 
 def compare_weights(samples: int) -> None:
-    procedures = {"promise": promised, "weights ignored": promised_without_weights, "heuristic": heuristic}
+    procedures = {"guarantee": guaranteed, "weights ignored": guaranteed_without_weights, "heuristic": heuristic}
     for liked_often in (0.25, 4.0):
         whole = population(liked_often=liked_often)
         for params in (asked(0.8), asked(0.1, "error_rate")):
@@ -556,7 +556,7 @@ def compare_weights(samples: int) -> None:
 
 def compare_documents(samples: int) -> None:
     """800 answers about whole documents, all of them reviewed."""
-    procedures = {"every answer": promised, "one a document": promised_one_a_document}
+    procedures = {"every answer": guaranteed, "one a document": guaranteed_one_a_document}
     for document_sd, a_document in ((0.0, 20), (0.5, 5), (1.0, 5), (0.5, 20), (1.0, 20), (2.0, 20)):
         whole, params = population(1, 1.0, document_sd, a_document), asked(0.8)
 

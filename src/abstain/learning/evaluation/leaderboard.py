@@ -2,7 +2,7 @@
 
 Three decisions:
 
-* How a scorer ranks answers is measured on its raw confidence, whatever its scale; what it promises (Brier, ECE,
+* How a scorer ranks answers is measured on its raw confidence, whatever its scale; what it guarantees (Brier, ECE,
   accuracy, F1) on its calibrated probability, whose calibrator was fitted on the validation split. So a calibrator that
   makes many answers equally likely costs no AUROC, and a log-probability is not judged as if it were a probability.
 * Every scorer is measured on the same resamples of groups, so that its difference to the champion has an interval and a

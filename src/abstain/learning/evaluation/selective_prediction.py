@@ -92,7 +92,7 @@ def threshold_table(
     """`at_threshold` at 0.0, 0.1 ... 0.9 and at the marked ones, in rising order (the paper's table 2).
 
     `mark` is the name of a marked threshold, "" elsewhere. Every name has one row, two of one threshold each their own.
-    Raises `ValueError` when a marked threshold is nan: a promise that cannot be made has no threshold to show.
+    Raises `ValueError` when a marked threshold is nan: a guarantee that cannot be made has no threshold to show.
     """
     for name, threshold in thresholds_marked.items():
         if np.isnan(threshold):

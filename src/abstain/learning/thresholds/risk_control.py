@@ -1,8 +1,8 @@
-"""A threshold with a guarantee: with a stated confidence, what it shows of *all* answers is as good as was promised.
+"""A threshold with a guarantee: with a stated confidence, what it shows of *all* answers is as good as was guaranteed.
 
 Learn then Test (Angelopoulos et al. 2022), by MAPIE's `BinaryClassificationController`: each threshold tried is a
-hypothesis, "the promise is broken here", to be rejected by an exact binomial p-value; the chance that any rejection is
-wrong is at most 1 - confidence. The decisions, all of them measured (docs/decisions.md):
+hypothesis, "the guarantee is broken here", to be rejected by an exact binomial p-value; the chance that any rejection
+is wrong is at most 1 - confidence. The decisions, all of them measured (docs/decisions.md):
 
 * MAPIE takes no weights, and a binomial p-value wants even rows: rows are thinned by their weight (`calibration.thin`).
   That finds more than weighted bounds do, because the p-value stays exact.
@@ -36,7 +36,7 @@ Metric = Literal["precision", "error_rate"]
 TRIED = 50
 """Thresholds to choose from, evenly spaced by how much they show; with 20 or 200 as much is shown."""
 POWER = 0.8
-"""The chance of a promise with as many reviews as `reviews_needed` says."""
+"""The chance of a guarantee with as many reviews as `reviews_needed` says."""
 MOST_REVIEWS = 1_000_000
 
 
@@ -99,8 +99,8 @@ class _Outcome:
     n_eff: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, whether anything is `promised`, and the line that `says` it."""
-        return {"promised": isinstance(self, ControlledThreshold), **asdict(self), "says": str(self)}
+        """Every field, whether anything is `guaranteed`, and the line that `says` it."""
+        return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "message": str(self)}
 
     def _counted(self) -> str:
         n_eff = "" if self.n_eff == self.rows else f" (effective sample size {self.n_eff})"
@@ -113,7 +113,7 @@ class ControlledThreshold(_Outcome):
 
     `rows` were reviewed, an effective sample size of `n_eff`. Of these, `shown` were shown (`coverage`),
     `precision` of those right, and `error_rate` of all shown and wrong. `p_value` is the chance to see so few wrong
-    ones, or fewer, if the promise were just broken at this threshold.
+    ones, or fewer, if the guarantee were just broken at this threshold.
     """
 
     shown: int
@@ -129,10 +129,10 @@ class ControlledThreshold(_Outcome):
 
 @dataclass(frozen=True)
 class NoControlledThreshold(_Outcome):
-    """Why nothing is promised, and what would help.
+    """Why nothing is guaranteed, and what would help.
 
-    `threshold` is the most promising one; `precision`, `error_rate` and `coverage` are what it gives of all
-    answers, as far as is known. `reviews_needed` answers, reviewed like these, would make a promise with a chance of
+    `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are what it gives of all
+    answers, as far as is known. `reviews_needed` answers, reviewed like these, would make a guarantee with a chance of
     80 % if that is how it is. None: no number of them, because it is not better than the target.
     """
 
@@ -175,7 +175,7 @@ def control_risk(
     tried, p_values = _tried(learn, params)
     threshold = _controlled(tried, p_values, learn, even, params)
     if threshold is None:
-        return _no_promise(float(tried[-1]), tested, training, len(even.correct), params)
+        return _no_guarantee(float(tried[-1]), tested, training, len(even.correct), params)
     point = operating_point(even.confidence, even.correct, threshold)
     return ControlledThreshold(
         **_figures(point, params),
@@ -189,7 +189,7 @@ def control_risk(
 def reviews_needed(
     metric: Metric, target: float, confidence: float, reached: float, coverage: float, even_share: float = 1.0
 ) -> int | None:
-    """How many answers must be reviewed for a promise with a chance of 80 %, to within two percent.
+    """How many answers must be reviewed for a guarantee with a chance of 80 %, to within two percent.
 
     Args:
         reached: the precision (error rate) at the threshold; coverage: the share of all answers that it shows.
@@ -222,7 +222,7 @@ def _tried(learn: ReviewedAnswers, params: ThresholdParams) -> tuple[np.ndarray,
 
 
 def _p_values(thresholds: np.ndarray, rows: ReviewedAnswers, params: ThresholdParams) -> np.ndarray:
-    """P(as few wrong answers or fewer | the promise is just broken) for each of (thresholds,): exact, binomial."""
+    """P(as few wrong answers or fewer | the guarantee is just broken) for each of (thresholds,): exact, binomial."""
     from scipy.stats import binom
 
     order = np.argsort(rows.confidence, kind="stable")
@@ -265,7 +265,7 @@ def _controlled(
     return float(best) if best is not None and (even.confidence >= best).any() else None
 
 
-def _no_promise(
+def _no_guarantee(
     threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, n_eff: int, params: ThresholdParams
 ) -> NoControlledThreshold:
     """What would help, judged by the threshold that was tried first.
@@ -289,7 +289,7 @@ def _no_promise(
         if not (tested.confidence >= threshold).any():
             raise AbstainError(
                 f"no reviewed answer of the validation split has a confidence of {threshold:.3f} or more, where a "
-                "promise looks best on the training split: score both on one scale, the training split out of fold"
+                "guarantee looks best on the training split: score both on one scale, the training split out of fold"
             )
         figures, needed = judge(tested)
     return NoControlledThreshold(**figures, rows=rows, n_eff=n_eff, reviews_needed=needed)
@@ -308,5 +308,5 @@ def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
 
 
 def _tolerated(params: ThresholdParams) -> float:
-    """The largest share of wrong answers that keeps the promise."""
+    """The largest share of wrong answers that keeps the guarantee."""
     return 1 - params.target if params.metric == "precision" else params.target

@@ -1,6 +1,6 @@
 """The heuristic threshold: show as many answers as possible where what was asked for is just reached on these answers.
 
-On others it is missed every second time: what can be promised is said by `risk_control.control_risk`, and this is shown
+On other answers it is missed every second time: `risk_control.control_risk` gives the guarantee, and this one is shown
 beside it. Where reviewers were given some kinds of answers more often than others, rows are weighted
 (`metrics.row_weights`), so that the threshold is for all answers and not for those that were looked at; a few heavy
 rows are believed no more than a few rows (`effective_sample_size`).

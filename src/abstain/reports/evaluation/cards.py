@@ -15,7 +15,7 @@ def model_card(evaluated: Evaluated) -> Section:
     served, threshold = evaluated.served, evaluated.threshold
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
     limit = "right, of the shown, at least" if evaluated.is_precision else "shown and wrong, of all, at most"
-    promise = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
+    guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
     rows = {
         "base model": served["model"],
         "listens to": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
@@ -24,7 +24,7 @@ def model_card(evaluated: Evaluated) -> Section:
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
         "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
         "threshold": figure(evaluated.at["threshold"], ".6f"),
-        "promise": promise if threshold["promised"] else f"none ({promise}: asked for)",
+        "guarantee": guarantee if threshold["guaranteed"] else f"none ({guarantee}: asked for)",
         "forward tokens": figure(evaluated.evaluation["forward_tokens"].get(SERVED), ",.0f") + " for one answer",
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",

@@ -9,7 +9,7 @@ from abstain.reports.evaluation.document import Report
 from abstain.reports.evaluation.evaluated import Evaluated
 from abstain.reports.evaluation.examples import example_section
 from abstain.reports.evaluation.glance import tiles
-from abstain.reports.evaluation.promise import verdict
+from abstain.reports.evaluation.guarantee import verdict
 from abstain.reports.evaluation.ranking import ranking_section
 from abstain.reports.evaluation.thresholds import ablation_section, threshold_section
 from abstain.reports.evaluation.trust import calibration_section, slice_section

@@ -64,7 +64,7 @@ class Evaluated:
 
     @property
     def too_few(self) -> str:
-        """Where what is promised is measured on too few answers of the hold-out to be checked, how many; else ""."""
+        """Where what is guaranteed is measured on too few answers of the hold-out to be checked, how many; else ""."""
         of_shown = self.at["shown"], self.at["shown_n_eff"], "shown answer"
         of_all = self.holdout["rows"], self.holdout["effective_sample_size"], "answer"
         rows, n_eff, what = of_shown if self.is_precision else of_all

@@ -16,9 +16,9 @@ def tiles(evaluated: Evaluated) -> list[Tile]:
     is_precision, target = evaluated.is_precision, threshold["target"]
     limit, of_what = ("≥", "of the shown answers right") if is_precision else ("≤", "of all answers shown and wrong")
     aim = (
-        f"promised, with confidence {share(threshold['confidence'])}"
-        if threshold["promised"]
-        else "aimed at, not promised"
+        f"guaranteed, with confidence {share(threshold['confidence'])}"
+        if threshold["guaranteed"]
+        else "aimed at, not guaranteed"
     )
     found = [
         Tile(f"{limit} {share(target)}", of_what, aim),
@@ -27,9 +27,9 @@ def tiles(evaluated: Evaluated) -> list[Tile]:
         Tile(percent(evaluated.holdout["base_rate"]), "right if everything were shown", "on the hold-out"),
         Tile(figure(probe["auroc"]), "AUROC of the served probe", f"95 % interval {bounds(probe, 'auroc')}"),
     ]
-    if not threshold["promised"] and threshold["reviews_needed"]:
+    if not threshold["guaranteed"] and threshold["reviews_needed"]:
         needed = f"{threshold['reviews_needed']:,}"
-        return [*found, Tile(needed, "reviews needed for the promise", f"{threshold['rows']:,} are there")]
+        return [*found, Tile(needed, "reviews needed for the guarantee", f"{threshold['rows']:,} are there")]
     caught = f"{figure(probe['error_recall_over_random'], '.1f')} times what random withholding catches"
     none = "equal confidences cannot be parted"
     below = caught if defined(probe["error_recall_over_random"]) else none
@@ -41,11 +41,11 @@ def comparison(evaluated: Evaluated) -> Table:
     threshold, holdout = evaluated.threshold, evaluated.holdout
     everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
     rows = [Row(("everything shown", "none", "", "", *_gives(everything)))]
-    if threshold["promised"] and threshold["heuristic"]:
+    if threshold["guaranteed"] and threshold["heuristic"]:
         rows.append(
             _compared("heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"])
         )
-    served = "served: promised" if threshold["promised"] else "served: heuristic, without a promise"
+    served = "served: guaranteed" if threshold["guaranteed"] else "served: heuristic, without a guarantee"
     rows.append(_compared(served, threshold, evaluated.at, marked=True))
     columns = (
         "what is shown",

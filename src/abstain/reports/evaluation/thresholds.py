@@ -35,7 +35,7 @@ def threshold_section(evaluated: Evaluated) -> Section:
 
 
 def threshold_table(table: pd.DataFrame) -> Table:
-    """The rows of `threshold.csv`; the marked thresholds are said to be promised, or heuristic."""
+    """The rows of `threshold.csv`; the marked thresholds are said to be guaranteed, or heuristic."""
     has_rouge = _has_rouge(table)
     columns = ["threshold", "mark", "right of the shown", "right answers shown", "shown", "withheld", "accuracy", "F1"]
     if has_rouge:
@@ -59,7 +59,7 @@ def _scorers_table(evaluated: Evaluated) -> Table:
     names = [name for name in ranked(evaluated.scorers) if name in own]
     columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
     return Table(
-        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is promised)",
+        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)",
         columns,
         [Row((name, *_tuned(own[name]))[: len(columns)], name == SERVED) for name in names],
     )

@@ -69,7 +69,7 @@ def _calibrated(calibration: Mapping[str, Any]) -> str:
 
 
 def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
-    """How many slices are below the target, by name; a promise is about all answers and not about each slice."""
+    """How many slices are below the target, by name; a guarantee is about all answers and not about each slice."""
     judged = [row for row in slices if defined(row["precision"])]
     text = f"{len(judged)} of {len(slices)} slices have enough shown answers to be judged."
     if not evaluated.is_precision or not judged:
@@ -81,7 +81,7 @@ def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
     named = listed([f"{row['by']} {row['slice']} ({percent(row['precision'])})" for row in below])
     return (
         f"{text} Fewer than {share(target)} of the shown answers are right in {len(below)} of them, lowest first: "
-        f"{named}. What is promised is promised of all answers, not of each slice."
+        f"{named}. What is guaranteed is guaranteed of all answers, not of each slice."
     )
 
 
@@ -104,7 +104,7 @@ def _reliability_by_product(evaluated: Evaluated) -> Plot:
         "reliability_by_product",
         "The same by product, calibrated",
         f"ECE: {listed(told)}." if told else "No product has enough answers to be judged.",
-        "The products with most answers; a line below the diagonal promises too much.",
+        "The products with most answers; a line below the diagonal guarantees too much.",
     )
 
 

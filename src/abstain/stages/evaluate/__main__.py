@@ -110,10 +110,10 @@ def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: Sc
 
 def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
     """The thresholds that are shown, by what they are called; the one that is used comes first."""
-    if not threshold["promised"]:
+    if not threshold["guaranteed"]:
         return {"heuristic": threshold["threshold"]}
     heuristic = {"heuristic": threshold["heuristic"]["threshold"]} if threshold["heuristic"] else {}
-    return {"promised": threshold["threshold"], **heuristic}
+    return {"guaranteed": threshold["threshold"], **heuristic}
 
 
 def _evaluation(

@@ -12,7 +12,7 @@ from abstain.llm.engine.prompts import load_layout
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
 
-PROMISE = ("promised", "metric", "target", "confidence", "says")
+GUARANTEE = ("guaranteed", "metric", "target", "confidence", "message")
 
 
 def stage(params: Params) -> None:
@@ -29,7 +29,7 @@ def stage(params: Params) -> None:
         "site": params.llm.site,
         "too_long": params.llm.too_long,
         "threshold": repr(threshold["threshold"]),
-        "promise": json.dumps({key: threshold[key] for key in PROMISE}, sort_keys=True),
+        "guarantee": json.dumps({key: threshold[key] for key in GUARANTEE}, sort_keys=True),
         "calibration": json.dumps(artifacts.read_json(paths.CALIBRATION), sort_keys=True),
     }
     export_probe(probe, paths.ONNX, metadata)

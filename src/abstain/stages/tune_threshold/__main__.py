@@ -1,4 +1,4 @@
-"""DVC stage `tune_threshold`: what the served probe may promise, and its calibration, on the validation split."""
+"""DVC stage `tune_threshold`: what the served probe may guarantee, and its calibration, on the validation split."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The verdict: what was promised, whether the hold-out bears it out, and what else a decision needs."""
+"""The verdict: what was guaranteed, whether the hold-out bears it out, and what else a decision needs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from abstain.reports.evaluation.words import beside, count, defined, figure, per
 
 
 def verdict(evaluated: Evaluated) -> Verdict:
-    """Whether the promise is kept on the hold-out, and what else a decision needs, a line each."""
+    """Whether the guarantee is kept on the hold-out, and what else a decision needs, a line each."""
     state, headline = _judged(evaluated)
-    lines = [_promised(evaluated), _measured(evaluated), _heuristic(evaluated), _served(evaluated), _newest(evaluated)]
+    lines = [
+        _guaranteed(evaluated),
+        _measured(evaluated),
+        _heuristic(evaluated),
+        _served(evaluated),
+        _newest(evaluated),
+    ]
     return Verdict(state, headline, [line for line in lines if line])
 
 
@@ -25,32 +31,32 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
     else:
         measured, limit = f"{beside(value, target)} of all answers are shown and wrong", f"at most {share(target)}"
     unknown = evaluated.too_few if value is not None else "nothing is shown on the hold-out"
-    if not threshold["promised"]:
+    if not threshold["guaranteed"]:
         found = unknown or f"on the hold-out {measured}, {limit} was asked for"
-        return "warned", f"No promise can be made: {found}"
+        return "warned", f"No guarantee can be made: {found}"
     if unknown or value is None:
         what = "right" if evaluated.is_precision else "shown and wrong"
-        return "warned", f"The promise of {limit} {what} cannot be checked: {unknown}"
+        return "warned", f"The guarantee of {limit} {what} cannot be checked: {unknown}"
     if is_kept(evaluated.metric, target, value):
-        return "passed", f"Promise kept on the hold-out: {measured}, {limit} was promised"
-    return "failed", f"Promise not kept on the hold-out: {measured}, {limit} was promised"
+        return "passed", f"Guarantee kept on the hold-out: {measured}, {limit} was guaranteed"
+    return "failed", f"Guarantee not kept on the hold-out: {measured}, {limit} was guaranteed"
 
 
-def _promised(evaluated: Evaluated) -> Line:
+def _guaranteed(evaluated: Evaluated) -> Line:
     threshold = evaluated.threshold
     what = "of the shown answers are right" if evaluated.is_precision else "of all answers are shown and wrong"
     limit = f"at {'least' if evaluated.is_precision else 'most'} {share(threshold['target'])} {what}"
-    if not threshold["promised"]:
+    if not threshold["guaranteed"]:
         return [
             Strong("Asked for:"),
             f" {limit}, with a confidence of {share(threshold['confidence'])}. "
-            f"It cannot be promised: {threshold['says']}.",
+            f"It cannot be guaranteed: {threshold['message']}.",
         ]
     rows, even = threshold["rows"], threshold["n_eff"]
     n_eff = "" if even == rows else f", effective sample size {even:,}"
     tested = f"{count(rows, 'reviewed answer')} of the validation split{n_eff}, where {_shows(threshold)}"
     return [
-        Strong("Promised:"),
+        Strong("Guaranteed:"),
         f" {limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
         f"{tested} (p = {figure(threshold['p_value'], '.2g')}).",
     ]
@@ -87,8 +93,8 @@ def _heuristic(evaluated: Evaluated) -> Line:
     threshold, heuristic = evaluated.threshold, evaluated.threshold["heuristic"]
     if not heuristic:
         return [Strong("Heuristic threshold:"), " there is none, no threshold was good enough on validation."]
-    on_validation = f"good enough on validation ({_shows(heuristic)}), which promises nothing"
-    if not threshold["promised"]:
+    on_validation = f"good enough on validation ({_shows(heuristic)}), which guarantees nothing"
+    if not threshold["guaranteed"]:
         return [
             Strong("Threshold served instead:"),
             f" the heuristic one, {figure(heuristic['threshold'])}, just {on_validation}.",

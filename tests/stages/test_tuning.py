@@ -1,4 +1,4 @@
-"""From the validation split to the file that serves: the promise, or that there is none, and the calibration."""
+"""From the validation split to the file that serves: the guarantee, or that there is none, and the calibration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from abstain.stages.tune_threshold import __main__ as tune_threshold
 pytestmark = pytest.mark.slow
 
 NEVER = {"target": 0.9, "confidence": 0.99}
-"""More than so few reviews can promise, and within reach of a threshold that promises nothing."""
+"""More than so few reviews can guarantee, and within reach of a threshold that guarantees nothing."""
 
 
 def with_threshold(params: Params, **changes: object) -> Params:
@@ -48,17 +48,17 @@ def change_inclusion(where: str, value: float) -> None:
     frame.to_parquet(paths.DATASET, index=False)
 
 
-def test_what_is_promised_is_what_the_reviewed_validation_answers_give(bank: Params) -> None:
+def test_what_is_guaranteed_is_what_the_reviewed_validation_answers_give(bank: Params) -> None:
     found = artifacts.read_json(paths.THRESHOLD)
     rows, confidence = validation_rows()
-    assert found["promised"] is True and (found["metric"], found["target"], found["confidence"]) == (
+    assert found["guaranteed"] is True and (found["metric"], found["target"], found["confidence"]) == (
         "precision",
         0.75,
         0.8,
     )
     assert found["rows"] == len(rows) > found["n_eff"] > found["shown"] > 10
     assert found["precision"] >= 0.75 and found["p_value"] <= 1 - 0.8
-    assert found["says"].startswith("precision of at least 0.75 at confidence 0.8 with ")
+    assert found["message"].startswith("precision of at least 0.75 at confidence 0.8 with ")
     weight = metrics.row_weights(rows["inclusion_probability"].to_numpy())
     heuristic = found["heuristic"]
     shown = confidence >= heuristic["threshold"]
@@ -66,7 +66,7 @@ def test_what_is_promised_is_what_the_reviewed_validation_answers_give(bank: Par
     assert heuristic["precision"] == pytest.approx(np.average(rows["correct"][shown], weights=weight[shown]))
     assert heuristic["precision"] >= 0.75 - 1e-12
     assert heuristic["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
-    assert heuristic["threshold"] < found["threshold"], "a promise asks for more than just good enough"
+    assert heuristic["threshold"] < found["threshold"], "a guarantee asks for more than just good enough"
     # Rounded down, so that the answer that it was read off is shown.
     gap = confidence - heuristic["threshold"]
     assert heuristic["threshold"] == round(heuristic["threshold"], 6) and 0 <= gap[np.abs(gap).argmin()] < 1e-6
@@ -105,7 +105,7 @@ def test_the_calibration_is_of_the_reviewed_validation_answers(bank: Params) -> 
     )
 
 
-def test_where_nothing_can_be_promised_the_stage_fails_and_names_reviews(bank: Params) -> None:
+def test_where_nothing_can_be_guaranteed_the_stage_fails_and_names_reviews(bank: Params) -> None:
     paths.THRESHOLD.unlink()
     with pytest.raises(AbstainError) as failed:
         tune_threshold.stage(with_threshold(bank, on_infeasible="fail", **NEVER))
@@ -116,23 +116,23 @@ def test_where_nothing_can_be_promised_the_stage_fails_and_names_reviews(bank: P
     assert not paths.THRESHOLD.exists()
 
 
-def test_the_naive_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_end(bank: Params) -> None:
+def test_the_heuristic_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_end(bank: Params) -> None:
     heuristically = with_threshold(bank, on_infeasible="heuristic", **NEVER)
     tune_threshold.stage(heuristically)
     found = artifacts.read_json(paths.THRESHOLD)
-    assert found["promised"] is False and found["reviews_needed"] > found["rows"]
+    assert found["guaranteed"] is False and found["reviews_needed"] > found["rows"]
     for name in ("threshold", "precision", "coverage"):
         assert found[name] == found["heuristic"][name]
     assert found["error_rate"] == pytest.approx(found["coverage"] * (1 - found["precision"]))
 
     export_onnx.stage(heuristically)
     carried = OnnxProbe(paths.ONNX).metadata
-    assert json.loads(carried["promise"]) == {
-        "promised": False,
+    assert json.loads(carried["guarantee"]) == {
+        "guaranteed": False,
         "metric": "precision",
         "target": 0.9,
         "confidence": 0.99,
-        "says": found["says"],
+        "message": found["message"],
     }
     assert float(carried["threshold"]) == found["threshold"]
 
@@ -145,7 +145,7 @@ def test_the_naive_threshold_is_used_where_that_is_asked_for_and_says_so_to_the_
     assert artifacts.read_json(paths.EVALUATION)["threshold"] == found
 
 
-def test_a_target_that_not_even_the_naive_threshold_reaches_is_an_error(bank: Params) -> None:
+def test_a_target_that_not_even_the_heuristic_threshold_reaches_is_an_error(bank: Params) -> None:
     with pytest.raises(AbstainError) as failed:
         tune_threshold.stage(
             with_threshold(bank, target=0.999, confidence=0.99, min_shown=40, on_infeasible="heuristic")
@@ -160,7 +160,7 @@ def only_thumbs(split: str) -> None:
     frame.to_parquet(paths.DATASET, index=False)
 
 
-def test_thumbs_promise_nothing(bank: Params) -> None:
+def test_thumbs_guarantee_nothing(bank: Params) -> None:
     only_thumbs("validation")
     with pytest.raises(AbstainError, match="no reviewed answers to test a threshold on: bring reviews"):
         tune_threshold.stage(bank)
@@ -170,13 +170,13 @@ def test_thumbs_may_say_which_threshold_to_try_first(bank: Params) -> None:
     only_thumbs("train")
     tune_threshold.stage(bank)
     threshold = artifacts.read_json(paths.THRESHOLD)
-    assert threshold["promised"] and threshold["precision"] >= bank.threshold.target
+    assert threshold["guaranteed"] and threshold["precision"] >= bank.threshold.target
 
 
-def test_the_file_that_serves_says_what_it_listens_to_and_promises(bank: Params) -> None:
+def test_the_file_that_serves_says_what_it_listens_to_and_guarantees(bank: Params) -> None:
     served, threshold = OnnxProbe(paths.ONNX), artifacts.read_json(paths.THRESHOLD)
-    promise = {name: threshold[name] for name in ("promised", "metric", "target", "confidence", "says")}
-    assert json.loads(served.metadata.pop("promise")) == promise and promise["promised"] is True
+    guarantee = {name: threshold[name] for name in ("guaranteed", "metric", "target", "confidence", "message")}
+    assert json.loads(served.metadata.pop("guarantee")) == guarantee and guarantee["guaranteed"] is True
     assert json.loads(served.metadata.pop("calibration")) == artifacts.read_json(paths.CALIBRATION)
     assert float(served.metadata.pop("threshold")) == threshold["threshold"]
     assert served.metadata == {
