@@ -249,6 +249,7 @@ def test_a_promise_without_a_naive_threshold_is_reported() -> None:
     assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: promised"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("served", "says"),
     [
