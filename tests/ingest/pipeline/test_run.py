@@ -542,6 +542,7 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         assert bytes_of(folder / "data") == before
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None)
 @given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\nbody") | st.text().map(lambda text: markdown(text)))
 def test_arbitrary_documents_never_crash(text: str) -> None:

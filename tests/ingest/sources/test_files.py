@@ -65,6 +65,7 @@ def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: s
     assert says in refused.reasons[0]
 
 
+@pytest.mark.heavy
 def test_files_long_json_array_is_an_error(tmp_path: Path) -> None:
     for name, indent in (("lines.jsonl", 1), ("line.jsonl", None)):
         (tmp_path / name).write_text(json.dumps([row(str(n)) for n in range(10_000)], indent=indent))

@@ -75,6 +75,7 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(architecture: Archite
     assert auroc(correct, fitted.out_of_fold) < 0.75
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("architecture", ["lstm", "linear"])
 def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(architecture: Architecture) -> None:
     """By hand: the paths of the folds and of all rows, at the step that was kept."""

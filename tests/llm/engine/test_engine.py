@@ -133,6 +133,7 @@ def test_states_equal_a_plain_forward_at_first_middle_and_last_layer(family: str
             assert ((shifted - expected[key]).abs().amax(dim=(1, 2)) > 100 * TOLERANCE).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2"])
 def test_the_mlp_site_is_the_output_of_the_feed_forward_part(family: str) -> None:
     loaded, layers = shared_model(family), (1, 3, LAYERS)

@@ -91,6 +91,7 @@ def test_an_empty_segment_has_no_nll() -> None:
     assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_choices_are_next_token_probabilities(family: str, packed: bool) -> None:

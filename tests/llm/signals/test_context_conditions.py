@@ -100,6 +100,7 @@ def test_only_b_c_has_no_context_and_without_one_all_are_equal(model: Path, sett
     assert_near(instruction, np.full(len(ROWS), instruction[0]), np.float32)
 
 
+@pytest.mark.heavy
 def test_p_c_is_n_c_of_the_perturbed_rows(model: Path, settings: Settings) -> None:
     asked = conditions(model, settings, copies=2)
     copies, table = asked.perturber.perturb(ROWS), asked.table(ROWS)
