@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from abstain.core.files import write_atomically
 from abstain.release.gate import Decision
 from abstain.release.registry import Registry
 from abstain.reports.evaluation import Strong, markdown_table, warning_line
@@ -31,8 +30,3 @@ def decision_table(decision: Decision, registry: Registry) -> str:
     rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
     warning = [warning_line(registry.warning)] if registry.warning else []
     return "\n\n".join([f"## {'Approved' if decision.approved else 'Rejected'}", *warning, markdown_table(rows)])
-
-
-def write_json(file: Path, value: Any) -> None:
-    """Write `value` as JSON with sorted keys, so that equal records are equal files."""
-    write_atomically(file, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())

@@ -14,10 +14,10 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
+from abstain.core.files import write_atomically, write_json
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
-from tasks.decision_record import decision_table, earlier_rejection, write_json
+from tasks.decision_record import decision_table, earlier_rejection
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
 from tasks.plan import REQUIREMENTS

@@ -18,9 +18,9 @@ import numpy as np
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
+from abstain.core.files import write_json
 from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.release.registry import Event, parse_registry, tag_of
-from tasks.decision_record import write_json
 from tasks.plan import REQUIREMENTS
 from tasks.shell import git, run
 from tasks.workspace import origin_snapshot

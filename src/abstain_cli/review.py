@@ -83,7 +83,7 @@ def import_(
     reviewer: Annotated[str | None, typer.Option(help="who reviewed the rows that name no one")] = None,
 ) -> None:
     """Take the verdicts in a file into data/; rows not reviewed yet may follow later, from the same file."""
-    from abstain.data.store.dataset import as_lines
+    from abstain.core.json_lines import as_lines
     from abstain.review.time_window import IMPORTED
     from abstain.review.workbook import read_workbook
     from tasks.review import check_verdicts

@@ -4,8 +4,8 @@ import pytest
 
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
-from abstain.data.store.key_index import read_lines
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.erasure import erased_answers, forget
 from abstain.ingest.pipeline.report import IngestReport

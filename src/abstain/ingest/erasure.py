@@ -18,8 +18,8 @@ from pathlib import Path
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
-from abstain.data.store.key_index import read_lines
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.quarantine import Quarantine
 

@@ -29,8 +29,9 @@ from typing import Any
 
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Staging, as_lines, read_rows
+from abstain.core.files import to_json, write_atomically
+from abstain.core.json_lines import as_lines
+from abstain.data.store.dataset import Staging, read_rows
 from abstain.ingest.pipeline.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.report import count_reasons
 
@@ -154,7 +155,7 @@ class Quarantine:
                 write_atomically(path, as_lines(left))
                 continue
             if self.blocking.pop(path.stem, None):
-                write_atomically(self.folder / "blocking.json", _json(self.blocking))
+                write_atomically(self.folder / "blocking.json", to_json(self.blocking))
             path.unlink()
         return sum(map(len, gone.values()))
 
@@ -188,7 +189,7 @@ class Quarantine:
 
     def stage_blocking(self, staging: Staging) -> None:
         if self.blocking or (self.folder / "blocking.json").exists():
-            staging.write(f"{FOLDER}/blocking.json", _json(self.blocking))
+            staging.write(f"{FOLDER}/blocking.json", to_json(self.blocking))
 
 
 class Writer:
@@ -269,7 +270,3 @@ def _lines(path: Path) -> list[str]:
 
 def _text(digests: Iterable[str]) -> bytes:
     return "".join(f"{one}\n" for one in sorted(digests)).encode()
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Chunk, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, read_rows
-from abstain.data.store.key_index import read_lines
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.report import IngestReport, count_reasons

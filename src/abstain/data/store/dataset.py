@@ -30,13 +30,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
-
 from abstain.core.contracts import Chunk, Interaction, Row, Text
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.json_lines import parse_lines
 from abstain.core.timestamps import Timestamp
-from abstain.data.store.key_index import IndexedWriter, KeyIndex, read_lines
+from abstain.data.store.key_index import IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profile
 from abstain.data.store.record_keys import TABLES, Record
 
@@ -252,27 +251,5 @@ def read_rows(path: Path, contract: type[R]) -> Iterator[R]:
     """The rows of a JSON Lines file; a missing one has none. Raises `AbstainError` naming file and line."""
     if not path.exists():
         return
-    for number, (_, text) in enumerate(read_lines(path), start=1):
-        yield _parse(text, contract, path, number)
-
-
-def as_lines(rows: Iterable[Row]) -> bytes:
-    """Rows as JSON Lines."""
-    return "".join(f"{row.canonical()}\n" for row in rows).encode()
-
-
-def _parse(text: bytes, contract: type[R], path: Path, number: int) -> R:
-    try:
-        return contract.model_validate_json(decode(text, f"{path} line {number}"), strict=True)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "row"
-        raise AbstainError(f"{path} line {number}: {where}: {problem['msg']}") from None
-
-
-def decode(content: bytes, where: str) -> str:
-    """UTF-8, or an `AbstainError` that names `where`."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise AbstainError(f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
+    with path.open("rb") as lines:
+        yield from parse_lines(lines, contract, str(path), untrusted=False)

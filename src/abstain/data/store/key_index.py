@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import read_lines
 from abstain.data.store.record_keys import Record, RecordKey, Stored, interaction_identity, moment_of, parse_key
 
 CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
@@ -114,14 +115,3 @@ def batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(rows)
     while block := list(islice(iterator, size)):
         yield block
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without its break) of each line that is not blank."""
-    offset = 0
-    with path.open("rb") as file:  # breaks at \n alone: a text may hold U+2028, which is no line break in JSON Lines
-        for line in file:
-            text = line.removesuffix(b"\n")
-            if text.strip():
-                yield offset, text
-            offset += len(line)

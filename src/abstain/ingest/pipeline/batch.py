@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import IO, cast
 
 from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review, document_of
-from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, as_lines, suffix_of
-from abstain.data.store.key_index import AT_ONCE, CONTRACTS, IndexedWriter, KeyIndex, batched, read_lines
+from abstain.core.json_lines import as_lines, read_lines
+from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
+from abstain.data.store.key_index import AT_ONCE, CONTRACTS, IndexedWriter, KeyIndex, batched
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
 from abstain.data.validation.checks import Known, ValidatedRows

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from abstain.config.params import QualityParams, ValidationParams
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import DataStore, IngestedBatch, Staging, as_lines
+from abstain.core.json_lines import as_lines
+from abstain.data.store.dataset import DataStore, IngestedBatch, Staging
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from abstain.core.contracts import Chunk, Row, Text
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import no_lines, one_line, repeated_keys
+from abstain.core.json_lines import parse_lines
 from abstain.knowledge.retrieval.retriever import Retriever
 
 KS = (1, 3, 5, 10, 25)
@@ -48,19 +48,7 @@ def read_questions(file: Path) -> list[GoldQuestion]:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise AbstainError(f"{file}: cannot be read: {error.strerror}") from None
-    questions = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                questions.append(GoldQuestion.model_validate_json(line, strict=True))
-            except ValidationError as error:
-                if not questions and (other := no_lines(b"\n".join(lines), is_whole=True)):
-                    raise AbstainError(f"{file}: {other}") from None
-                problem = error.errors()[0]
-                where = ".".join(str(part) for part in problem["loc"]) or "row"
-                raise AbstainError(f"{file} line {number}: {where}: {problem['msg']}") from None
-            if twice := repeated_keys(line.decode()):
-                raise AbstainError(f"{file} line {number}: {one_line(twice[0])}: this key comes twice in one object")
+    questions = list(parse_lines(lines, GoldQuestion, str(file)))
     if not questions:
         raise AbstainError(f'{file}: holds no question: write lines like {{"question": "...", "gold": ["DOC_ID"]}}')
     return questions

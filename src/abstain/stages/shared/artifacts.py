@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from abstain.config.params import Params, load_params
-from abstain.core import paths
+from abstain.core import files, paths
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 
@@ -40,7 +40,7 @@ def write_text(file: Path, text: str) -> None:
 
 def write_json(file: Path, value: Any) -> None:
     """JSON with sorted keys; nan is written as null, which JSON has."""
-    write_text(file, json.dumps(_plain(value), indent=2, sort_keys=True) + "\n")
+    files.write_json(file, _plain(value))
 
 
 def read_json(file: Path) -> Any:
