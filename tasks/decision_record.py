@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from abstain.release.gate import Decision
+from abstain.release.gate import GateDecision
 from abstain.release.registry import Registry
 from abstain.reports.evaluation import Strong, markdown_table, warning_line
 
@@ -24,7 +24,7 @@ def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
     return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
 
 
-def decision_table(decision: Decision, registry: Registry) -> str:
+def decision_table(decision: GateDecision, registry: Registry) -> str:
     """The gate's checks as Markdown, with the mark of a tainted champion."""
     marks = {True: "passed", False: Strong("failed"), None: "not judged"}
     rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]

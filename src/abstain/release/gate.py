@@ -69,7 +69,7 @@ class GateCheck:
 
 
 @dataclass(frozen=True)
-class Decision:
+class GateDecision:
     """The gate's answer. Approved when every judged check passed and at least one was judged."""
 
     checks: tuple[GateCheck, ...] = field(default=())
@@ -114,7 +114,7 @@ def decide(
     same_holdout: bool,
     erased: int = 0,
     rule: Rule = "better",
-) -> Decision:
+) -> GateDecision:
     """Judge the challenger on the frozen hold-out and on the newest window.
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
@@ -138,7 +138,7 @@ def decide(
         _at_most("ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
         _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
     ]
-    return Decision(tuple(checks))
+    return GateDecision(tuple(checks))
 
 
 def _same_holdout(same: bool, erased: int) -> GateCheck:

@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 M = TypeVar("M", bound=BaseModel)
 
 
-class Record(BaseModel):
+class UpstreamRecord(BaseModel):
     """Base of the models of published records."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
