@@ -88,8 +88,8 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
                 "answers": len(part),
                 "right": int(part["correct"].sum()),
                 "reviewed": len(reviewed),
-                "right_share": _share(part["correct"], judged),
-                "expert_share": _share(part["source"] == "sme", judged and name == "holdout"),
+                "correct_share": _share(part["correct"], judged),
+                "reviewed_share": _share(part["source"] == "sme", judged and name == "holdout"),
                 "leaked_share": _share(labels["leaked"][chosen], judged and name == "holdout"),
                 "reviews_disagree_share": _share(
                     reviewed["reviews_disagree"], len(reviewed) >= SMALL and name == "all"
@@ -119,9 +119,12 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         ),
         "splits": (
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),
-            expected("right_share", "min_class_share", right, min_value=low, max_value=1 - low),
+            expected("correct_share", "min_class_share", right, min_value=low, max_value=1 - low),
             expected(
-                "expert_share", "min_reviewed_share", "{row}: {percent} of the labels are by experts", min_value=experts
+                "reviewed_share",
+                "min_reviewed_share",
+                "{row}: {percent} of the labels are by experts",
+                min_value=experts,
             ),
             at_most(
                 "reviews_disagree_share", "max_review_conflicts", "reviews disagree on {percent} of reviewed answers"
