@@ -233,7 +233,7 @@ def test_the_served_probe_is_judged_by_the_calibration_that_is_released(bank: Pa
 def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> None:
     write(few_wrong(artifacts.read_dataset_frame(), 9))
     with pytest.raises(
-        AbstainError, match=r"only 9 are wrong .*: bring more reviews, or set calibration.method to none"
+        AbstainError, match=r"only 9 are incorrect .*: bring more reviews, or set calibration.method to none"
     ):
         evaluate.stage(bank)
     raw = bank.model_copy(update={"calibration": bank.calibration.model_copy(update={"method": "none"})})
