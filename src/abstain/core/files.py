@@ -1,4 +1,4 @@
-"""Whole files or none: the one way in which anything here writes a file that somebody else may read."""
+"""Atomic file writes: every file that other processes may read is written this way."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a JSON parser takes without a word and a reader of JSON Lines must not: keys that come twice, and other files.
+"""Checks of JSON Lines that a JSON parser does not make: duplicate keys, and files of another format.
 
-Two decisions:
+Notes:
 
-* Of a key that comes twice, parsers keep the last value, so one of the two is lost in silence: such a row is refused.
-* A JSON array, or an object over several lines, breaks at every line. It is told by its first value, before its lines
-  are taken for broken rows.
+* Of a duplicate key, parsers silently keep the last value, so one of the two is lost: such a row is refused.
+* A JSON array, or an object over several lines, breaks at every line. It is recognised by its first value, before its
+  lines are taken for broken rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OBJECT = "holds a JSON object over several lines and is not JSON Lines: write on
 
 
 def repeated_keys(text: str) -> tuple[str, ...]:
-    """The keys that one object of `text`, at any depth, has more than once; none where `text` is no JSON."""
+    """The keys that one object of `text`, at any depth, has more than once; empty where `text` is not JSON."""
     found: dict[str, None] = {}
 
     def look(pairs: list[tuple[str, Any]]) -> None:
@@ -29,7 +29,7 @@ def repeated_keys(text: str) -> tuple[str, ...]:
             found.update(dict.fromkeys(key for key, count in counts.items() if count > 1))
 
     try:
-        # Numbers are left as text: only the keys are looked at.
+        # Numbers are left as text: only the keys are checked.
         json.JSONDecoder(object_pairs_hook=look, parse_int=str, parse_float=str, strict=False).decode(text)
     except (ValueError, RecursionError):
         return ()
@@ -37,14 +37,15 @@ def repeated_keys(text: str) -> tuple[str, ...]:
 
 
 def one_line(key: str) -> str:
-    """`key` as it may stand in a message."""
+    """`key` on one line, shortened, for messages."""
     return " ".join(key.encode("utf-8", "backslashreplace").decode().split())[:80]
 
 
 def no_lines(beginning: bytes, *, is_whole: bool) -> str | None:
-    """What a file is that begins with `beginning`, where it is no JSON Lines; `is_whole`: there is nothing after it.
+    """The format of a file that begins with `beginning`, where it is not JSON Lines; `is_whole`: nothing follows it.
 
-    None for rows, broken ones included: what is told here must be JSON up to its end, or up to where it was cut.
+    None for rows, broken ones included: other formats are recognised only if the text is JSON up to its end, or up to
+    where it was cut.
     """
     text = beginning.decode("utf-8", "ignore").lstrip()
     try:
