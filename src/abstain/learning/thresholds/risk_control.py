@@ -260,9 +260,7 @@ def _controlled(
         fwer_method="split_fixed_sequence" if learnt else "fixed_sequence",
     )
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # warnings that no threshold, or every one, is good enough: the caller reports it
+        warnings.simplefilter("ignore")  # no threshold, or every one, is good enough: the caller reports it
         if learnt:  # the order is read off at each threshold's own p-value, so that none is left out between two levels
             controller.learn_fixed_sequence_order(learn.confidence, learn.correct, np.sort(p_values), binary=True)
         controller.calibrate(even.confidence, even.correct)
