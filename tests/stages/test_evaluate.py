@@ -251,9 +251,7 @@ def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params
     write(frame)
     with pytest.raises(AbstainError) as failed:
         evaluate.stage(bank)
-    assert str(failed.value) == (
-        "no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it"
-    )
+    assert str(failed.value) == ("no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
