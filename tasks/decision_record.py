@@ -1,4 +1,4 @@
-"""The record of a promotion decision: as JSON in `approvals/`, as a table in the Prefect UI, and as it was before."""
+"""The record of a promotion decision: as JSON in `approvals/`, as a table in the Prefect UI, and earlier records."""
 
 from __future__ import annotations
 

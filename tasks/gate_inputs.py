@@ -1,6 +1,6 @@
-"""What the gate judges: the candidate's and the champion's confidences of the same answers, and what changed between.
+"""The gate's inputs: the candidate's and the champion's confidences of the same answers, and what changed in between.
 
-torch and ONNX Runtime are imported by the functions that score: most runs judge nothing.
+torch and ONNX Runtime are imported by the functions that score: most runs do not reach the gate.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def fetch_release(repository: Path, event: Event) -> Path:
 
 
 def smoke_test(bundle: Path, event: Event) -> None:
-    """Score the answers that the bundle brings along; raises `AbstainError` unless they score as when promoted."""
+    """Score the bundle's own answers; raises `AbstainError` unless they score as when promoted."""
     from abstain.data.store.state_table import StateTable
     from abstain.learning.estimators.onnx_probe import OnnxProbe
 

@@ -139,7 +139,7 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
     broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_precision_drop=0.01)
     assert failed(broken) == {"error rate"}
-    assert "shown and wrong, of all answers" in check(broken, "error rate").says
+    assert "shown and incorrect, of all answers" in check(broken, "error rate").says
 
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:

@@ -146,7 +146,7 @@ def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
     with pytest.raises(AbstainError) as wrong:
         train_probe.stage(bank)
     assert str(wrong.value) == (
-        "the best probe is chosen by the training answers that experts judged, and these are not of both kinds: "
+        "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
         "bring reviews, or set probe.serve to one of linear, lstm"
     )
     train_probe.stage(with_probe(bank, serve="linear"))

@@ -153,7 +153,7 @@ def test_plan_starts_three_processes_of_dvc(commands: list[list[str]], capsys: p
     cli.plan()
     assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
     assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
-    assert "no stage that asks the base model would run" in capsys.readouterr().out
+    assert "no stage that uses the base model would run" in capsys.readouterr().out
 
 
 @pytest.mark.heavy

@@ -55,7 +55,7 @@ def parse_lines(
     Raises:
         AbstainError: a line is not valid; the message names file, line, field and problem.
     """
-    source = iter(lines)
+    source, is_first = iter(lines), True
     for number, line in enumerate(source, start=1):
         if not line.strip():
             continue
@@ -64,13 +64,14 @@ def parse_lines(
         try:
             row = model.model_validate_json(text, strict=strict)
         except ValidationError as error:
-            if untrusted and number == 1 and (other := no_lines(b"\n".join([line, *source]), is_whole=True)):
+            if untrusted and is_first and (other := no_lines(b"\n".join([line, *source]), is_whole=True)):
                 raise AbstainError(f"{name}: {other}") from None
             problem = error.errors()[0]
             field = ".".join(str(part) for part in problem["loc"]) or "row"
             raise AbstainError(f"{where}: {field}: {problem['msg']}") from None
         if untrusted and (keys := repeated_keys(text)):
             raise AbstainError(f"{where}: {one_line(keys[0])}: this key comes twice in one object")
+        is_first = False
         yield row
 
 
@@ -83,7 +84,7 @@ def decode(content: bytes, where: str) -> str:
 
 
 def repeated_keys(text: str) -> tuple[str, ...]:
-    """The keys that one object of `text`, at any depth, has more than once; none where `text` is no JSON."""
+    """The keys that one object of `text`, at any depth, has more than once; empty where `text` is not JSON."""
     found: dict[str, None] = {}
 
     def look(pairs: list[tuple[str, Any]]) -> None:
@@ -92,7 +93,7 @@ def repeated_keys(text: str) -> tuple[str, ...]:
             found.update(dict.fromkeys(key for key, count in counts.items() if count > 1))
 
     try:
-        # Numbers are left as text: only the keys are looked at.
+        # Numbers are left as text: only the keys are checked.
         json.JSONDecoder(object_pairs_hook=look, parse_int=str, parse_float=str, strict=False).decode(text)
     except (ValueError, RecursionError):
         return ()
@@ -100,14 +101,15 @@ def repeated_keys(text: str) -> tuple[str, ...]:
 
 
 def one_line(key: str) -> str:
-    """`key` as it may stand in a message."""
+    """`key` on one line, shortened, for messages."""
     return " ".join(key.encode("utf-8", "backslashreplace").decode().split())[:80]
 
 
 def no_lines(beginning: bytes, *, is_whole: bool) -> str | None:
-    """What a file is that begins with `beginning`, where it is no JSON Lines; `is_whole`: there is nothing after it.
+    """The format of a file that begins with `beginning`, where it is not JSON Lines; `is_whole`: nothing follows it.
 
-    None for rows, broken ones included: what is told here must be JSON up to its end, or up to where it was cut.
+    None for rows, broken ones included: other formats are recognised only if the text is JSON up to its end, or up to
+    where it was cut.
     """
     text = beginning.decode("utf-8", "ignore").lstrip()
     try:

@@ -1,4 +1,4 @@
-"""What may be asked of a service: rows of a JSON Lines file, or the texts of the command line's flags."""
+"""Requests to a service: rows of a JSON Lines file, or the texts of the command line's flags."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Asked = TypeVar("Asked", Question, ImportedInteraction)
 
 
 def read_interactions(file: Path) -> list[Interaction]:
-    """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is not looked at.
+    """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is ignored.
 
-    Raises `AbstainError` naming file, line and field of the first row that is not one or has a key twice, and for JSON
-    that is no JSON Lines.
+    Raises `AbstainError` naming file, line and field of the first row that is invalid or has a duplicate key, and for
+    JSON that is not JSON Lines.
     """
     return [row.split()[0] for row in _read(file, ImportedInteraction)]
 

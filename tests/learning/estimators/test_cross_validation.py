@@ -255,7 +255,9 @@ def test_nothing_to_learn_from_is_an_error_with_a_remedy() -> None:
     ],
 )
 def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: str, right: int, wrong: int) -> None:
-    expected = rf"right answers of only {right}, wrong ones of only {wrong}: bring feedback on more groups, or change"
+    expected = (
+        rf"correct answers of only {right}, incorrect ones of only {wrong}: bring feedback on more groups, or change"
+    )
     with pytest.raises(AbstainError, match=expected):
         folds_of(labelled(correct), np.array(list(groups), object))
 

@@ -383,7 +383,7 @@ def test_only_the_interaction_that_is_not_finite_is_blamed() -> None:
 @pytest.mark.parametrize("layer", [-1, 0, LAYERS + 1])
 def test_a_layer_that_is_not_there_is_named_with_those_that_are(llama: LoadedModel, layer: int) -> None:
     with pytest.raises(
-        AbstainError, match=f"^layer {layer} asked for, but tiny-llama has layers 1 to {LAYERS}: set llm"
+        AbstainError, match=f"^layer {layer} requested, but tiny-llama has layers 1 to {LAYERS}: set llm"
     ):
         states_of(llama, {"a": tiny_pass()}, (1, layer))
 

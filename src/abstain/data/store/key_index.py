@@ -1,7 +1,7 @@
-"""What is known already, by identity: small enough for millions of rows, exact enough to tell why two differ.
+"""Index of known rows by identity: small enough for millions of rows, exact enough to report why two differ.
 
-A row takes about 230 bytes here, whatever it says: its digests, its moment, and where its line lies, from where it is
-read again in the rare case that somebody has to be told what differs.
+A row takes about 230 bytes, independent of its content: its digests, its moment, and the position of its line, which is
+read again in the rare case that a difference has to be reported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KeyIndex:
         return len(self._entries)
 
     def add_file(self, table: str, path: Path) -> None:
-        """Take in every line of `path`. Raises `AbstainError` naming file and line of one that is none."""
+        """Add every line of `path`. Raises `AbstainError` naming file and line of an invalid one."""
         number = self.open_file(table, path)
         for line_number, (offset, text) in enumerate(read_lines(path), start=1):
             try:

@@ -65,7 +65,7 @@ def _convert(question: _Question, title: str, context: dict[str, str], at: str, 
     if not question.question.strip():
         return Skipped("the question is empty")
     if question.is_impossible and unanswerable == "skip":
-        return Skipped("unanswerable, as asked for")
+        return Skipped("unanswerable, as requested")
     answers = question.plausible_answers if question.is_impossible else question.answers
     answer = next((answer.text for answer in answers if answer.text.strip()), None)
     if answer is None:

@@ -20,7 +20,7 @@ from abstain.llm.engine.requests import Generate
 class Generated:
     """One answer. `tokens` are without EOS; `log_probs`, float32, have one entry a token and one for EOS if it `ended`.
 
-    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where they were asked for. `choices`: float32
+    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where requested. `choices`: float32
     (len(log_probs), number of choices), the probability of each at every step.
     """
 
@@ -41,9 +41,9 @@ class Generated:
 class Prompt:
     """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
 
-    `choices`: the ids of the ask's.
+    `choices`: the token ids of the request's choices.
 
-    These go over into the cache of the answers, and are let go of here.
+    The keys and values move into the answers' cache and are released here.
     """
 
     key: str
