@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from abstain.core.markdown import bold, document, heading, paragraph, records_table
 from abstain.release.gate import GateDecision
 from abstain.release.registry import Registry
-from abstain.reports.evaluation import Strong, markdown_table, warning_line
 
 
 def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
@@ -26,7 +26,8 @@ def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
 
 def decision_table(decision: GateDecision, registry: Registry) -> str:
     """The gate's checks as Markdown, with the mark of a tainted champion."""
-    marks = {True: "passed", False: Strong("failed"), None: "not judged"}
+    marks = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
-    warning = [warning_line(registry.warning)] if registry.warning else []
-    return "\n\n".join([f"## {'Approved' if decision.approved else 'Rejected'}", *warning, markdown_table(rows)])
+    warning = [paragraph(bold(registry.warning))] if registry.warning else []
+    title = heading(2, "Approved" if decision.approved else "Rejected")
+    return document([title, *warning, records_table(rows, words=("result", "why"))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from typing import Any
 
 import pandas as pd
@@ -18,17 +17,17 @@ from prefect.artifacts import (
 from prefect.cache_policies import NO_CACHE
 
 from abstain.core import paths
+from abstain.core.markdown import bold, paragraph
 from abstain.data.store.dataset import read_rows
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.release.registry import load_registry
-from abstain.reports.data_reports.ingest import ingest_page
-from abstain.reports.data_reports.validation import validation_page
-from abstain.reports.evaluation import add_warning, leaderboard_table, warning_line
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.validation import validation_report
+from abstain.reports.evaluation import leaderboard_table
+from abstain.reports.page import render_html, without_images
 from tasks.server import reports
 from tasks.workspace import Workspace
-
-IMAGE = re.compile(r"^!\[(.*)\]\(\w+\.svg\)$", re.MULTILINE)
 
 
 @task(cache_policy=NO_CACHE)
@@ -44,8 +43,7 @@ def publish_validation(workspace: Workspace) -> None:
     results = [result for result in found if result]
     if not results:  # the run failed before anything was validated
         return
-    page = validation_page(results, f"{_run_name()}, data as of {results[0]['as_of']}")
-    markdown = "\n".join(result["markdown"] for result in results)
+    markdown, page = validation_report(results, f"{_run_name()}, data as of {results[0]['as_of']}")
     _publish_page("validation", page, markdown, "Great Expectations")
 
 
@@ -58,8 +56,7 @@ def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | No
         return
     data = workspace.path / paths.DATA
     rows = read_rows(data / report.quarantine, QuarantinedRow) if report.quarantine else ()
-    page = ingest_page(report, _run_name(), rows, refused)
-    markdown = f"**{refused}**\n\n{report.to_markdown()}" if refused else report.to_markdown()
+    markdown, page = ingest_report(report, _run_name(), rows, refused)
     _publish_page("ingest", page, markdown, "what was accepted, and what was not")
 
 
@@ -82,22 +79,23 @@ def publish_artifacts(workspace: Workspace) -> None:
         key="thresholds",
         description="on the frozen hold-out",
     )
-    for name in PLOTS:
-        svg = base64.b64encode((root / paths.REPORT / f"{name}.svg").read_bytes()).decode()
+    images = {name: (root / paths.REPORT / f"{name}.svg").read_bytes() for name in PLOTS}
+    for name, svg in images.items():
         key = f"plot-{name.replace('_', '-')}"
-        create_image_artifact(f"data:image/svg+xml;base64,{svg}", key=key, description=name)
-    # Its plots in words, they are artifacts of their own: a browser opens no file from a page that a server sent.
-    text = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
-    page = (root / paths.REPORT / "report.html").read_text(encoding="utf-8")
+        address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+        create_image_artifact(address, key=key, description=name)
+    markdown = (root / paths.REPORT / "report.md").read_text(encoding="utf-8")
     if warning := load_registry(root / paths.REGISTRY).warning:
-        text, page = f"{warning_line(warning)}\n\n{text}", add_warning(page, warning)
-    _publish_page("evaluation", page, IMAGE.sub(r"\1", text), "every scorer on the frozen hold-out")
+        markdown = f"{paragraph(bold(warning))}\n\n{markdown}"
+    _publish_page("evaluation", render_html(markdown, images), markdown, "every scorer on the frozen hold-out")
 
 
 def _publish_page(name: str, page: str, markdown: str, description: str) -> None:
+    """Keep the page, and publish the Markdown with its plots in words: a browser opens no file from a server's page."""
     address = reports.keep(str(runtime.flow_run.id), name, page)
     create_link_artifact(address, link_text=f"{name} report", key=f"{name}-report", description=f"the {name} page")
-    create_markdown_artifact(f"[The whole page]({address})\n\n{markdown}", key=name, description=description)
+    text = f"[The whole page]({address})\n\n{without_images(markdown)}"
+    create_markdown_artifact(text, key=name, description=description)
 
 
 def _run_name() -> str:

@@ -124,7 +124,7 @@ def test_edit_outside_the_dag_makes_nothing_stale() -> None:
 
 def test_edit_of_the_report_makes_only_report_stale() -> None:
     files = files_under("src/abstain/reports")
-    assert "src/abstain/reports/evaluation/page.html" in files
+    assert "src/abstain/reports/page.html" in files
     assert {file: stale_after_an_edit_of(file) for file in files} == {file: {"report"} for file in files}
 
 

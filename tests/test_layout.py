@@ -57,6 +57,16 @@ def paths_of(entries: list) -> list[str]:
     return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
 
+def test_class_name_stands_for_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for name in tracked_files():
+        if name.startswith(("src/", "tasks/", "flows/")) and name.endswith(".py"):
+            for node in ast.parse((ROOT / name).read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
 def test_only_one_module_connects_to_file_systems() -> None:
     sources = [name for name in tracked_files() if name.startswith(("src/", "tasks/")) and name.endswith(".py")]
     assert {line.partition(":")[0] for line in matches(r"^\s*(import|from) (fsspec|s3fs)\b", sources)} == {

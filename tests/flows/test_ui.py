@@ -173,7 +173,7 @@ def checked(tmp_path: Path) -> Path:
     """A workspace in which a stage and an ingest have left what they found."""
     checked = tmp_path / "checked"
     (checked / "artifacts").mkdir(parents=True)
-    found = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00", "markdown": FAILED.to_markdown()}
+    found = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00"}
     (checked / "artifacts" / "validation.json").write_text(json.dumps(found))
     (checked / "artifacts" / "quality.json").write_text("of an earlier run, not to be read after a failure")
     (checked / "data" / "quarantine").mkdir(parents=True)
@@ -202,5 +202,5 @@ def test_the_page_about_the_data_is_linked_from_the_run(
         report = opened.value
         assert urlsplit(report.url).netloc == f"127.0.0.1:{up.reports}"
         expect(report.locator("#verdict")).to_contain_text(verdict)
-        expect(report.locator("#failing")).to_contain_text(row)
+        expect(report.locator("#rows-that-fail")).to_contain_text(row)
     assert refused == []

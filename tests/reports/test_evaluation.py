@@ -1,4 +1,4 @@
-"""What the report says, read from both of its renderings; how it looks is `test_report_browser`'s."""
+"""What the report says, read from its Markdown and from its page; how it looks is `test_report_browser`'s."""
 
 from __future__ import annotations
 
@@ -14,21 +14,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from abstain.reports.evaluation import (
-    Evaluated,
-    Report,
-    Strong,
-    add_warning,
-    compose,
-    leaderboard_table,
-    markdown_table,
-    render_html,
-    render_markdown,
-    warning_line,
-)
-from abstain.reports.evaluation.document import Cell, Paragraph, Row, Section, Table, Verdict
-from abstain.reports.evaluation.markdown import escape
-from abstain.reports.evaluation.words import beside, figure, percent, plain
+from abstain.core.markdown import bold, document, escape, heading, paragraph, plain, records_table, table
+from abstain.reports.evaluation import Evaluated, evaluation_markdown, leaderboard_table
+from abstain.reports.formatting import beside, figure, percent
+from abstain.reports.page import MARKS, State, render_html, verdict, without_images
 from abstain.reports.plots import PLOTS, draw
 from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated
 
@@ -85,8 +74,8 @@ class Page(HTMLParser):
 
 
 def pages(**options: Any) -> tuple[str, str]:
-    report = compose(evaluated(**options))
-    return render_markdown(report), render_html(report, IMAGES)
+    markdown = evaluation_markdown(evaluated(**options))
+    return markdown, render_html(markdown, IMAGES)
 
 
 def tokens(markdown: str) -> list[Token]:
@@ -181,14 +170,13 @@ MARKDOWN, PAGE = pages()
         ),
     ],
 )
-def test_the_verdict_is_said_plainly_and_first(options: dict[str, Any], state: str, headline: str) -> None:
-    report = compose(evaluated(**options))
-    assert (report.verdict.state, report.verdict.headline) == (state, headline)
-    page = Page(render_html(report, IMAGES))
-    headings = page.of("h1", "h2")
-    assert headings[1].endswith(headline)
+def test_the_verdict_is_said_plainly_and_first(options: dict[str, Any], state: State, headline: str) -> None:
+    markdown, html = pages(**options)
+    page = Page(html)
+    assert page.of("h1", "h2")[1] == f"{MARKS[state]} {headline}"
     assert ("section", {"class": f"card verdict {state}", "id": "verdict"}) in page.elements
-    assert f"## {escape(headline)}\n" in render_markdown(report)
+    assert page.of("title") == [f"Confidence probe: evaluation: {headline}"]
+    assert re.findall(r"^#+ .*", markdown, re.MULTILINE)[1] == f"## {MARKS[state]} {escape(headline)}"
 
 
 def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
@@ -219,7 +207,7 @@ def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> 
         "on 17 reviewed answers asked after the hold-out was frozen, the AUROC is 0.765",
     ):
         assert words in text
-    compared = Page(PAGE).tables[0]
+    compared = Page(PAGE).tables[1]
     assert [row[0] for row in compared[1:]] == [
         "everything shown",
         "heuristic: just good enough on validation",
@@ -237,7 +225,7 @@ def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None
     assert "| ≥ 90 % | of the shown answers right (aimed at, not guaranteed) |" in text
     assert "**Threshold served instead:** the heuristic one, 0.500, just good enough on validation" in text
     assert "**Guaranteed:**" not in text
-    assert [row[0] for row in Page(page).tables[0][1:]] == [
+    assert [row[0] for row in Page(page).tables[1][1:]] == [
         "everything shown",
         "served: heuristic, without a guarantee",
     ]
@@ -249,7 +237,7 @@ def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None
 def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
     markdown, page = pages(heuristic=False)
     assert "**Heuristic threshold:** there is none" in first_lines(markdown)
-    assert [row[0] for row in Page(page).tables[0][1:]] == ["everything shown", "served: guaranteed"]
+    assert [row[0] for row in Page(page).tables[1][1:]] == ["everything shown", "served: guaranteed"]
 
 
 @pytest.mark.heavy
@@ -283,16 +271,16 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert [scorers[name]["auroc"] for name in known] == sorted((scorers[n]["auroc"] for n in known), reverse=True)
     assert set(names) == {*scorers, "entailment", "extractive_qa"}
     assert table[-2][1:] == ["skipped: no model is set: scorers.entailment_model | is null"]
-    assert ("td", {"class": "word", "colspan": "8"}) in Page(PAGE).elements
+    assert ("td", {"colspan": "8"}) in Page(PAGE).elements
     rows = {row[0]: row[1:] for row in table[1:]}
     probe, fusion = scorers["probe"], scorers["fusion"]
     assert rows["probe"][0] == "served: linear"
-    assert rows["probe"][1] == f"{probe['auroc']:.3f}{probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}"
+    assert rows["probe"][1] == f"{probe['auroc']:.3f} ({probe['auroc_low']:.3f} to {probe['auroc_high']:.3f})"
     assert rows["probe"][2:4] == ["", ""]
     assert rows["fusion"][2].startswith(figure(fusion["auroc_difference"], "+.3f"))
     assert rows["fusion"][3] == f"{fusion['chance_better']:.0%}".replace("%", " %")
     times = [f"{fusion[f'error_recall_over_random{end}']:.2f}" for end in ("", "_low", "_high")]
-    assert rows["fusion"][4:6] == [percent(fusion["error_recall_at_15pct"]), f"{times[0]}{times[1]} to {times[2]}"]
+    assert rows["fusion"][4:6] == [percent(fusion["error_recall_at_15pct"]), f"{times[0]} ({times[1]} to {times[2]})"]
     assert rows["yes_score"][6:] == ["312", "7"]
     assert rows["verbalised"][1:6] == ["not defined"] * 5
     assert rows["verbalised"][7] == str(ROWS)
@@ -301,7 +289,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
         for table in Page(PAGE).tables
         if table[0] == ["scorer", "AUPRC", "Brier", "ECE", "accuracy", "F1", "AURC"]
     )
-    brier = f"{probe['brier']:.3f}{probe['brier_low']:.3f} to {probe['brier_high']:.3f}"
+    brier = f"{probe['brier']:.3f} ({probe['brier_low']:.3f} to {probe['brier_high']:.3f})"
     assert next(row for row in every if row[0] == "probe")[2] == brier
     told = section(MARKDOWN, "Which signal tells right from wrong best")
     assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
@@ -328,7 +316,7 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
     table = next(table for table in Page(PAGE).tables if table[0][:2] == ["regressor", "t"])
     assert table[1] == ["linear_cosine", "no t could be tuned"]
     assert table[2][:4] == ["random_forest_verdict", "0.55", "240", "60.0 %"]
-    assert table[2][4:6] == ["0.5000.500 to 0.500", "0.5200.520 to 0.520"]
+    assert table[2][4:6] == ["0.500 (0.500 to 0.500)", "0.520 (0.520 to 0.520)"]
     told = section(MARKDOWN, title)
     assert "1 answer of 800 without any context: nothing could be perturbed" in told
     assert "23 answers of 800 with fewer tokens than were to be replaced: all were" in told
@@ -338,7 +326,7 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
     )
     assert "linear_cosine: no candidate for t leaves both classes" in told
     none = {"evaluation.regressors.regressors": {}}
-    assert title not in render_markdown(compose(evaluated(changed=none)))
+    assert title not in evaluation_markdown(evaluated(changed=none))
 
 
 def test_the_leaderboard_is_told_in_words() -> None:
@@ -355,7 +343,7 @@ def test_the_leaderboard_for_elsewhere_is_the_same_tables() -> None:
     given = evaluated()
     text = leaderboard_table(given.metrics, given.evaluation)
     assert text.strip() in MARKDOWN
-    assert len(re.findall(r"^\|(?: --- \|)+$", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^\|(?: -{3}:? \|)+$", text, re.MULTILINE)) == 2
     assert "| entailment | skipped: no model is set: scorers.entailment_model \\| is null |" in text
 
 
@@ -372,15 +360,15 @@ def test_marked_thresholds_stand_out_and_no_others() -> None:
     threshold = next(table for table in page.tables if table[0][:2] == ["threshold", "mark"])
     assert [row[0] for row in threshold[1:] if row[1]] == [f"{HEURISTIC:.3f}", f"{GUARANTEED:.3f}"]
     assert threshold[0][-2:] == ["ROUGE-L shown", "ROUGE-L withheld"]
-    assert threshold[1][-1] == "not defined0 answers"
+    assert threshold[1][-1] == "not defined (0 answers)"
 
 
 def test_without_ideal_answers_there_is_no_rouge() -> None:
     given = evaluated()
     bare = given.tables["threshold"].assign(rouge_shown=float("nan"), rouge_withheld=float("nan"))
     tables = {**given.tables, "threshold": bare}
-    report = compose(Evaluated(given.params, given.metrics, given.evaluation, given.dataset, tables))
-    assert "ROUGE" not in section(render_markdown(report), "What a threshold shows, and what it withholds")
+    markdown = evaluation_markdown(Evaluated(given.params, given.metrics, given.evaluation, given.dataset, tables))
+    assert "ROUGE" not in section(markdown, "What a threshold shows, and what it withholds")
 
 
 def test_listening_elsewhere_is_compared_and_out_of_reach_says_why() -> None:
@@ -471,7 +459,7 @@ def test_examples_show_what_was_caught_missed_and_withheld() -> None:
     ]
     found = evaluated().evaluation["examples"]
     assert len(re.findall(r"^\d\. Confidence 0\.\d{3} · ", text, re.MULTILINE)) == sum(map(len, found.values()))
-    assert text.count("Expert's answer: ") == sum(
+    assert text.count("**Expert's answer:** ") == sum(
         row["ideal_answer"] is not None for of in found.values() for row in of
     )
     nothing = {f"evaluation.examples.{kind}": [] for kind in found}
@@ -510,8 +498,8 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
 @pytest.mark.parametrize("name", ["lstm", "lstm_no_huber", "attention", "pca"])
 def test_every_probe_of_the_zoo_is_described(name: str) -> None:
     given = evaluated(changed={"evaluation.served.architecture": name})
-    row = next(line for line in render_markdown(compose(given)).splitlines() if line.startswith("| probe | "))
-    card = next(line for line in render_markdown(compose(given)).splitlines() if line.startswith(f"| probe | {name}:"))
+    row = next(line for line in evaluation_markdown(given).splitlines() if line.startswith("| probe | "))
+    card = next(line for line in evaluation_markdown(given).splitlines() if line.startswith(f"| probe | {name}:"))
     assert row
     assert f"seed {given.params.seed}" in card
     assert (f"{given.params.huber_lambda:g} x Huber" in card) == (name != "lstm_no_huber")
@@ -527,13 +515,13 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_both_renderings_say_the_same(options: dict[str, Any]) -> None:
-    """Word by word, but for the contents' links, and the head of the table that Markdown makes of the tiles."""
+    """Word by word, but for the contents' links."""
     markdown, page = pages(**options)
     parsed = Page(page)
     links = Counter(words(" ".join(parsed.of("a"))))
     html = " ".join(text for tag, text in parsed.texts if tag not in ("style", "title"))
     html += " " + " ".join(parsed.attributes("alt"))
-    assert Counter(words(html)) - links == Counter(words(shown(markdown))) - Counter(["figure", "what"])
+    assert Counter(words(html)) - links == Counter(words(shown(markdown)))
 
 
 def words(text: str) -> list[str]:
@@ -569,7 +557,6 @@ def test_what_people_wrote_is_text_in_the_page() -> None:
         "style",
         "body",
         "main",
-        "header",
         "section",
         "nav",
         "h1",
@@ -577,7 +564,6 @@ def test_what_people_wrote_is_text_in_the_page() -> None:
         "h3",
         "p",
         "span",
-        "b",
         "strong",
         "ul",
         "ol",
@@ -594,9 +580,6 @@ def test_what_people_wrote_is_text_in_the_page() -> None:
         "figure",
         "figcaption",
         "img",
-        "dl",
-        "dt",
-        "dd",
         "bdi",
     }
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
@@ -653,11 +636,11 @@ def test_what_people_wrote_is_text_in_markdown() -> None:
 
 def test_a_warning_stands_above_the_verdict_as_text() -> None:
     warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
-    page = add_warning(render_html(compose(evaluated()), IMAGES), warning)
+    page = render_html(f"{paragraph(bold(warning))}\n\n{MARKDOWN}", IMAGES)
     said = Page(page).texts
-    verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Guarantee kept" in text)
-    assert said.index(("strong", plain(warning))) < verdict
-    ((_, inline, _),) = [READER.parse(warning_line(warning))]
+    at_verdict = next(at for at, (tag, text) in enumerate(said) if tag == "h2" and "Guarantee kept" in text)
+    assert said.index(("strong", plain(warning))) < at_verdict
+    ((_, inline, _),) = [READER.parse(paragraph(bold(warning)))]
     assert inline.children is not None
     assert [child.type for child in inline.children if child.type != "text"] == ["strong_open", "strong_close"]
     assert "".join(child.content for child in inline.children) == plain(warning)
@@ -667,8 +650,8 @@ def test_tables_are_whole_in_markdown() -> None:
     """No cell is lost or won by what is written in it."""
     lines = MARKDOWN.splitlines()
     tables = Page(READER.render(MARKDOWN)).tables
-    drawn = [line for line in lines if re.fullmatch(r"\|( --- \|)+", line)]
-    assert len(tables) == len(drawn) == len(Page(PAGE).tables) + 1  # the tiles
+    drawn = [line for line in lines if re.fullmatch(r"\|( -{3}:? \|)+", line)]
+    assert len(tables) == len(drawn) == len(Page(PAGE).tables)
     for rows, line in zip(tables, drawn, strict=True):
         assert {len(row) for row in rows} == {line.count("---")}
         assert rows[1:]
@@ -683,8 +666,8 @@ def test_tables_are_whole_in_markdown() -> None:
 @example("\r-")
 @example("\ud800\x00")
 def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
-    report = one_of(Paragraph([text]), Table("", ("a", "b"), [Row(("r", text)), Row(("s", Cell(text, "below")))]))
-    found = tokens(render_markdown(report))
+    markdown = one_of(paragraph(text), table(("a", "b"), [("r", text), ("s", f"{text} (below)")]))
+    found = tokens(markdown)
     kinds = {token.type for token in found}
     assert kinds <= {
         "inline", "text", "text_special", "paragraph_open", "paragraph_close", "heading_open", "heading_close",
@@ -692,7 +675,7 @@ def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
     }  # fmt: skip
     assert sum(token.type == "heading_open" for token in found) == 3
     inner = plain(text).strip()
-    cells = [row for table in Page(READER.render(render_markdown(report))).tables[1:] for row in table[1:]]
+    cells = [row for grid in Page(READER.render(markdown)).tables for row in grid[1:]]
     assert [len(row) for row in cells] == [2, 2]
     assert cells[0][1].strip() == inner
     assert cells[1][1].split() == [*inner.split(), "(below)"]
@@ -701,14 +684,15 @@ def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
 
 @given(st.text())
 def test_any_text_reads_in_the_page_as_it_was_written(text: str) -> None:
-    page = render_html(one_of(Paragraph([text, Strong(text)]), Table(text, ("a",), [Row((text,))])), IMAGES)
+    page = render_html(one_of(paragraph(text, " ", bold(text)), table(("a",), [(text,)], text)), IMAGES)
     parsed = Page(page)
     assert parsed.tables[0][1][0].strip() == plain(text).strip().replace("\xa0", " ")
     assert page.encode()
 
 
-def one_of(*blocks: Any) -> Report:
-    return Report("title", "about", Verdict("passed", "kept", []), [], [Section("only", "Only", blocks)])
+def one_of(*blocks: str) -> str:
+    first = [heading(1, "title"), paragraph("about"), *verdict("passed", "kept", [])]
+    return document([*first, heading(2, "Only"), *blocks])
 
 
 def test_the_page_is_in_order_for_those_who_hear_it() -> None:
@@ -721,7 +705,7 @@ def test_the_page_is_in_order_for_those_who_hear_it() -> None:
     assert {attrs.get("scope") for tag, attrs in page.elements if tag == "th"} == {"col", "row"}
     captions = [text for tag, text in page.texts if tag == "span"]
     boxes = [attrs for _, attrs in page.elements if attrs.get("class") == "scroll"]
-    assert len(boxes) == len(page.tables)
+    assert len(boxes) == len(page.tables) - 1  # the key figures fit into any window
     for box in boxes:
         assert box["tabindex"] == "0"
         assert box["role"] == "region"
@@ -753,7 +737,7 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
 
 
 def test_where_no_file_lies_beside_it_plots_can_be_told_in_words() -> None:
-    told = re.sub(r"^!\[(.*)\]\(\w+\.svg\)$", r"\1", MARKDOWN, flags=re.MULTILINE)
+    told = without_images(MARKDOWN)
     assert "image" not in {token.type for token in tokens(told)}
     assert words(shown(told)) == words(shown(MARKDOWN))
 
@@ -763,25 +747,26 @@ def test_equal_input_is_equal_bytes_and_a_figure_more_is_seen() -> None:
     assert pages() == (MARKDOWN, PAGE)
     given = evaluated()
     images = {name: draw(name, given.tables[name]) for name in PLOTS}
-    assert len(render_html(compose(given), images)) < 400_000
+    assert len(render_html(evaluation_markdown(given), images)) < 400_000
     other, _ = pages(changed={"metrics.newest.auroc": 0.7111})
     assert [pair for pair in zip(MARKDOWN.splitlines(), other.splitlines(), strict=True) if pair[0] != pair[1]]
 
 
 def test_a_markdown_table_has_one_line_a_row() -> None:
-    table = markdown_table(
+    records = records_table(
         [
             {"a": 1, "b": "x | y\nz", "c": 0.25, "d": LINK},
-            {"a": 2, "b": Strong("failed"), "c": None, "d": TAG},
-            {"a": 3, "b": Strong("a*b"), "c": float("nan"), "d": ""},
-        ]
+            {"a": 2, "b": bold("failed"), "c": None, "d": TAG},
+            {"a": 3, "b": bold("a*b"), "c": float("nan"), "d": ""},
+        ],
+        words=("d",),
     )
-    assert table.splitlines()[:2] == ["| a | b | c | d |", "| --- | --- | --- | --- |"]
-    assert len(table.splitlines()) == 5
-    assert "| 1 | x \\| y z | 0.25 |" in table
-    assert "| 2 | **failed** | not defined |" in table
-    assert "| 3 | **a\\*b** | not defined |  |" in table
-    assert not {"link_open", "html_inline"} & {token.type for token in tokens(table)}
+    assert records.splitlines()[:2] == ["| a | b | c | d |", "| --- | ---: | ---: | --- |"]
+    assert len(records.splitlines()) == 5
+    assert "| 1 | x \\| y z | 0.25 |" in records
+    assert "| 2 | **failed** | not defined |" in records
+    assert "| 3 | **a\\*b** | not defined |  |" in records
+    assert not {"link_open", "html_inline"} & {token.type for token in tokens(records)}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from abstain.reports.evaluation import compose, render_html
-from abstain.reports.evaluation.words import plain
+from abstain.core.markdown import plain
+from abstain.reports.evaluation import evaluation_markdown
+from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, draw
 from abstain.reports.theme import DARK, LIGHT
 from tests.browser import headless
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, options in VARIANTS.items():
         given = evaluated(**options)
         images = {plot: draw(plot, given.tables[plot]) for plot in PLOTS}
-        (folder / f"{name}.html").write_text(render_html(compose(given), images), encoding="utf-8")
+        (folder / f"{name}.html").write_text(render_html(evaluation_markdown(given), images), encoding="utf-8")
         for plot, svg in images.items():
             (folder / f"{plot}.svg").write_bytes(svg)
     return folder
@@ -132,7 +133,9 @@ def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> No
 def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "kept.html", 390).page
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getAttribute('href')") == "#thresholds"
+    assert (
+        page.evaluate("document.activeElement.getAttribute('href')") == "#what-a-threshold-shows-and-what-it-withholds"
+    )
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=2, name="What a threshold shows")).to_be_in_viewport()
     board = page.get_by_role("region", name="All scorers on the hold-out")

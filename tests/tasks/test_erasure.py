@@ -362,7 +362,7 @@ def test_what_a_run_publishes_says_it_too(
     root, published = workspace.path, dict[str, str]()
     (root / paths.PLOTS).mkdir()
     (root / paths.PLOTS / "threshold.csv").write_text("threshold\n0.5\n")
-    (root / paths.REPORT / "report.html").write_text("<main>all is well</main>")
+    (root / paths.REPORT / "report.md").write_text("# Report\n\n## ✓ All is well\n", encoding="utf-8")
     monkeypatch.setattr("abstain.reports.plots.PLOTS", {})
     monkeypatch.setattr(publish, "leaderboard_table", lambda *_: "")
     monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
@@ -375,7 +375,7 @@ def test_what_a_run_publishes_says_it_too(
     workspace.taint("v1.0.0")
     publish.publish_artifacts.fn(workspace)
     assert mark in published["evaluation"] and "# Report" in published["evaluation"]
-    assert mark in published["evaluation-page"] and "all is well" in published["evaluation-page"]
+    assert mark in published["evaluation-page"] and "All is well" in published["evaluation-page"]
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
+from abstain.core.markdown import plain
 
-from abstain.reports.evaluation.words import plain
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LIGHT = {
     "paper": "#ffffff",

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abstain.reports.evaluation.markdown import escape, markdown_table
-from abstain.reports.evaluation.words import listed
+from abstain.core.markdown import heading, paragraph, points, records_table
+from abstain.reports.formatting import listed
 
 STEPS = ("answering", "perturbing", "reading", "baselines")
 
@@ -17,21 +17,21 @@ def counts(report: Mapping[str, Any]) -> Iterator[str]:
     done = [cell for cell in report["cells"] if "missing" not in cell]
     if not done:
         return
-    yield "## What was counted"
-    yield (
+    yield heading(2, "What was counted")
+    yield paragraph(
         "Of the answers of each cell, training and evaluation together: without a context (P_c is B_c); with a "
         "context of fewer than K tokens that could be replaced (all of these were); with one longer than PM reads "
         "(P_c is N_c); with one that PM's tokenizer does not write back as it was; with one that, perturbed, no longer "
         "fits BM's window; and questions without an answer. Folds: of whole paragraphs, for out-of-fold scores."
     )
-    yield markdown_table([_counted(cell) for cell in done])
-    yield (
+    yield records_table([_counted(cell) for cell in done])
+    yield paragraph(
         "Forward tokens of each step, as far as the feature cache did not have them: a cell finds there what another "
         "one computed, and what it had computed itself before it was cut off."
     )
-    yield markdown_table([_tokens(cell["cell"], cell["computed"]) for cell in done] + [_total(done)])
-    yield "Columns that could not vary in the training answers, and were not given to the regressors:"
-    yield "\n".join(_dropped(done))
+    yield records_table([_tokens(cell["cell"], cell["computed"]) for cell in done] + [_total(done)])
+    yield paragraph("Columns that could not vary in the training answers, and were not given to the regressors:")
+    yield points(_dropped(done))
 
 
 def _counted(cell: Mapping[str, Any]) -> dict[str, str]:
@@ -74,7 +74,7 @@ def _dropped(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             of[reason, tuple(columns)].append(cell["cell"])
     for (reason, dropped), names in of.items():
         whose = "all cells" if len(names) == len(cells) else "; ".join(names)
-        yield f"- {escape(f'{reason}: {listed(_short(dropped))}' if dropped else reason)} ({escape(whose)})"
+        yield f"{f'{reason}: {listed(_short(dropped))}' if dropped else reason} ({whose})"
 
 
 def _short(columns: Sequence[str]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from abstain.reports.evaluation.markdown import escape, markdown_table
-from abstain.reports.evaluation.words import bounds, count, defined, figure, percent, with_bounds
+from abstain.core.markdown import bold, defined, document, heading, paragraph, points, records_table
+from abstain.reports.formatting import count, figure, percent, with_bounds
 from abstain.study.counted import counts
 from abstain.study.declared import words
 from abstain.study.tables import PAPER, WHO
@@ -20,40 +20,40 @@ MISSING = "missing"
 
 def to_markdown(report: Mapping[str, Any]) -> str:
     """`report` as Markdown: the tables, what is missing of them, and what was counted."""
-    return "\n\n".join(text.strip() for text in _parts(report)) + "\n"
+    return document(_parts(report))
 
 
 def _parts(report: Mapping[str, Any]) -> Iterator[str]:
-    yield f"# {escape(report['title'])}"
-    yield escape(
+    yield heading(1, report["title"])
+    yield paragraph(
         f"Rows marked as the paper's are copied from it ({report['paper']}); all others were computed here. BM is the "
         "base model, PM the model that perturbs; t is the threshold from which on an answer counts as correct; in "
         f"parentheses are 95 % intervals by bootstrap of whole paragraphs ({report['draws']:,} draws). The variance "
         "beside an MSE is the MSE of always saying the mean of the true scores."
     )
     if report["missing"]:
-        yield f"**{_missing(report['missing'], len(report['cells']))}**"
+        yield paragraph(bold(_missing(report["missing"], len(report["cells"]))))
     for name, table in report["tables"].items():
         yield from _table(name, table, report)
     yield from counts(report)
-    yield "## What it was computed from"
+    yield heading(2, "What it was computed from")
     models = sorted({model for cell in report["cells"] for model in cell.get("models", {}).values()})
     files = [f"{name}: sha256 {digest}" for name, digest in report["files"].items()]
-    yield "\n".join(f"- {escape(line)}" for line in [*models, *files])
+    yield points([*models, *files])
 
 
 def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     number = f"Table {name}" if name.isdecimal() else words(name).capitalize()
-    yield f"## {escape(number)}: {escape(table['title'])}"
-    yield escape(f"{_size(table['size'])} {_setting(table)}")
+    yield heading(2, f"{number}: {table['title']}")
+    yield paragraph(f"{_size(table['size'])} {_setting(table)}")
     if table["missing"]:
-        yield f"**{_missing(table['missing'], table['cells'])}**"
-        yield "\n".join(f"- {escape(cell)}: {escape(reason)}" for cell, reason in table["missing"].items())
-    yield markdown_table([_cells(row, table, report["models"]) for row in table["rows"]])
+        yield paragraph(bold(_missing(table["missing"], table["cells"])))
+        yield points(f"{cell}: {reason}" for cell, reason in table["missing"].items())
+    yield records_table([_cells(row, table, report["models"]) for row in table["rows"]])
     notes = dict.fromkeys(row["note"] for row in table["rows"] if row.get("note"))
-    yield from (escape(f"Where a figure is not defined: {note}.") for note in notes)
+    yield from (paragraph(f"Where a figure is not defined: {note}.") for note in notes)
     if table["note"]:
-        yield escape(table["note"])
+        yield paragraph(table["note"])
     for beside in table["baselines"]:
         yield from _baselines(beside, table["varied"])
 
@@ -97,7 +97,7 @@ def _computed(row: Row, key: str) -> str:
     if key == "threshold":
         return f"{row[key]:g}"
     if key == "mse":
-        return f"{figure(row[key], '.4f')} ({bounds(row, key, '.4f')})" if defined(row[key]) else figure(None)
+        return with_bounds(row, key, ".4f")
     return with_bounds(row, key)
 
 
@@ -122,14 +122,14 @@ def _missing(missing: Mapping[str, str], cells: int) -> str:
 
 def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str]:
     setting = ", ".join(words(beside[key]) for key in varied if key in beside and key != "threshold")
-    yield f"### {escape('Against baselines' + (f': {setting}' if setting else ''))}"
+    yield heading(3, "Against baselines" + (f": {setting}" if setting else ""))
     best = beside["baselines"][0]
-    yield escape(
+    yield paragraph(
         f"At t = {beside['threshold']:g} the regressor has an AUROC of {with_bounds(beside, 'auroc')}. The best "
         f"baseline, chosen on these very answers, is {best['baseline']}: {with_bounds(best, 'auroc')}. The regressor "
         f"is {_verdict(best)} at 95 %: the paired difference is {with_bounds(best, 'ahead')}."
     )
-    yield markdown_table(
+    yield records_table(
         [
             {
                 "baseline": line["baseline"],
@@ -138,7 +138,8 @@ def _baselines(beside: Mapping[str, Any], varied: Sequence[str]) -> Iterator[str
                 "at 95 %": _verdict(line),
             }
             for line in beside["baselines"]
-        ]
+        ],
+        words=("at 95 %",),
     )
 
 

@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.data.validation.results import LISTED, SAMPLE, CheckResult, ValidationResult, condition
+from abstain.reports.data_reports.validation import validation_report
 
 
 def found(suite: str, column: str, failing: list[str], severity: str = "error") -> CheckResult:
@@ -60,9 +61,9 @@ def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
 
 def test_a_name_of_several_lines_breaks_no_page() -> None:
     check = found("interactions", "text", ["a\n# b | c"])
-    page = result(check).to_markdown()
+    page, _ = validation_report([result(check).to_dict()], "a run")
     assert "\n# b" not in page
-    assert "| text | present | **fails** | 1 | a # b \\| c |" in page
+    assert "| text | present | **fails** | 1 | a \\# b \\| c |" in page
     assert result(check).first_failure() == "interactions/a # b | c first: text: this field is empty"
 
 

@@ -20,6 +20,7 @@ from abstain.data.validation.runner import run_suites, validate
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources.files import explicit_sources
+from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (
     ASKED,
     NOW,
@@ -62,6 +63,10 @@ def checked(tables: Tables, before: tuple = (), now: Any = NOW, params: Any = PA
     known = Known(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, params, now)
+
+
+def report_of(result: ValidationResult) -> str:
+    return validation_report([result.to_dict()], "a run")[0]
 
 
 def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
@@ -175,7 +180,7 @@ def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
     assert (warning.unexpected, warning.sample) == (2, ("interactions/a", "interactions/c"))
     assert warning.note == "contexts: answered without any context"
     assert result.warning_lines() == ["2 of 3 interactions: contexts: answered without any context"]
-    assert "| contexts | at least 1 | warning | 2 | a, c |" in result.to_markdown()
+    assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
 
 
 def test_a_chunk_that_is_not_retrievable_any_more_is_only_a_warning() -> None:
@@ -189,7 +194,7 @@ def test_empty_tables_are_skipped_and_that_is_said() -> None:
     assert result.success
     assert result.checks == () and result.notes == ()
     assert result.skipped == ("interactions", "feedback", "reviews", "documents", "chunks")
-    assert "reviews: no rows, the suite was skipped" in result.to_markdown()
+    assert "reviews: no rows, the suite was skipped" in report_of(result)
 
 
 def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
@@ -208,10 +213,10 @@ def test_the_result_is_deterministic_json_and_readable() -> None:
     text = json.dumps(result.to_dict())
     assert text == json.dumps(checked(rows).to_dict())
     assert json.loads(text)["success"] is False
-    page = result.to_markdown()
-    assert "**Failed**: 2 expectations fail, 1 warnings." in page
+    page = report_of(result)
+    assert "## ✗ 2 expectations failed, by 2 rows" in page
     assert "| answer_chars | at most 200 | **fails** | 1 | i-1 |" in page
-    assert "- `interactions/i-1`: answer: 201 characters, 200 allowed (validation.max_text_chars)" in page
+    assert "| interactions/i-1 | answer: 201 characters, 200 allowed (validation.max_text_chars) |" in page
 
 
 def test_an_expectation_that_cannot_be_evaluated_is_no_verdict() -> None:
@@ -286,7 +291,7 @@ def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: 
     assert (result.failing, len(result.reasons), result.unlisted) == (LISTED + 100, LISTED, 100)
     (check,) = result.errors
     assert (check.unexpected, len(check.sample)) == (LISTED + 100, SAMPLE)
-    assert f"- and {LISTED + 50:,} more" in result.to_markdown()
+    assert f"and {LISTED + 50:,} more" in report_of(result)
 
 
 def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:

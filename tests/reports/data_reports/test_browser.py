@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from abstain.data.validation.results import ValidationResult
-from abstain.reports.data_reports.ingest import ingest_page
-from abstain.reports.data_reports.validation import validation_page
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.validation import validation_report
 from tests.browser import headless
 from tests.reports.data_reports.test_pages import DRIFT, REFUSED, SPLITS, check, report, rows_result
 
@@ -36,13 +36,13 @@ FAILED = ValidationResult.merge(
     ]
 )
 PAGES = {
-    "validation": validation_page([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02"),
-    "ingest": ingest_page(
+    "validation": validation_report([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02")[1],
+    "ingest": ingest_report(
         report(reasons={"answer: missing": 5}, validation=FAILED),
         "ingest calm-owl",
         REFUSED,
         "batch of a.jsonl refused",
-    ),
+    )[1],
 }
 
 
@@ -70,7 +70,7 @@ def opened(browser: Browser, folder: Path, name: str, **options: object) -> tupl
 def test_asks_for_nothing_but_itself_and_runs_nothing(browser: Browser, tmp_path: Path, name: str) -> None:
     page, asked, complaints = opened(browser, tmp_path, name)
     page.wait_for_load_state("networkidle")
-    assert [url for url in asked if url != "data:,"] == [(tmp_path / f"{name}.html").as_uri()]
+    assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / f"{name}.html").as_uri()]
     assert complaints == []
     assert page.title() != "1"
 
@@ -80,10 +80,12 @@ def test_the_verdict_and_the_rows_that_fail_are_seen(browser: Browser, tmp_path:
     verdict = page.locator("#verdict")
     expect(verdict).to_contain_text("1 expectation failed")
     expect(verdict).to_be_in_viewport(ratio=1)
-    expect(page.locator("#failing").get_by_text("31,204 characters")).to_be_in_viewport()
-    expect(page.locator("#failing").get_by_text(HOSTILE)).to_be_visible()
-    assert page.locator("#drift svg").first.bounding_box()["height"] > 50
-    suite = page.locator("#suites details").filter(has_text="labels")
+    expect(page.locator("#rows-that-fail").get_by_text("31,204 characters")).to_be_in_viewport()
+    expect(page.locator("#rows-that-fail").get_by_text(HOSTILE)).to_be_visible()
+    drawing = page.locator("#drift-of-the-newest-batch img").first
+    assert drawing.bounding_box()["height"] > 50
+    assert drawing.evaluate("one => one.complete && one.naturalWidth > 100")
+    suite = page.locator("#what-was-checked details").filter(has_text="labels")
     expect(suite.get_by_text("straddles")).not_to_be_visible()  # what holds is folded
     suite.locator("summary").click()
     expect(suite.get_by_text("straddles")).to_be_visible()

@@ -14,9 +14,10 @@ from abstain.data.store.profile import MEASURES
 from abstain.data.validation.results import SHOWN, CheckResult, ValidationResult
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, balance_of, drift_of
-from abstain.reports.data_reports.ingest import ingest_page
-from abstain.reports.data_reports.validation import validation_page
+from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.sections import balance_section
+from abstain.reports.data_reports.validation import validation_report
 
 DRIFT = {
     "limit": 0.25,
@@ -33,21 +34,31 @@ SPLITS = [
 
 
 class Reader(HTMLParser):
-    """The text of a page, its elements, and every address in it."""
+    """The text of a page but for the links of its contents, its elements, and every address in it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.text: list[str] = []
         self.tags: list[str] = []
         self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.alts: list[str] = []
+        self.hidden = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "action", "srcset", "data")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.alts += [value or "" for name, value in attrs if name == "alt"]
+        self.hidden = tag in ("style", "title", "a")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden = False
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if not self.hidden:
+            self.text.append(data.replace("\xa0", " "))
 
     @property
     def words(self) -> str:
@@ -72,9 +83,8 @@ def check(suite: str, column: str, unexpected: int = 0, severity: str = "error",
 
 
 def page_of(*results: ValidationResult) -> Reader:
-    return Reader(
-        validation_page([json.loads(json.dumps(result.to_dict())) for result in results], "retrain shiny-fox")
-    )
+    read = [json.loads(json.dumps(result.to_dict())) for result in results]
+    return Reader(validation_report(read, "retrain shiny-fox")[1])
 
 
 def rows_result(**changes: Any) -> ValidationResult:
@@ -89,7 +99,8 @@ def test_a_sound_store_has_passed() -> None:
     words = page_of(rows_result()).words
     assert "Data validation retrain shiny-fox ✓ Passed 2 expectations hold on 1,200 rows" in words
     assert "feedback: no rows, the suite was skipped" in words
-    assert "1,200 rows 2 of 2 expectations hold" in words
+    assert "1,200 interactions 0 feedback" in words
+    assert "✓ interactions: 1,200 rows, 2 of 2 expectations hold" in words
 
 
 def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
@@ -105,7 +116,10 @@ def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
     assert places == sorted(places)
     assert f"answer: reason {SHOWN - 1}" in words and f"answer: reason {SHOWN}" not in words
     assert "and 10 more" in words
-    assert "answer_chars at least 1, at most 20,000 fails 60 row-0, row-1" in words
+    assert (
+        "answer_chars at least 1, at most 20,000 fails 60 row-0, row-1, row-2, row-3, row-4 answer_chars: not liked"
+        in words
+    )
 
 
 def test_warnings_figures_and_charts_are_shown() -> None:
@@ -116,27 +130,28 @@ def test_warnings_figures_and_charts_are_shown() -> None:
     page = page_of(ValidationResult.merge([rows_result(), drift]), table)
     assert "! Passed, with 1 warning 3 expectations hold" in page.words
     assert "Warnings question language: 3.73 from" in page.words
-    assert "train 40 75.0% 25.0%" in page.words
+    assert f"train 40 75.0 % {'█' * 15}{'░' * 5} 25.0 % {'█' * 5}{'░' * 15}" in page.words
     assert "holdout 0 no answers" in page.words
-    assert "newest, 100 interactions before, 900" in page.words
-    assert "question language shift 3.73: large" in page.words and "answer length shift 0.01 " in page.words
-    assert page.tags.count("svg") == len(MEASURES) + 2 * 2
+    assert "the newest batch, 100 interactions; grey: those before, 900" in page.words
+    assert "question language: shift 3.73: large." in page.words and "answer length: shift 0.01." in page.words
+    assert page.tags.count("img") == len(MEASURES)
+    (told,) = (alt.replace("\xa0", " ") for alt in page.alts if alt.startswith("question language"))
+    assert told == "question language: en: 50.0 %, before 100.0 %; de: 50.0 %, before 0.0 %."
 
 
 def test_bars_are_shares_scaled_to_the_highest() -> None:
-    drift = drift_of(DRIFT)
-    histograms = {histogram.measure: histogram for histogram in drift.histograms}
-    assert [histogram.measure for histogram in drift.histograms if histogram.is_large] == ["question language"]
-    lengths = {bar.label: (bar.newest_share, bar.previous_share) for bar in histograms["answer length"].bars}
+    lengths = histogram(DRIFT, "answer length")
     assert lengths == {"32": (0.4, 500 / 900), "46": (0, 0), "64": (0.6, 0), "91": (0, 400 / 900)}
-    assert max(bar.newest for bar in histograms["answer length"].bars) == 70
+    drawing = drift_images(DRIFT)["drift_answer_length"].decode()
+    heights = [float(height) for height in re.findall(r'<rect [^>]*height="([\d.]+)"', drawing)]
+    assert heights == [46.7, 64.8, 0, 0, 70, 0, 0, 51.9], "the newest batch beside those before, class by class"
+    assert "prefers-color-scheme:dark" in drawing
     many = DRIFT | {"newest": DRIFT["newest"] | {"answer language": {f"l{at}": 9 for at in range(20)}}}
-    shown = next(h for h in drift_of(many).histograms if h.measure == "answer language")
-    assert len(shown.bars) == LANGUAGES_SHOWN
-    assert [(row.split, row.right, row.experts) for row in balance_of(SPLITS)] == [
-        ("all", 0.75, 0.25),
-        ("train", 0.75, 0.25),
-        ("holdout", None, None),
+    assert len(histogram(many, "answer language")) == LANGUAGES_SHOWN
+    assert [line.split("|")[1:4] for line in balance_section(SPLITS)[1].splitlines()[4:]] == [
+        [" all ", " 40 ", " 75.0 % "],
+        [" train ", " 40 ", " 75.0 % "],
+        [" holdout ", " 0 ", " no answers "],
     ]
 
 
@@ -144,8 +159,8 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
 def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
     sound = page_of(rows_result(reasons={"interactions/x": ("y",)}))
     page = page_of(rows_result(reasons={f"interactions/{key}": (reason,)}, notes=(reason,), figures={}))
-    assert set(page.tags) <= {*sound.tags, "ul", "li"}
-    assert page.addresses == ["data:,"]
+    assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
+    assert {address for address in page.addresses if address != "data:,"} <= {f"#{name}" for name in page.ids}
 
 
 def report(**changes: Any) -> IngestReport:
@@ -166,12 +181,12 @@ REFUSED = [
 
 def test_an_accepted_batch_says_what_it_brought() -> None:
     drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), figures={"drift": DRIFT})
-    words = Reader(
-        ingest_page(report(reasons={"answer: missing": 5}, validation=drift), "ingest calm-owl", REFUSED)
-    ).words
-    assert "! 12 rows accepted, 5 quarantined new: 12 interactions, 3 feedback" in words
+    given = report(reasons={"answer: missing": 5}, validation=drift)
+    words = Reader(ingest_report(given, "ingest calm-owl", REFUSED)[1]).words
+    assert "! 12 rows accepted, 5 quarantined" in words
+    assert "New: 12 interactions, 3 feedback, 0 reviews, 0 documents." in words
     assert "20 read 12 accepted 1 duplicate 2 held 5 quarantined" in words
-    assert "5 answer: missing" in words
+    assert "5 x answer: missing" in words
     assert "a.jsonl, line 7 answer: this field is missing" in words and "and 3 more" in words
     assert "2 thumbs and reviews wait for their interaction" in words
     assert "abstain quarantine retry ID" in words
@@ -179,7 +194,7 @@ def test_an_accepted_batch_says_what_it_brought() -> None:
 
 
 def test_a_refused_batch_says_so_first() -> None:
-    page = ingest_page(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl refused: 5 of 20 rows fail")
+    _, page = ingest_report(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl refused: 5 of 20 rows fail")
     words = Reader(page).words
     assert "✗ Batch refused, nothing accepted batch of a.jsonl refused: 5 of 20 rows fail" in words
     assert "12 valid, not accepted" in words
@@ -189,6 +204,6 @@ def test_a_refused_batch_says_so_first() -> None:
 
 def test_a_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
     known = report(read=1, accepted=0, duplicate=1, held=0, quarantined=0, contracts={"interactions": 0})
-    words = Reader(ingest_page(known, "ingest calm-owl")).words
-    assert "✓ 0 rows accepted new: nothing" in words
+    words = Reader(ingest_report(known, "ingest calm-owl")[1]).words
+    assert "✓ 0 rows accepted" in words and "New: 0 interactions." in words
     assert "What to do" not in words

@@ -1,4 +1,4 @@
-"""Validation results as plain data: for ingest, for JSON, for Markdown (`validation_page` makes HTML of it).
+"""Validation results as plain data: for ingest, for JSON, for a report (`validation_report`).
 
 Results of several batches are merged into one, which keeps the counts of all and the reasons of the first rows: a
 million refused rows need no more memory than ten.
@@ -19,7 +19,7 @@ LISTED = 1_000
 """Failing rows whose reasons a merged result keeps."""
 
 SHOWN = 50
-"""Failing rows that a page lists."""
+"""Failing rows that a report lists."""
 
 UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers"}
 """Names for the rows of tables other than those of data/."""
@@ -134,33 +134,6 @@ class ValidationResult:
             "figures": dict(self.figures),
         }
 
-    def to_markdown(self, title: str = "Data validation") -> str:
-        """A report: the verdict, one table of expectations a suite, the failing rows."""
-        errors = len(self.errors)
-        verdict = f"{errors} expectations fail" if errors else "every expectation holds"
-        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
-        lines = [f"# {title}", "", f"**{'Failed' if errors else 'Passed'}**: {verdict}{warned}."]
-        notes = self.to_dict()["notes"]
-        lines += [""] * bool(notes) + [f"- {note}" for note in notes]
-        for suite in self.rows:
-            checks = [check for check in self.checks if check.suite == suite]
-            if not checks:
-                continue
-            lines += ["", f"## {suite} ({self.rows[suite]:,} {UNITS.get(suite, 'rows')})", ""]
-            lines += ["| column | must be | outcome | failing rows | for example |", "| --- | --- | --- | ---: | --- |"]
-            for check in checks:
-                outcome = "ok" if check.success else {"error": "**fails**", "warning": "warning"}[check.severity]
-                sample = ", ".join(key.partition("/")[2] for key in check.sample)
-                must = condition(check.expectation, check.arguments)
-                lines.append(f"| {check.column} | {must} | {outcome} | {check.unexpected} | {_cell(sample)} |")
-        told = [line for check in self.warnings if check.suite not in TABLES for line in check.told]
-        lines += ["", "## Warnings", ""] * bool(told) + [f"- {line}" for line in told]
-        if self.reasons:
-            lines += ["", "## Rows that fail", ""]
-            lines += [f"- `{_cell(key)}`: {'; '.join(self.reasons[key])}" for key in sorted(self.reasons)[:SHOWN]]
-            lines += [f"- and {self.failing - SHOWN:,} more"] if self.failing > SHOWN else []
-        return "\n".join(lines) + "\n"
-
     def _with(self, other: ValidationResult) -> ValidationResult:
         reasons = {**self.reasons, **other.reasons}
         kept = dict(list(reasons.items())[:LISTED])
@@ -206,7 +179,3 @@ def _joined(one: CheckResult, other: CheckResult) -> CheckResult:
 
 def _figure(value: float) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from abstain.core.markdown import document, heading, key_figures, paragraph, points
 from abstain.data.validation.runner import ValidationResult
 
 # A reason begins with its field; quoted values and figures after that distinguish rows, not reasons;
@@ -45,27 +46,41 @@ class IngestReport:
             )
 
     def to_markdown(self) -> str:
-        """A short report: the counts, the refused rows with their reasons, the warnings."""
-        counts = (self.read, self.accepted, self.duplicate, self.held, self.quarantined)
-        lines = ["# Ingest", "", "| rows read | accepted | duplicate | held | quarantined |"]
-        lines += ["| ---: | ---: | ---: | ---: | ---: |", f"| {' | '.join(f'{count:,}' for count in counts)} |", ""]
-        lines += [f"New: {', '.join(f'{count:,} {name}' for name, count in self.contracts.items())}."]
+        """Return a short report: the counts, what was refused and why, what to look at."""
+        return document([heading(1, "Ingest"), *self.summary()])
+
+    def summary(self, accepted: str = "accepted") -> list[str]:
+        """Return the blocks of the short report below its title; `accepted` names the rows that were."""
+        counts = {
+            "read": self.read,
+            accepted: self.accepted,
+            "duplicate": self.duplicate,
+            "held": self.held,
+            "quarantined": self.quarantined,
+        }
+        new = ", ".join(f"{count:,} {name}" for name, count in self.contracts.items())
+        blocks = [key_figures((f"{count:,}", name) for name, count in counts.items()), paragraph(f"New: {new}.")]
+        if self.quarantined:
+            where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
+            reasons = points(f"{count:,} x {reason}" for reason, count in self.reasons.items())
+            blocks += [heading(2, "Why rows were refused"), paragraph(f"Quarantined{where}:"), reasons]
+        sections = {"Warnings": self.validation.warning_lines() if self.validation else [], "Notes": self._notes()}
+        for title, lines in sections.items():
+            blocks += [heading(2, title), points(lines)] if lines else []
+        return blocks
+
+    def _notes(self) -> list[str]:
+        notes = [*self.validation.notes] if self.validation else []
         if self.held:
-            lines += ["", f"{self.held:,} thumbs and reviews wait for their interaction."]
+            notes.append(f"{self.held:,} thumbs and reviews wait for their interaction")
         if self.joined:
             became = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
-            lines += ["", f"Of those that had waited: {became}."]
-        if self.quarantined:
-            where = f" in `{self.quarantine}`" if self.quarantine else ", all of them known"
-            lines += ["", f"Quarantined{where}:", ""]
-            lines += [f"- {count} x {reason}" for reason, count in self.reasons.items()]
+            notes.append(f"of those that had waited: {became}")
         if self.redacted:
-            lines += ["", f"Redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}."]
-        notes = [f"ignored, of no known kind: {', '.join(self.ignored)}"] if self.ignored else []
-        if self.validation:
-            notes += [*self.validation.notes, *self.validation.warning_lines()]
-        lines += ["", "Notes:", ""] * bool(notes) + [f"- {note}" for note in notes]
-        return "\n".join(lines) + "\n"
+            notes.append(f"redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}")
+        if self.ignored:
+            notes.append(f"ignored, of no known kind: {', '.join(self.ignored)}")
+        return notes
 
 
 def kinds(reasons: Iterable[str]) -> list[str]:

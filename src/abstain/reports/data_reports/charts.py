@@ -1,92 +1,60 @@
-"""From figures to what is drawn: bars as shares, in fixed units that the page scales. Pure."""
+"""How far the newest batch is from those before: a histogram of each measure, in words and as a drawing."""
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from abstain.core.markdown import heading, paragraph
 from abstain.data.store.profile import LENGTHS, MEASURES
+from abstain.reports.formatting import percent
+from abstain.reports.page import plot
+from abstain.reports.theme import LIGHT, themed
 
 LANGUAGES_SHOWN = 6
 SEEN = 0.005
 """Classes at either end with a smaller share are not drawn."""
 
-HEIGHT = 70
-STEP = 26
+HEIGHT, STEP, LEAST_WIDTH = 70, 26, 260
+"""Of the drawing, in its own units: the highest bar, a class with both of its bars, all of it."""
 
 
-@dataclass(frozen=True)
-class Balance:
-    """One split: how many answers, and which share of them is right, or labelled by an expert; None for no answers."""
-
-    split: str
-    answers: int
-    right: float | None
-    experts: float | None
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One class of a histogram: its place and the heights of both sides, in units of the drawing."""
-
-    label: str
-    x: int
-    newest: float
-    previous: float
-    newest_share: float
-    previous_share: float
+def drift_section(figures: Mapping[str, Any]) -> list[str]:
+    """Return the figures `drift` of a result in words, with a plot of each measure."""
+    rows, limit = figures["rows"], figures["limit"]
+    text = (
+        f"Blue: the newest batch, {rows['newest']:,} interactions; grey: those before, {rows['previous']:,}. "
+        f"Shift: population stability index, {limit} allowed."
+    )
+    plots = [block for measure in MEASURES for block in _plot(figures, measure, figures["shift"][measure] > limit)]
+    return [heading(2, "Drift of the newest batch"), paragraph(text), *plots]
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """One measure of the newest batch beside the batches before."""
-
-    measure: str
-    shift: float
-    is_large: bool
-    unit: str
-    bars: Sequence[Bar]
-
-    @property
-    def width(self) -> int:
-        return STEP * len(self.bars)
+def drift_images(figures: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the drawings of `drift_section`, as SVG, by name."""
+    return {_name(measure): _drawing(histogram(figures, measure)) for measure in MEASURES}
 
 
-@dataclass(frozen=True)
-class Drift:
-    newest_rows: int
-    previous_rows: int
-    limit: float
-    histograms: Sequence[Histogram]
+def histogram(figures: Mapping[str, Any], measure: str) -> dict[str, tuple[float, float]]:
+    """Return the classes of a measure: the shares of the newest batch, and of those before, that are in each."""
+    newest, previous = (_shares(figures[side].get(measure, {})) for side in ("newest", "previous"))
+    classes = _lengths(newest, previous) if measure in LENGTHS else _languages(newest, previous)
+    return {name: (newest.get(name, 0.0), previous.get(name, 0.0)) for name in classes}
 
 
-def balance_of(figures: Sequence[Mapping[str, Any]]) -> list[Balance]:
-    """The figures `splits` of a training table's result."""
-    return [
-        Balance(
-            split=row["split"],
-            answers=row["answers"],
-            right=row["right"] / row["answers"] if row["answers"] else None,
-            experts=row["reviewed"] / row["answers"] if row["answers"] else None,
-        )
-        for row in figures
+def _plot(figures: Mapping[str, Any], measure: str, is_large: bool) -> list[str]:
+    told = [
+        f"{name}: {percent(new)}, before {percent(old)}" for name, (new, old) in histogram(figures, measure).items()
     ]
+    shift = f"{measure}: shift {figures['shift'][measure]:.2f}{': large' if is_large else ''}"
+    unit = "Characters, from." if measure in LENGTHS else "ISO 639; und: of no certain language."
+    return plot(_name(measure), shift, f"{measure}: {'; '.join(told) or 'no answers'}.", unit)
 
 
-def drift_of(figures: Mapping[str, Any]) -> Drift:
-    """The figures `drift` of a result."""
-    limit, histograms = figures["limit"], []
-    for measure in MEASURES:
-        newest, previous = (_shares(figures[side].get(measure, {})) for side in ("newest", "previous"))
-        shift = figures["shift"][measure]
-        is_length = measure in LENGTHS
-        classes = _lengths(newest, previous) if is_length else _languages(newest, previous)
-        unit = "characters, from" if is_length else "ISO 639; und: of no certain language"
-        histograms.append(Histogram(measure, shift, shift > limit, unit, _bars(classes, newest, previous)))
-    rows = figures["rows"]
-    return Drift(rows["newest"], rows["previous"], limit, histograms)
+def _name(measure: str) -> str:
+    return f"drift_{measure.replace(' ', '_')}"
 
 
 def _shares(counts: Mapping[str, int]) -> dict[str, float]:
@@ -108,10 +76,16 @@ def _languages(newest: Mapping[str, float], previous: Mapping[str, float]) -> li
     return sorted(share, key=lambda name: (-share[name], name))[:LANGUAGES_SHOWN]
 
 
-def _bars(classes: Sequence[str], newest: Mapping[str, float], previous: Mapping[str, float]) -> list[Bar]:
-    pairs = [(newest.get(name, 0.0), previous.get(name, 0.0)) for name in classes]
-    highest = max((share for pair in pairs for share in pair), default=0) or 1
-    return [
-        Bar(name, STEP * at, round(HEIGHT * new / highest, 1), round(HEIGHT * old / highest, 1), new, old)
-        for at, (name, (new, old)) in enumerate(zip(classes, pairs, strict=True))
-    ]
+def _drawing(classes: Mapping[str, tuple[float, float]]) -> bytes:
+    highest = max((share for pair in classes.values() for share in pair), default=0) or 1
+    drawn = []
+    for at, (name, shares) in enumerate(classes.items()):
+        for x, colour, share in zip((13, 2), ("blue", "grey"), shares, strict=True):
+            height = round(HEIGHT * share / highest, 1)
+            box = f'x="{STEP * at + x}" y="{HEIGHT - height:g}" width="10" height="{height:g}"'
+            drawn.append(f'<rect {box} style="fill: {LIGHT[colour]}"/>')
+        label = f'x="{STEP * at + 12.5}" y="{HEIGHT + 11}" text-anchor="middle" font-size="8.5"'
+        drawn.append(f'<text {label} style="fill: {LIGHT["soft"]}">{html.escape(name)}</text>')
+    width, height = max(STEP * len(classes), LEAST_WIDTH), HEIGHT + 14
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+    return themed("".join([head, *drawn, "</svg>"])).encode()

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abstain.reports.evaluation.document import Block, Cell, Paragraph, Row, Section, Subheading, Table
+from abstain.core.markdown import bold_row, defined, heading, paragraph, table
 from abstain.reports.evaluation.evaluated import SERVED, Evaluated
-from abstain.reports.evaluation.words import bounded, bounds, count, defined, figure, listed, percent, with_bounds
+from abstain.reports.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
 
 CHANCE = 0.5
 
 
-def audit_section(evaluated: Evaluated) -> Section:
+def audit_section(evaluated: Evaluated) -> list[str]:
     audits = evaluated.evaluation["audits"]
-    blocks: list[Block] = [
-        Subheading("Length only"),
-        Paragraph([_length(evaluated)]),
-        Subheading("Context removed"),
-        Paragraph([_without_context(audits["context_removed"])]),
+    return [
+        heading(2, "What it listens to"),
+        heading(3, "Length only"),
+        paragraph(_length(evaluated)),
+        heading(3, "Context removed"),
+        paragraph(_without_context(audits["context_removed"])),
         *_table_of(
             "AUROC and mean confidence with the retrieved context, and of the same answers without it",
             ("scorer", "AUROC", "AUROC without context", "lost", "mean", "mean without context"),
@@ -26,15 +27,14 @@ def audit_section(evaluated: Evaluated) -> Section:
                 [
                     row["scorer"],
                     *(figure(row[name]) for name in ("auroc", "auroc_changed")),
-                    bounded(row, "auroc_lost", "+.3f"),
+                    with_bounds(row, "auroc_lost", "+.3f"),
                     *(figure(row[name]) for name in ("mean", "mean_changed")),
                 ]
                 for row in audits["context_removed"]
             ],
-            [row["scorer"] == SERVED for row in audits["context_removed"]],
         ),
-        Subheading("Answers shuffled"),
-        Paragraph([_shuffled(evaluated, audits["answers_shuffled"])]),
+        heading(3, "Answers shuffled"),
+        paragraph(_shuffled(evaluated, audits["answers_shuffled"])),
         *_table_of(
             "Right answers in place against the same questions with the answer to another one",
             ("scorer", "AUROC against shuffled", "mean in place", "mean shuffled", "of the shuffled shown"),
@@ -42,35 +42,28 @@ def audit_section(evaluated: Evaluated) -> Section:
                 [
                     row["scorer"],
                     *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_right", "mean_changed")),
-                    percent(row["shown_changed"]) if row["scorer"] == SERVED else "",
+                    percent(row["shown_changed"]) if row["scorer"] == SERVED else NOTHING,
                 ]
                 for row in audits["answers_shuffled"]
             ],
-            [row["scorer"] == SERVED for row in audits["answers_shuffled"]],
         ),
-        Subheading("Trained without a product"),
-        Paragraph([_left_out(audits["left_out"])]),
+        heading(3, "Trained without a product"),
+        paragraph(_left_out(audits["left_out"])),
         *_table_of(
             "AUROC on each product of a probe that was trained without it, and of the served probe",
             ("product", "answers", "trained without it", "trained on all", "lost", "note"),
             [_product(row) for row in audits["left_out"]],
-            [False] * len(audits["left_out"]),
-            wordy=("note",),
+            words=("note",),
         ),
     ]
-    return Section("audits", "What it listens to", blocks)
 
 
 def _table_of(
-    caption: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str | Cell]],
-    marked: Sequence[bool],
-    wordy: Sequence[str] = (),
-) -> list[Block]:
-    if not rows:
-        return []
-    return [Table(caption, columns, [Row(*row) for row in zip(rows, marked, strict=True)], wordy)]
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()
+) -> list[str]:
+    """The table, its row of the served probe in bold; none where there are no rows."""
+    marked = [bold_row(row) if row[0] == SERVED and columns[0] == "scorer" else row for row in rows]
+    return [table(columns, marked, caption, words)] if rows else []
 
 
 def _length(evaluated: Evaluated) -> str:
@@ -138,13 +131,13 @@ def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
     return " ".join([text, *parts])
 
 
-def _product(row: Mapping[str, Any]) -> list[str | Cell]:
+def _product(row: Mapping[str, Any]) -> list[str]:
     return [
         row["product"],
         f"{row['rows']:,}",
-        bounded(row, "auroc"),
+        with_bounds(row, "auroc"),
         figure(row.get("auroc_trained_on_all")),
-        bounded(row, "lost", "+.3f"),
+        with_bounds(row, "lost", "+.3f"),
         row["note"],
     ]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.config.params import ProbeParams
-from abstain.reports.evaluation.document import Block, Paragraph, Points, Row, Section, Strong, Table
+from abstain.core.markdown import heading, labelled, paragraph, points, table
 from abstain.reports.evaluation.evaluated import SERVED, Evaluated
-from abstain.reports.evaluation.words import count, figure, listed, percent, share
+from abstain.reports.formatting import count, figure, listed, percent, share
 
 
-def model_card(evaluated: Evaluated) -> Section:
+def model_card(evaluated: Evaluated) -> list[str]:
     served, threshold = evaluated.served, evaluated.threshold
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
     limit = "right, of the shown, at least" if evaluated.is_precision else "shown and wrong, of all, at most"
@@ -29,26 +29,23 @@ def model_card(evaluated: Evaluated) -> Section:
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",
     }
-    table = Table(
-        "The served probe", ("what", "value"), [Row((what, value)) for what, value in rows.items()], ("value",)
-    )
-    return Section("model-card", "Model card", [table])
+    return [heading(2, "Model card"), table(("what", "value"), rows.items(), "The served probe", words=("value",))]
 
 
-def data_card(evaluated: Evaluated) -> Section:
+def data_card(evaluated: Evaluated) -> list[str]:
     dataset = evaluated.dataset
     labels = listed([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
-    blocks: list[Block] = [_splits(dataset["splits"]), Paragraph([f"Labels: {labels}. {_rules()}"]), *_thumbs(dataset)]
-    blocks.append(Paragraph([_weights(evaluated.holdout)]))
-    return Section("data-card", "Data card", blocks)
+    return [
+        heading(2, "Data card"),
+        _splits(dataset["splits"]),
+        paragraph(f"Labels: {labels}. {_rules()}"),
+        *_thumbs(dataset),
+        paragraph(_weights(evaluated.holdout)),
+    ]
 
 
-def glossary() -> Section:
-    return Section(
-        "glossary",
-        "How to read the figures",
-        [Points([[Strong(f"{what}:"), f" {says}"] for what, says in WORDS.items()])],
-    )
+def glossary() -> list[str]:
+    return [heading(2, "How to read the figures"), points(labelled(what, says) for what, says in WORDS.items())]
 
 
 WORDS = {
@@ -83,14 +80,12 @@ def _architecture(name: str, params: ProbeParams) -> str:
     )
 
 
-def _splits(splits: list[Mapping[str, Any]]) -> Table:
+def _splits(splits: list[Mapping[str, Any]]) -> str:
     rows = [
-        Row(
-            (row["split"], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["right"]), f"{row['by experts']:,}")
-        )
+        (row["split"], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["right"]), f"{row['by experts']:,}")
         for row in splits
     ]
-    return Table("Labelled answers by split", ("split", "answers", "groups", "right", "by experts"), rows)
+    return table(("split", "answers", "groups", "right", "by experts"), rows, "Labelled answers by split")
 
 
 def _rules() -> str:
@@ -100,23 +95,23 @@ def _rules() -> str:
     )
 
 
-def _thumbs(dataset: Mapping[str, Any]) -> list[Block]:
+def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
     """How far thumbs can be trusted, and what experts disagree about."""
     thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
     disagreeing = len(conflicts["answers"]) + conflicts["more"]
-    blocks: list[Block] = [Paragraph([f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']})."])]
+    blocks = [paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}).")]
     rows = [
-        Row((row["thumb"], f"{row['right']:,}", f"{row['wrong']:,}", _share(row["experts_agree"])))
+        (row["thumb"], f"{row['right']:,}", f"{row['wrong']:,}", _share(row["experts_agree"]))
         for row in thumbs.get("agreement", ())
     ]
     if rows:
         columns = ("thumb", "right", "wrong", "experts agree (95 %)")
-        blocks.append(Table("Thumbs against experts, on the same answers", columns, rows))
+        blocks.append(table(columns, rows, "Thumbs against experts, on the same answers"))
     text = (
         f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs say the opposite "
         f"of the experts on {conflicts['thumbs_against_experts']:,}."
     )
-    return [*blocks, Paragraph([text])]
+    return [*blocks, paragraph(text)]
 
 
 def _share(rate: Mapping[str, float]) -> str:

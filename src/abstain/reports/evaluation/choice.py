@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.reports.evaluation.document import Block, Paragraph, Row, Subheading, Table
+from abstain.core.markdown import bold_row, defined, heading, paragraph, table
 from abstain.reports.evaluation.evaluated import Evaluated
-from abstain.reports.evaluation.words import defined, figure
+from abstain.reports.formatting import NOTHING, figure
 
 
-def chosen(evaluated: Evaluated) -> list[Block]:
+def chosen(evaluated: Evaluated) -> list[str]:
     """The zoo, out of fold."""
     served, found = evaluated.served, evaluated.served["out_of_fold"]
     asked = "the best of them is asked for" if served["asked_for"] == "best" else f"{served['asked_for']} is asked for"
@@ -21,29 +21,26 @@ def chosen(evaluated: Evaluated) -> list[Block]:
     )
     order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
     rows = [
-        Row(
-            (name, figure(found[name]), "served" if name == served["architecture"] else ""),
-            name == served["architecture"],
-        )
+        bold_row([name, figure(found[name]), "served"])
+        if name == served["architecture"]
+        else [name, figure(found[name]), NOTHING]
         for name in order
     ]
-    table = Table("Probes by AUROC out of fold", ("probe", "AUROC out of fold", ""), rows, wordy=("",))
-    return [Subheading("Which probe is served"), Paragraph([text]), table]
+    probes = table(("probe", "AUROC out of fold", ""), rows, "Probes by AUROC out of fold", words=("",))
+    return [heading(3, "Which probe is served"), paragraph(text), probes]
 
 
-def fused(fusion: Mapping[str, Any] | None) -> list[Block]:
+def fused(fusion: Mapping[str, Any] | None) -> list[str]:
     if not fusion or not fusion["coefficients"]:
         return []
     coefficients, missing = fusion["coefficients"], fusion["missing"]
     order = sorted(coefficients, key=lambda name: (-coefficients[name], name))
     rows = [
-        Row(
-            (
-                name,
-                figure(coefficients[name], ".3f"),
-                figure(math.exp(coefficients[name]), ".2f"),
-                figure(missing[name], "+.3f") if missing[name] else "",
-            )
+        (
+            name,
+            figure(coefficients[name], ".3f"),
+            figure(math.exp(coefficients[name]), ".2f"),
+            figure(missing[name], "+.3f") if missing[name] else NOTHING,
         )
         for name in order
     ]
@@ -56,22 +53,19 @@ def fused(fusion: Mapping[str, Any] | None) -> list[Block]:
     )
     if not any(coefficients.values()):
         text = f"Fusion hears nobody: no score tells right training answers from wrong ones. {text}"
-    table = Table(
-        "What fusion listens to, strongest first",
-        ("score", "coefficient", "odds times", "if missing"),
-        rows,
-    )
-    return [Subheading("What fusion listens to"), Paragraph([text]), table]
+    columns = ("score", "coefficient", "odds times", "if missing")
+    weights = table(columns, rows, "What fusion listens to, strongest first")
+    return [heading(3, "What fusion listens to"), paragraph(text), weights]
 
 
-def yes_scores(correlation: Mapping[str, Any]) -> list[Block]:
+def yes_scores(correlation: Mapping[str, Any]) -> list[str]:
     names = list(correlation["names"])
     if len(names) < 2:
         return []
     rows = [
-        Row((name, *(figure(value, ".2f") for value in values)))
+        (name, *(figure(value, ".2f") for value in values))
         for name, values in zip(names, correlation["matrix"], strict=True)
     ]
-    table = Table("Rank correlation (Spearman) of the Yes-score's variants", ("variant", *names), rows)
+    correlations = table(("variant", *names), rows, "Rank correlation (Spearman) of the Yes-score's variants")
     text = "1: both order the answers alike, so the cheaper one will do; 0: they have nothing in common."
-    return [Subheading("Whether the Yes-score's variants agree"), Paragraph([text]), table]
+    return [heading(3, "Whether the Yes-score's variants agree"), paragraph(text), correlations]

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from abstain.config.params import ProbeParams
-from abstain.reports.evaluation.words import count, defined
+from abstain.core.markdown import defined
+from abstain.reports.formatting import count
 
 SERVED = "probe"
 

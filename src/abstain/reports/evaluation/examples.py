@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from abstain.reports.evaluation.document import Block, Example, Examples, Paragraph, Section, Subheading
+from abstain.core.markdown import heading, labelled, numbered, paragraph
 from abstain.reports.evaluation.evaluated import Evaluated
-from abstain.reports.evaluation.words import figure, percent
+from abstain.reports.formatting import figure, percent
 
 KINDS = {
     "caught": ("Errors caught", "Wrong, and withheld; the lowest confidence first."),
@@ -16,21 +16,20 @@ KINDS = {
 }
 
 
-def example_section(evaluated: Evaluated) -> Section:
-    blocks: list[Block] = []
+def example_section(evaluated: Evaluated) -> list[str]:
+    blocks = [heading(2, "Answers to look at")]
     for kind, (title, says) in KINDS.items():
         found = evaluated.evaluation["examples"][kind]
-        blocks += [Subheading(title), Paragraph([says if found else "None on the hold-out."])]
+        blocks += [heading(3, title), paragraph(says if found else "None on the hold-out.")]
         if found:
-            blocks.append(Examples([_example(row) for row in found]))
-    return Section("examples", "Answers to look at", blocks)
+            blocks.append(numbered(map(_example, found)))
+    return blocks
 
 
-def _example(row: Mapping[str, Any]) -> Example:
+def _example(row: Mapping[str, Any]) -> tuple[str, Iterable[str]]:
     about = [f"Confidence {figure(row['confidence'])}", f"{percent(row['probability'])} likely right"]
     if row["product"] is not None:
         about.append(row["product"])
-    texts = [("Question", row["question"]), ("Answer", row["answer"])]
-    if row["ideal_answer"] is not None:
-        texts.append(("Expert's answer", row["ideal_answer"]))
-    return Example(" · ".join([*about, row["interaction_id"]]), texts)
+    texts = {"Question": row["question"], "Answer": row["answer"], "Expert's answer": row["ideal_answer"]}
+    lines = [labelled(what, text) for what, text in texts.items() if text is not None]
+    return " · ".join([*about, row["interaction_id"]]), lines

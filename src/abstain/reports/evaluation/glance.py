@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.reports.evaluation.document import Row, Table, Tile
+from abstain.core.markdown import bold_row, defined, key_figures, table
 from abstain.reports.evaluation.evaluated import Evaluated, reached
-from abstain.reports.evaluation.words import beside, bounds, defined, figure, percent, share
+from abstain.reports.formatting import beside, bounds, figure, percent, share
 
 
-def tiles(evaluated: Evaluated) -> list[Tile]:
+def tiles(evaluated: Evaluated) -> str:
     """The figures that are read first."""
     threshold, at, probe = evaluated.threshold, evaluated.at, evaluated.probe
     is_precision, target = evaluated.is_precision, threshold["target"]
@@ -21,32 +21,37 @@ def tiles(evaluated: Evaluated) -> list[Tile]:
         else "aimed at, not guaranteed"
     )
     found = [
-        Tile(f"{limit} {share(target)}", of_what, aim),
-        Tile(beside(reached(evaluated.metric, at), target), of_what, f"measured on the hold-out{_interval(evaluated)}"),
-        Tile(percent(at["coverage"]), "of the answers shown", f"confidence of {figure(at['threshold'])} or more"),
-        Tile(percent(evaluated.holdout["base_rate"]), "right if everything were shown", "on the hold-out"),
-        Tile(figure(probe["auroc"]), "AUROC of the served probe", f"95 % interval {bounds(probe, 'auroc')}"),
+        (f"{limit} {share(target)}", f"{of_what} ({aim})"),
+        (
+            beside(reached(evaluated.metric, at), target),
+            f"{of_what} (measured on the hold-out{_interval(evaluated)})",
+        ),
+        (percent(at["coverage"]), f"of the answers shown (confidence of {figure(at['threshold'])} or more)"),
+        (percent(evaluated.holdout["base_rate"]), "right if everything were shown (on the hold-out)"),
+        (figure(probe["auroc"]), f"AUROC of the served probe (95 % interval {bounds(probe, 'auroc')})"),
     ]
     if not threshold["guaranteed"] and threshold["reviews_needed"]:
         needed = f"{threshold['reviews_needed']:,}"
-        return [*found, Tile(needed, "reviews needed for the guarantee", f"{threshold['rows']:,} are there")]
+        more = (needed, f"reviews needed for the guarantee ({threshold['rows']:,} are there)")
+        return key_figures([*found, more])
     caught = f"{figure(probe['error_recall_over_random'], '.1f')} times what random withholding catches"
     none = "equal confidences cannot be parted"
     below = caught if defined(probe["error_recall_over_random"]) else none
-    return [*found, Tile(percent(probe["error_recall_at_15pct"]), "of the errors caught with 15 % withheld", below)]
+    more = (percent(probe["error_recall_at_15pct"]), f"of the errors caught with 15 % withheld ({below})")
+    return key_figures([*found, more])
 
 
-def comparison(evaluated: Evaluated) -> Table:
+def comparison(evaluated: Evaluated) -> str:
     """The served threshold beside the heuristic one and beside showing everything."""
     threshold, holdout = evaluated.threshold, evaluated.holdout
     everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
-    rows = [Row(("everything shown", "none", "", "", *_gives(everything)))]
+    rows = [["everything shown", "none", "", "", *_gives(everything)]]
     if threshold["guaranteed"] and threshold["heuristic"]:
         rows.append(
             _compared("heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"])
         )
     served = "served: guaranteed" if threshold["guaranteed"] else "served: heuristic, without a guarantee"
-    rows.append(_compared(served, threshold, evaluated.at, marked=True))
+    rows.append(bold_row(_compared(served, threshold, evaluated.at)))
     columns = (
         "what is shown",
         "threshold",
@@ -57,7 +62,7 @@ def comparison(evaluated: Evaluated) -> Table:
         "hold-out: shown and wrong, of all",
         "hold-out: right answers shown",
     )
-    return Table("Each threshold on the answers that it was chosen on, and on the hold-out", columns, rows)
+    return table(columns, rows, "Each threshold on the answers that it was chosen on, and on the hold-out")
 
 
 def _interval(evaluated: Evaluated) -> str:
@@ -74,6 +79,6 @@ def _gives(at: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return percent(at["coverage"]), percent(at["precision"]), percent(wrong), percent(at["recall"])
 
 
-def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any], marked: bool = False) -> Row:
+def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
     on_validation = percent(tuned["coverage"]), percent(tuned["precision"])
-    return Row((name, figure(at["threshold"]), *on_validation, *_gives(at)), marked)
+    return [name, figure(at["threshold"]), *on_validation, *_gives(at)]

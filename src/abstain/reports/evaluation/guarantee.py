@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.reports.evaluation.document import Line, State, Strong, Verdict
+from abstain.core.markdown import defined, labelled
 from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
-from abstain.reports.evaluation.words import beside, count, defined, figure, percent, share
+from abstain.reports.evaluation.glance import tiles
+from abstain.reports.formatting import beside, count, figure, percent, share
+from abstain.reports.page import State, verdict
 
 
-def verdict(evaluated: Evaluated) -> Verdict:
+def guarantee_section(evaluated: Evaluated) -> list[str]:
     """Whether the guarantee is kept on the hold-out, and what else a decision needs, a line each."""
     state, headline = _judged(evaluated)
     lines = [
@@ -20,7 +22,7 @@ def verdict(evaluated: Evaluated) -> Verdict:
         _served(evaluated),
         _newest(evaluated),
     ]
-    return Verdict(state, headline, [line for line in lines if line])
+    return [*verdict(state, headline, lines), tiles(evaluated)]
 
 
 def _judged(evaluated: Evaluated) -> tuple[State, str]:
@@ -42,33 +44,30 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
     return "failed", f"Guarantee not kept on the hold-out: {measured}, {limit} was guaranteed"
 
 
-def _guaranteed(evaluated: Evaluated) -> Line:
+def _guaranteed(evaluated: Evaluated) -> str:
     threshold = evaluated.threshold
     what = "of the shown answers are right" if evaluated.is_precision else "of all answers are shown and wrong"
     limit = f"at {'least' if evaluated.is_precision else 'most'} {share(threshold['target'])} {what}"
     if not threshold["guaranteed"]:
-        return [
-            Strong("Asked for:"),
-            f" {limit}, with a confidence of {share(threshold['confidence'])}. "
-            f"It cannot be guaranteed: {threshold['message']}.",
-        ]
+        asked = f"{limit}, with a confidence of {share(threshold['confidence'])}"
+        return labelled("Asked for", f"{asked}. It cannot be guaranteed: {threshold['message']}.")
     rows, even = threshold["rows"], threshold["n_eff"]
     n_eff = "" if even == rows else f", effective sample size {even:,}"
     tested = f"{count(rows, 'reviewed answer')} of the validation split{n_eff}, where {_shows(threshold)}"
-    return [
-        Strong("Guaranteed:"),
-        f" {limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
+    return labelled(
+        "Guaranteed",
+        f"{limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
         f"{tested} (p = {figure(threshold['p_value'], '.2g')}).",
-    ]
+    )
 
 
-def _measured(evaluated: Evaluated) -> Line:
+def _measured(evaluated: Evaluated) -> str:
     holdout, at = evaluated.holdout, evaluated.at
     text = (
         f"{_shows(at)}, on the {count(holdout['rows'], 'answer')} of the frozen hold-out, on which nothing was "
         f"trained, calibrated or tuned. Were everything shown, {percent(holdout['base_rate'])} would be right."
     )
-    return [Strong("Measured:"), " " + text + _shortfall(evaluated)]
+    return labelled("Measured", text + _shortfall(evaluated))
 
 
 def _shortfall(evaluated: Evaluated) -> str:
@@ -89,24 +88,22 @@ def _shortfall(evaluated: Evaluated) -> str:
     return f" The target is missed by {by}; the interval {'holds' if within else 'does not hold'} it: {told}."
 
 
-def _heuristic(evaluated: Evaluated) -> Line:
+def _heuristic(evaluated: Evaluated) -> str:
     threshold, heuristic = evaluated.threshold, evaluated.threshold["heuristic"]
     if not heuristic:
-        return [Strong("Heuristic threshold:"), " there is none, no threshold was good enough on validation."]
+        return labelled("Heuristic threshold", "there is none, no threshold was good enough on validation.")
     on_validation = f"good enough on validation ({_shows(heuristic)}), which guarantees nothing"
     if not threshold["guaranteed"]:
-        return [
-            Strong("Threshold served instead:"),
-            f" the heuristic one, {figure(heuristic['threshold'])}, just {on_validation}.",
-        ]
+        served = f"the heuristic one, {figure(heuristic['threshold'])}, just {on_validation}."
+        return labelled("Threshold served instead", served)
     found = _shows(evaluated.holdout["at_heuristic"])
-    return [
-        Strong("Heuristic threshold, for comparison:"),
-        f" {figure(heuristic['threshold'])}, just {on_validation}: on the hold-out {found}.",
-    ]
+    return labelled(
+        "Heuristic threshold, for comparison",
+        f"{figure(heuristic['threshold'])}, just {on_validation}: on the hold-out {found}.",
+    )
 
 
-def _served(evaluated: Evaluated) -> Line:
+def _served(evaluated: Evaluated) -> str:
     served, out_of_fold = evaluated.served, evaluated.served["out_of_fold"]
     own = out_of_fold.get(served["architecture"])
     where = f"{served['architecture']} at layer {served['layer']} ({served['site']}) of {served['model']}"
@@ -119,16 +116,16 @@ def _served(evaluated: Evaluated) -> Line:
         why = f"the best of {len(out_of_fold)} probes on training answers they had not seen (AUROC {figure(own)})"
     else:
         why = f"the only probe that was trained (AUROC out of fold {figure(own)})"
-    return [Strong("Probe served:"), f" {where}, {why}."]
+    return labelled("Probe served", f"{where}, {why}.")
 
 
-def _newest(evaluated: Evaluated) -> Line:
+def _newest(evaluated: Evaluated) -> str:
     newest = evaluated.metrics["newest"]
     if not newest["rows"]:
-        return [Strong("Newest window:"), " no reviewed answer yet, so nothing is known of what has changed since."]
+        return labelled("Newest window", "no reviewed answer yet, so nothing is known of what has changed since.")
     answers = count(newest["rows"], "reviewed answer")
     text = f"on {answers} asked after the hold-out was frozen, the AUROC is {figure(newest['auroc'])}"
-    return [Strong("Newest window:"), f" {text}, on the hold-out {figure(evaluated.probe['auroc'])}."]
+    return labelled("Newest window", f"{text}, on the hold-out {figure(evaluated.probe['auroc'])}.")
 
 
 def _shows(row: Mapping[str, Any]) -> str:

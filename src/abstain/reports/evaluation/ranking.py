@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from abstain.core.markdown import bold, bold_row, defined, document, heading, paragraph, table
 from abstain.reports.evaluation.choice import chosen, fused, yes_scores
-from abstain.reports.evaluation.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Strong, Table
 from abstain.reports.evaluation.evaluated import SERVED, Evaluated
-from abstain.reports.evaluation.markdown import markdown_tables
-from abstain.reports.evaluation.words import bounded, bounds, count, defined, figure, listed, percent
+from abstain.reports.formatting import count, figure, listed, percent, with_bounds
+from abstain.reports.page import plot
 
 BY_CHANCE = 0.025
 """How often the whole 95 % interval of a difference that is none lies above 0."""
@@ -21,7 +21,7 @@ FIGURES = {"auprc": "AUPRC", "brier": "Brier", "ece": "ECE", "accuracy": "accura
 
 def leaderboard_table(metrics: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
     """The leaderboard as Markdown: `metrics` and `evaluation` are the parsed files of these names."""
-    return markdown_tables(_leaderboard(metrics["holdout"]["scorers"], evaluation))
+    return document(_leaderboard(metrics["holdout"]["scorers"], evaluation))
 
 
 def ranked(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -30,17 +30,18 @@ def ranked(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sorted(known, key=lambda name: (-known[name], name))
 
 
-def ranking_section(evaluated: Evaluated) -> Section:
-    blocks: list[Block] = [
-        Paragraph(_told(evaluated)),
-        Plots([_leaderboard_plot(evaluated), _roc_plot(evaluated)]),
+def ranking_section(evaluated: Evaluated) -> list[str]:
+    return [
+        heading(2, "Which signal tells right from wrong best"),
+        paragraph(*_told(evaluated)),
+        *_leaderboard_plot(evaluated),
+        *_roc_plot(evaluated),
         *_leaderboard(evaluated.scorers, evaluated.evaluation),
-        Paragraph([_counted(evaluated)]),
+        paragraph(_counted(evaluated)),
         *chosen(evaluated),
         *fused(evaluated.evaluation["fusion"]),
         *yes_scores(evaluated.evaluation["rank_correlation"]),
     ]
-    return Section("leaderboard", "Which signal tells right from wrong best", blocks)
 
 
 def _told(evaluated: Evaluated) -> list[str]:
@@ -49,7 +50,7 @@ def _told(evaluated: Evaluated) -> list[str]:
     names = [name for name in ranked(scorers) if defined(scorers[name]["auroc"])]
     if not names:
         return ["AUROC is not defined on this hold-out: its answers are all right, or all wrong."]
-    runs: list[str] = ["Best on the hold-out: ", Strong(f"{names[0]}, AUROC {figure(scorers[names[0]]['auroc'])}")]
+    runs: list[str] = ["Best on the hold-out: ", bold(f"{names[0]}, AUROC {figure(scorers[names[0]]['auroc'])}")]
     if names[0] != SERVED and SERVED in names:
         runs.append(f"; the served probe has {figure(evaluated.probe['auroc'])}")
     runs.append(". ")
@@ -74,7 +75,7 @@ def _told(evaluated: Evaluated) -> list[str]:
     return runs
 
 
-def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[Table]:
+def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[str]:
     names, tokens = ranked(scorers), evaluation["forward_tokens"]
     first = (
         "scorer",
@@ -92,31 +93,30 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
         row = scorers[name]
         difference, chance = _difference(name, row)
         rows.append(
-            Row(
-                (
-                    name,
-                    _kind(name, evaluation),
-                    bounded(row, "auroc"),
-                    difference,
-                    chance,
-                    percent(row["error_recall_at_15pct"]),
-                    bounded(row, "error_recall_over_random", ".2f"),
-                    figure(tokens.get(name), ",.0f"),
-                    f"{row['unscored']:,}",
-                ),
-                name == SERVED,
-            )
+            [
+                name,
+                _kind(name, evaluation),
+                with_bounds(row, "auroc"),
+                difference,
+                chance,
+                percent(row["error_recall_at_15pct"]),
+                with_bounds(row, "error_recall_over_random", ".2f"),
+                figure(tokens.get(name), ",.0f"),
+                f"{row['unscored']:,}",
+            ]
         )
-    rows += [Row((name, f"skipped: {why}")) for name, why in sorted(evaluation["skipped"].items())]
-    every = [Row((name, *(bounded(scorers[name], metric) for metric in FIGURES)), name == SERVED) for name in names]
+    rows += [[name, f"skipped: {why}"] for name, why in sorted(evaluation["skipped"].items())]
+    every = [[name, *(with_bounds(scorers[name], metric) for metric in FIGURES)] for name in names]
+    caption = "All scorers on the hold-out, best AUROC first, with 95 % intervals"
+    others = "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation"
     return [
-        Table("All scorers on the hold-out, best AUROC first, with 95 % intervals", first, rows, wordy=("kind",)),
-        Table(
-            "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation",
-            ("scorer", *FIGURES.values()),
-            every,
-        ),
+        table(first, map(_marked, rows), caption, words=("kind",)),
+        table(("scorer", *FIGURES.values()), map(_marked, every), others),
     ]
+
+
+def _marked(row: list[str]) -> list[str]:
+    return bold_row(row) if row[0] == SERVED else row
 
 
 def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
@@ -124,13 +124,12 @@ def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
     return f"served: {evaluation['served']['architecture']}" if name == SERVED else kind
 
 
-def _difference(name: str, row: Mapping[str, Any]) -> tuple[Cell | str, str]:
+def _difference(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
     if name == SERVED:
         return "", ""
     if not defined(row["auroc_difference"]):
         return figure(None), figure(None)
-    difference = Cell(figure(row["auroc_difference"], "+.3f"), bounds(row, "auroc_difference", "+.3f"))
-    return difference, percent(row["chance_better"], 0)
+    return with_bounds(row, "auroc_difference", "+.3f"), percent(row["chance_better"], 0)
 
 
 def _counted(evaluated: Evaluated) -> str:
@@ -164,10 +163,10 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
     ]
 
 
-def _leaderboard_plot(evaluated: Evaluated) -> Plot:
+def _leaderboard_plot(evaluated: Evaluated) -> list[str]:
     scorers = evaluated.scorers
     told = [f"{name} {figure(scorers[name]['auroc'])}" for name in ranked(scorers)]
-    return Plot(
+    return plot(
         "leaderboard",
         "AUROC of every scorer",
         f"AUROC on the hold-out, best first: {listed(told)}.",
@@ -175,7 +174,7 @@ def _leaderboard_plot(evaluated: Evaluated) -> Plot:
     )
 
 
-def _roc_plot(evaluated: Evaluated) -> Plot:
+def _roc_plot(evaluated: Evaluated) -> list[str]:
     told = []
     for name, curve in evaluated.tables["roc"].groupby("scorer", sort=False):
         known = curve.dropna()
@@ -185,7 +184,7 @@ def _roc_plot(evaluated: Evaluated) -> Plot:
     shows = (
         f"Where 20 % of the wrong answers get through, of the right ones are shown by {listed(told)}." if told else ""
     )
-    return Plot(
+    return plot(
         "roc",
         "Right answers shown against wrong ones (ROC)",
         shows or "Not defined: the answers are all right, or all wrong.",

@@ -8,75 +8,76 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.reports.evaluation.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Table
+from abstain.core.markdown import bold_row, defined, heading, paragraph, table
 from abstain.reports.evaluation.evaluated import SERVED, Evaluated
 from abstain.reports.evaluation.glance import comparison
 from abstain.reports.evaluation.ranking import ranked
-from abstain.reports.evaluation.words import bounded, bounds, count, defined, figure, listed, percent, share
+from abstain.reports.formatting import bounds, count, figure, listed, percent, share, with_bounds
+from abstain.reports.page import plot
 
 HALF = 0.5
 TUNED = ("threshold", "right of the shown", "right answers shown", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
 
 
-def threshold_section(evaluated: Evaluated) -> Section:
-    blocks: list[Block] = [
-        Paragraph(
-            [
-                "An answer is shown when the probe's confidence is at or above the threshold, and withheld otherwise. "
-                "A higher threshold shows fewer answers; of these, more are right."
-            ]
+def threshold_section(evaluated: Evaluated) -> list[str]:
+    return [
+        heading(2, "What a threshold shows, and what it withholds"),
+        paragraph(
+            "An answer is shown when the probe's confidence is at or above the threshold, and withheld otherwise. "
+            "A higher threshold shows fewer answers; of these, more are right."
         ),
         comparison(evaluated),
-        Plots([_threshold_plot(evaluated), _risk_coverage_plot(evaluated)]),
+        *_threshold_plot(evaluated),
+        *_risk_coverage_plot(evaluated),
         threshold_table(evaluated.tables["threshold"]),
         _scorers_table(evaluated),
     ]
-    return Section("thresholds", "What a threshold shows, and what it withholds", blocks)
 
 
-def threshold_table(table: pd.DataFrame) -> Table:
+def threshold_table(thresholds: pd.DataFrame) -> str:
     """The rows of `threshold.csv`; the marked thresholds are said to be guaranteed, or heuristic."""
-    has_rouge = _has_rouge(table)
+    has_rouge = _has_rouge(thresholds)
     columns = ["threshold", "mark", "right of the shown", "right answers shown", "shown", "withheld", "accuracy", "F1"]
     if has_rouge:
         columns += ["ROUGE-L shown", "ROUGE-L withheld"]
     rows = []
-    for at in table.to_dict("records"):
+    for at in thresholds.to_dict("records"):
         rates = (percent(at[name]) for name in ("precision", "recall", "coverage", "abstention_rate", "accuracy"))
-        cells: list[str | Cell] = [figure(at["threshold"]), at["mark"], *rates, figure(at["f1"])]
+        cells = [figure(at["threshold"]), at["mark"], *rates, figure(at["f1"])]
         if has_rouge:
             cells += [_rouge(at, part) for part in ("shown", "withheld")]
-        rows.append(Row(cells, bool(at["mark"])))
+        rows.append(bold_row(cells) if at["mark"] else cells)
     caption = "Thresholds on the hold-out (the paper's table 2)"
     if has_rouge:
         caption += "; ROUGE-L is the likeness to the expert's ideal answer, where there is one"
-    return Table(caption, columns, rows, wordy=("mark",))
+    return table(columns, rows, caption, words=("mark",))
 
 
-def _scorers_table(evaluated: Evaluated) -> Table:
+def _scorers_table(evaluated: Evaluated) -> str:
     """What everybody would show at the threshold that validation asks for, best AUROC first."""
     own = evaluated.evaluation["at_own_threshold"]
     names = [name for name in ranked(evaluated.scorers) if name in own]
     columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
-    return Table(
-        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)",
+    rows = [[name, *_tuned(own[name])][: len(columns)] for name in names]
+    return table(
         columns,
-        [Row((name, *_tuned(own[name]))[: len(columns)], name == SERVED) for name in names],
+        [bold_row(row) if row[0] == SERVED else row for row in rows],
+        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)",
     )
 
 
-def _tuned(row: Mapping[str, Any]) -> list[str | Cell]:
+def _tuned(row: Mapping[str, Any]) -> list[str]:
     if not defined(row.get("threshold")):  # out of reach on validation
         return [row["note"]]
     shares = (percent(row[name]) for name in ("precision", "recall", "abstention_rate"))
     return [figure(row["threshold"]), *shares, *(figure(row[f"rouge_{part}"]) for part in ("shown", "withheld"))]
 
 
-def ablation_section(evaluated: Evaluated) -> Section | None:
-    """Layers, sites and numbers of chunks; None where nothing was swept."""
+def ablation_section(evaluated: Evaluated) -> list[str]:
+    """Layers, sites and numbers of chunks; empty where nothing was swept."""
     swept = evaluated.evaluation["ablations"]
     if not swept:
-        return None
+        return []
     caption = (
         "Where the probe listens: layer, site, and how many of the best chunks are in the prompt (the paper's table 4)"
     )
@@ -88,8 +89,8 @@ def ablation_section(evaluated: Evaluated) -> Section | None:
         "AUROC on the hold-out",
         *TUNED,
     )
-    table = Table(caption, columns, [_listening(row) for row in swept], wordy=("layer", "site", "chunks"))
-    return Section("ablations", "What listening elsewhere would give", [Paragraph(_compared(swept)), table])
+    places = table(columns, map(_listening, swept), caption, words=("layer", "site", "chunks"))
+    return [heading(2, "What listening elsewhere would give"), paragraph(*_compared(swept)), places]
 
 
 def _compared(swept: list[Mapping[str, Any]]) -> list[str]:
@@ -121,27 +122,28 @@ def _place(row: Mapping[str, Any]) -> str:
     return f"layer {row['layer']}, {row['site']}{chunks}"
 
 
-def _listening(row: Mapping[str, Any]) -> Row:
+def _listening(row: Mapping[str, Any]) -> list[str]:
     layer = f"{row['layer']} (served)" if row["served"] else str(row["layer"])
-    cells: list[str | Cell] = [
+    cells = [
         layer,
         row["site"],
         "all" if row["chunks"] is None else str(row["chunks"]),
         figure(row["out_of_fold"]),
-        bounded(row, "auroc"),
+        with_bounds(row, "auroc"),
+        *_tuned(row),
     ]
-    return Row([*cells, *_tuned(row)], row["served"])
+    return bold_row(cells) if row["served"] else cells
 
 
 def _has_rouge(table: pd.DataFrame) -> bool:
     return any(defined(value) for value in table["rouge_shown"])
 
 
-def _rouge(at: Mapping[Any, Any], part: str) -> Cell:
-    return Cell(figure(at[f"rouge_{part}"]), count(int(at[f"rouge_{part}_answers"]), "answer"))
+def _rouge(at: Mapping[Any, Any], part: str) -> str:
+    return f"{figure(at[f'rouge_{part}'])} ({count(int(at[f'rouge_{part}_answers']), 'answer')})"
 
 
-def _threshold_plot(evaluated: Evaluated) -> Plot:
+def _threshold_plot(evaluated: Evaluated) -> list[str]:
     table = evaluated.tables["threshold"]
     told = [
         f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['coverage'])} of the answers are "
@@ -150,7 +152,7 @@ def _threshold_plot(evaluated: Evaluated) -> Plot:
         if row["mark"]
     ]
     base = percent(evaluated.holdout["base_rate"])
-    return Plot(
+    return plot(
         "threshold",
         "Precision and display rate",
         f"With no threshold all answers are shown and {base} are right; {'; '.join(told)}.",
@@ -158,7 +160,7 @@ def _threshold_plot(evaluated: Evaluated) -> Plot:
     )
 
 
-def _risk_coverage_plot(evaluated: Evaluated) -> Plot:
+def _risk_coverage_plot(evaluated: Evaluated) -> list[str]:
     told = []
     for name, curve in evaluated.tables["risk_coverage"].groupby("scorer", sort=False):
         known = curve.dropna().sort_values("coverage")
@@ -169,7 +171,7 @@ def _risk_coverage_plot(evaluated: Evaluated) -> Plot:
     base = evaluated.holdout["base_rate"]
     everything = percent(1 - base) if defined(base) else figure(None)
     shows = f"Where the most confident half is shown, of these are wrong: {listed(told)}. " if told else ""
-    return Plot(
+    return plot(
         "risk_coverage",
         "Risk against coverage",
         f"{shows}Where everything is shown, {everything} are wrong.",

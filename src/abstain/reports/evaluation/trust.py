@@ -7,50 +7,45 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.reports.evaluation.document import Block, Cell, Paragraph, Plot, Plots, Row, Section, Table
+from abstain.core.markdown import bold_row, defined, heading, paragraph, table
 from abstain.reports.evaluation.evaluated import Evaluated
-from abstain.reports.evaluation.words import bounded, bounds, defined, figure, listed, percent, share
+from abstain.reports.formatting import bounds, figure, listed, percent, share, with_bounds
+from abstain.reports.page import plot
 
 
-def calibration_section(evaluated: Evaluated) -> Section:
+def calibration_section(evaluated: Evaluated) -> list[str]:
     calibration = evaluated.evaluation["calibration"]
-    rows = [
-        Row(
-            (row["method"], *(bounded(row, name) for name in ("ece", "brier"))),
-            row["method"] == calibration["method"],
-        )
-        for row in calibration["by_method"]
+    rows = []
+    for row in calibration["by_method"]:
+        cells = [row["method"], *(with_bounds(row, name) for name in ("ece", "brier"))]
+        rows.append(bold_row(cells) if row["method"] == calibration["method"] else cells)
+    caption = "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is"
+    return [
+        heading(2, "Whether a probability means what it says"),
+        paragraph(_calibrated(calibration)),
+        table(("method", "ECE", "Brier"), rows, caption),
+        *_reliability_plot(evaluated),
+        *_reliability_by_product(evaluated),
+        *_confidence_plot(evaluated),
     ]
-    table = Table(
-        "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is",
-        ("method", "ECE", "Brier"),
-        rows,
-    )
-    blocks: list[Block] = [
-        Paragraph([_calibrated(calibration)]),
-        table,
-        Plots([_reliability_plot(evaluated), _reliability_by_product(evaluated), _confidence_plot(evaluated)]),
-    ]
-    return Section("calibration", "Whether a probability means what it says", blocks)
 
 
-def slice_section(evaluated: Evaluated) -> Section:
+def slice_section(evaluated: Evaluated) -> list[str]:
     slices = evaluated.evaluation["slices"]
     columns = ("by", "slice", "answers", "n_eff", "right", "AUROC", "ECE", "Brier", "shown", "right of the shown")
     caption = "The served probe by slice of the hold-out; n_eff: effective sample size"
-    table = Table(caption, columns, [_slice(row) for row in slices], wordy=("by", "slice", "right of the shown"))
-    return Section("slices", "Where it is weaker", [Paragraph([_weakest(evaluated, slices)]), table])
+    by_slice = table(columns, map(_slice, slices), caption, words=("by", "slice", "right of the shown"))
+    return [heading(2, "Where it is weaker"), paragraph(_weakest(evaluated, slices)), by_slice]
 
 
-def _slice(row: Mapping[str, Any]) -> Row:
-    cells: list[str | Cell] = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["n_eff"], ",.0f")]
-    cells.append(percent(row["base_rate"]))
+def _slice(row: Mapping[str, Any]) -> list[str]:
+    cells = [row["by"], row["slice"], f"{row['rows']:,}", figure(row["n_eff"], ",.0f"), percent(row["base_rate"])]
     if not any(defined(row[name]) for name in ("auroc", "ece", "precision")):
-        return Row([*cells, row["note"]])
-    cells += [bounded(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
+        return [*cells, row["note"]]
+    cells += [with_bounds(row, "auroc"), figure(row["ece"]), figure(row["brier"]), f"{row['shown']:,}"]
     if defined(row["precision"]):
-        return Row([*cells, Cell(percent(row["precision"]), row["note"])])
-    return Row([*cells, row["note"] or figure(None)])
+        return [*cells, f"{percent(row['precision'])} ({row['note']})" if row["note"] else percent(row["precision"])]
+    return [*cells, row["note"] or figure(None)]
 
 
 def _calibrated(calibration: Mapping[str, Any]) -> str:
@@ -85,9 +80,9 @@ def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
     )
 
 
-def _reliability_plot(evaluated: Evaluated) -> Plot:
+def _reliability_plot(evaluated: Evaluated) -> list[str]:
     told = [text for text in (_gap(evaluated, kind) for kind in ("raw", "calibrated")) if text]
-    return Plot(
+    return plot(
         "reliability",
         "Confidence against the share that is right",
         f"Farthest from the diagonal: {'; '.join(told)}." if told else "Not defined: no answer has a confidence.",
@@ -95,12 +90,12 @@ def _reliability_plot(evaluated: Evaluated) -> Plot:
     )
 
 
-def _reliability_by_product(evaluated: Evaluated) -> Plot:
+def _reliability_by_product(evaluated: Evaluated) -> list[str]:
     table = evaluated.tables["reliability_by_product"]
     shown = [str(name) for name in table["kind"].drop_duplicates()]
     off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
     told = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
-    return Plot(
+    return plot(
         "reliability_by_product",
         "The same by product, calibrated",
         f"ECE: {listed(told)}." if told else "No product has enough answers to be judged.",
@@ -122,12 +117,12 @@ def _gap(evaluated: Evaluated, kind: str) -> str:
     )
 
 
-def _confidence_plot(evaluated: Evaluated) -> Plot:
+def _confidence_plot(evaluated: Evaluated) -> list[str]:
     at, base = evaluated.at, evaluated.holdout["base_rate"]
     wrong = None
     if defined(at["precision"]) and defined(base) and base < 1:
         wrong = at["coverage"] * (1 - at["precision"]) / (1 - base)
-    return Plot(
+    return plot(
         "confidence",
         "Confidence of right and wrong answers",
         f"At or above the threshold {figure(at['threshold'])} lie {percent(at['recall'])} of the right answers and "

@@ -26,7 +26,7 @@ def stage(params: Params) -> None:
 def require_quality(frame: pd.DataFrame, store: DataStore, params: QualityParams) -> None:
     """Write the results of the table's suites. Raises `AbstainError` where one of them fails."""
     result = validate_training(frame, text_digests(store.rows(Interaction)), params)
-    artifacts.write_json(paths.QUALITY, {**result.to_dict(), "markdown": result.to_markdown("Training table")})
+    artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
         raise AbstainError(f"the training table fails validation, {result.first_failure()}")
 

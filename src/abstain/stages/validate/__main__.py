@@ -19,9 +19,7 @@ def stage(params: Params) -> None:
     drift = validate_drift([batch.profile for batch in batches], params.quality)
     result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
     # Written even where it fails: the page about a failed run is made from it.
-    artifacts.write_json(
-        paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat(), "markdown": result.to_markdown()}
-    )
+    artifacts.write_json(paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat()})
     if not result.success:
         raise AbstainError(f"{result.failing} rows of data/ fail validation, {result.first_failure()}")
 

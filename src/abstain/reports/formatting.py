@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
+from abstain.core.markdown import NOT_DEFINED, defined
 
-from abstain.reports.evaluation.document import Cell
-
-NOT_DEFINED = "not defined"
 NO_INTERVAL = "no interval"
-
-# What XML has no character for, and what turns the direction of the text around it.
-UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
-
-SPACE = re.compile(r"\s+")
-
-
-def plain(text: str) -> str:
-    """What anybody typed, as one line: U+FFFD where there was something unprintable."""
-    return UNPRINTABLE.sub("\ufffd", SPACE.sub(" ", text))
-
-
-def defined(value: float | None) -> bool:
-    return value is not None and not pd.isna(value)
+NOTHING = "–"
+"""What stands in a table where there is nothing to be said."""
 
 
 def figure(value: float | None, form: str = ".3f") -> str:
@@ -59,15 +43,10 @@ def bounds(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
     return f"{figure(low, form)} to {figure(high, form)}"
 
 
-def bounded(row: Mapping[str, Any], name: str, form: str = ".3f") -> Cell | str:
-    """The figure `name` of a row, with its interval below it."""
-    return Cell(figure(row[name], form), bounds(row, name, form)) if defined(row.get(name)) else NOT_DEFINED
-
-
-def with_bounds(row: Mapping[str, Any], name: str) -> str:
-    """`0.810 (0.768 to 0.861)`."""
+def with_bounds(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+    """The figure `name` of a row with its interval: `0.810 (0.768 to 0.861)`."""
     value = row.get(name)
-    return f"{figure(value)} ({bounds(row, name)})" if defined(value) else NOT_DEFINED
+    return f"{figure(value, form)} ({bounds(row, name, form)})" if defined(value) else NOT_DEFINED
 
 
 def count(number: int, noun: str) -> str:

@@ -1,0 +1,97 @@
+"""The sections that the reports about data share: rows that fail, expectations, the balance of labels, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from abstain.core.markdown import bold, heading, paragraph, points, table
+from abstain.data.validation.results import SHOWN, UNITS, condition
+from abstain.reports.formatting import percent
+from abstain.reports.page import State, marked_heading
+
+OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {
+    (True, "error"): ("ok", "passed"),
+    (True, "warning"): ("ok", "passed"),
+    (False, "error"): ("fails", "failed"),
+    (False, "warning"): ("warning", "warned"),
+}
+BAR = 20
+"""Characters of a bar that stands for all answers."""
+
+
+def list_section(title: str, lines: Sequence[str]) -> list[str]:
+    """Return a heading and a list; nothing where there are no lines."""
+    return [heading(2, title), points(lines)] if lines else []
+
+
+def failing_section(rows: Iterable[tuple[str, Sequence[str]]], failing: int) -> list[str]:
+    """Return the first of the rows that fail, with all reasons of each.
+
+    Args:
+        rows: what a row is called, and why it fails, in the order in which they are listed.
+        failing: the number of rows that fail, listed here or not.
+    """
+    first = [(name, "; ".join(reasons)) for name, reasons in islice(rows, SHOWN)]
+    if not first:
+        return []
+    more = [paragraph(f"and {failing - len(first):,} more")] if failing > len(first) else []
+    return [heading(2, "Rows that fail"), table(("row", "because"), first, "With all reasons", ("because",)), *more]
+
+
+def suite_sections(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return every expectation by suite, of results (`ValidationResult.to_dict`) of different suites."""
+    blocks = []
+    for result in results:
+        for name, rows in result["rows"].items():
+            checks = [check for check in result["expectations"] if check["suite"] == name]
+            if checks:
+                blocks += _suite(f"{name}: {rows:,} {UNITS.get(name, 'rows')}", checks)
+    return [heading(2, "What was checked"), *blocks] if blocks else []
+
+
+def balance_section(splits: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how many answers of each split are right, and labelled by experts (`splits` of a result's figures)."""
+    columns = ("split", "answers", "right", "of all, right", "by experts", "of all, by experts")
+    words = ("of all, right", "of all, by experts")
+    caption = "Labels of each split; a full bar: all of its answers"
+    rows = map(_balance, splits)
+    return [heading(2, "Labels by split"), table(columns, rows, caption, words)] if splits else []
+
+
+def _suite(title: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    states = [OUTCOMES[check["success"], check["severity"]][1] for check in checks]
+    state: State = "failed" if "failed" in states else "warned" if "warned" in states else "passed"
+    holding = f"{sum(check['success'] for check in checks)} of {len(checks)} expectations hold"
+    columns = ("column", "must be", "outcome", "failing", "for example", "why")
+    words = ("must be", "outcome", "for example", "why")
+    return [
+        marked_heading(3, state, f"{title}, {holding}"),
+        table(columns, map(_check, checks), "Each expectation of a column", words),
+    ]
+
+
+def _check(check: Mapping[str, Any]) -> Sequence[str]:
+    outcome, state = OUTCOMES[check["success"], check["severity"]]
+    return [
+        check["column"],
+        condition(check["expectation"], check["arguments"]),
+        bold(outcome) if state == "failed" else outcome,
+        f"{check['unexpected']:,}" if check["unexpected"] else "",
+        ", ".join(key.partition("/")[2] for key in check["sample"]),
+        "" if check["success"] else check["note"],
+    ]
+
+
+def _balance(split: Mapping[str, Any]) -> Sequence[str]:
+    row = [split["split"], f"{split['answers']:,}"]
+    if not split["answers"]:
+        return [*row, "no answers"]
+    shares = (split[name] / split["answers"] for name in ("right", "reviewed"))
+    return [*row, *(text for share in shares for text in (percent(share), _bar(share)))]
+
+
+def _bar(share: float) -> str:
+    full = round(BAR * share)
+    return "█" * full + "░" * (BAR - full)
