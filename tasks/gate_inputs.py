@@ -78,7 +78,7 @@ def judge(
 
 
 def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFrame) -> int | None:
-    """How many answers of the hold-out that `event` was promoted on are missing from that of `scores`.
+    """The number of answers of the hold-out that `event` was promoted on which are missing from that of `scores`.
 
     None where the hold-out differs in more than erased answers, or where its former state cannot be read.
     """

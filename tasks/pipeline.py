@@ -25,7 +25,7 @@ CACHED = ("didn't change, skipping", "is cached - skipping run")
 
 @dataclass(frozen=True)
 class StageResult:
-    """How one stage ended."""
+    """The outcome of one stage."""
 
     stage: str
     status: Literal["ran", "cached"]

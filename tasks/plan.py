@@ -24,7 +24,7 @@ REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
 
 @dataclass(frozen=True)
 class RetrainPlan:
-    """What a retrain would do.
+    """The plan of a retrain.
 
     `stale`: per stage why it would run, empty where it is cached. `demand`: the model requests, None where no stage
     that uses models would run. `earlier`: the cached stages first computed with another requirements.lock.

@@ -1,4 +1,4 @@
-"""What `make up` starts and `make down` stops: server, worker, deployments, reports, alerts."""
+"""Background services of `make up` and `make down`: server, worker, deployments, reports, alerts."""
 
 from __future__ import annotations
 

@@ -70,5 +70,5 @@ def configure(url: str | None) -> None:
 
 
 def summary(url: str | None) -> str:
-    """What `make up` prints about alerts."""
+    """The line of `make up` about alerts."""
     return f"failed runs are posted to {urlsplit(url).netloc}" if url else f"none: set {VARIABLE} to a webhook's URL"

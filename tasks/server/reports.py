@@ -24,7 +24,7 @@ def folder() -> Path:
 
 
 def port() -> str:
-    """Where `make up` serves the folder: by default one above the UI."""
+    """The port at which `make up` serves the folder: by default one above the UI's."""
     return os.environ.get(VARIABLE) or (str(int(PORT) + 1) if PORT.isdecimal() else PORT)
 
 

@@ -125,7 +125,7 @@ class ScorerParams(FrozenModel):
 
 
 class PerturbationParams(FrozenModel):
-    """How contexts are perturbed for the condition P_c: where x when x K, and by which model (None: the base model)."""
+    """The perturbation of contexts for the condition P_c: where x when x K, and the model (None: the base model)."""
 
     model: Annotated[str, Field(min_length=1)] | None
     where: Literal["entropy", "random"]
@@ -142,7 +142,7 @@ class PerturbationParams(FrozenModel):
 
 
 class RegressorFit(FrozenModel):
-    """How a regressor of correctness is fitted."""
+    """Hyperparameters of the correctness regressors."""
 
     folds: Annotated[int, Field(ge=2)]
     seed: Annotated[int, Field(ge=0, lt=2**31)]

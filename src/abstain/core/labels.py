@@ -18,7 +18,7 @@ class Labels:
     groups: np.ndarray
 
     def at(self, rows: np.ndarray) -> Labels:
-        """Those of `rows`, (rows,) of bool."""
+        """The labels of the mask `rows`, (rows,) of bool."""
         return Labels(self.correct[rows], self.weight[rows], self.groups[rows])
 
     def require_both_kinds(self) -> None:

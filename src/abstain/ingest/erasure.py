@@ -51,7 +51,7 @@ def forget(store: DataStore, user: str, pseudonym: str, *, with_interactions: bo
 
 
 def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotten: ErasedUsers) -> int | None:
-    """How many answers of a hold-out are gone; None where it differs in anything but that erased ones are gone.
+    """The number of answers missing from a hold-out; None where it differs in more than erased answers.
 
     Args:
         before, now: interaction id -> its label, correct or not.
@@ -64,7 +64,7 @@ def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotte
 
 
 def _rewrite(path: Path, names: set[str], gone: set[str]) -> int:
-    """Write `path` without rows of these users and about these interactions; how many there were."""
+    """Write `path` without rows of these users and about these interactions; returns their number."""
     lines = [text for _, text in read_lines(path)]
     kept = []
     for text in lines:

@@ -259,7 +259,7 @@ def _is_of(row: QuarantinedRow, names: set[str]) -> bool:
 
 
 def _patterns(name: str) -> list[str]:
-    """Where a user's id stands in a line of cut JSON, and in one of CSV; there a number may be anything."""
+    """The place of a user's id in a line of cut JSON, and in one of CSV, where a number may be anything."""
     named, cell = rf'"user"\s*:\s*"{re.escape(name)}"', rf'(?:^|[,;\t])\s*"?{re.escape(name)}"?\s*(?:$|[,;\t])'
     return [named] if name.isdigit() else [named, cell]
 

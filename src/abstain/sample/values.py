@@ -116,7 +116,7 @@ def _number(text: str) -> float:
 
 
 def write(unit: str, amount: float) -> str:
-    """How the handbook writes `amount` of `unit`: "1,500 euros", "2.5%", "14 days", "18 years", "16:30"."""
+    """The handbook's text for `amount` of `unit`: "1,500 euros", "2.5%", "14 days", "18 years", "16:30"."""
     number = f"{amount:,.2f}".rstrip("0").rstrip(".") if unit != "euros" or amount % 1 == 0 else f"{amount:,.2f}"
     match unit:
         case "percent":

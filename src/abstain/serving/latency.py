@@ -91,7 +91,7 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
         return lambda row: base.run(requests_of(params.llm, settings, asked(row)))
 
     def scoring(scorer: Scorer) -> Run:
-        """Of a scorer with an auxiliary model: it caches the model's outputs, in a cache that is emptied before."""
+        """Time a scorer with an auxiliary model: it caches the model's outputs, so the cache is emptied before."""
 
         def run(row: Interaction) -> None:
             shutil.rmtree(settings.features, ignore_errors=True)

@@ -106,7 +106,7 @@ class Reliability:
         return pd.DataFrame({"right": right, "weight": np.round(params.max_thumb_weight * removed, DIGITS)})
 
     def of_users(self, votes: pd.DataFrame) -> np.ndarray:
-        """Of each known user in `votes`: the expected share of their thumbs that agree with a reviewer."""
+        """The expected share of each known user's thumbs in `votes` that agree with a reviewer."""
         right = expit(logit(self.prior) + self.evidence)
         agrees = np.stack([1 - right[:, DOWN], right[:, UP]], axis=1)
         known = votes[votes["user"] > 0]

@@ -69,7 +69,7 @@ class DocumentVersion(Row):
 
 
 class IngestedBatch(Row):
-    """What one ingest accepted: how many rows of each table, and how its interactions are written."""
+    """The accepted rows of one ingest: their number by table, and the profile of its interactions."""
 
     batch: Text
     arrived_at: Timestamp

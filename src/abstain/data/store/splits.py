@@ -102,5 +102,5 @@ def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
-    """Those of `rows`, one a row of the training table, that are in the hold-out and reviewed."""
+    """The reviewed hold-out rows among `rows`, one per row of the training table."""
     return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "sme")).tolist()]

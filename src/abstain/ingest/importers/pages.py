@@ -15,7 +15,7 @@ from abstain.ingest.importers import DocumentFile
 Passage = tuple[tuple[str, ...], str]
 """The headings above a passage, outermost first, and its text."""
 
-# What would open a heading, a fence, a table or HTML at the beginning of a line; lists are lists in plain text, too.
+# Openings of a heading, a fence, a table or HTML at the beginning of a line; lists are lists in plain text, too.
 _MARKUP = re.compile(r"^[ \t]*(?=#{1,6}(?:\s|$)|=+\s*$|-+\s*$|`{3}|~{3}|\||<)", re.MULTILINE)
 _INDENT = re.compile(r"^[ \t]+", re.MULTILINE)
 

@@ -98,7 +98,7 @@ def resolve_duplicates(
 
 
 def version_of(source: bytes) -> str:
-    """What distinguishes two versions of a document: the digest of its source."""
+    """The version of a document: the digest of its source."""
     return hashlib.sha256(source).hexdigest()
 
 

@@ -89,6 +89,6 @@ def kinds(reasons: Iterable[str]) -> list[str]:
 
 
 def count_reasons(reasons: Iterable[Iterable[str]]) -> dict[str, int]:
-    """How many rows were refused for each kind of reason, the commonest first."""
+    """The number of rows refused for each kind of reason, the commonest first."""
     found = Counter(kind for row in reasons for kind in kinds(row))
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

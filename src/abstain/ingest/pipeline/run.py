@@ -127,7 +127,7 @@ def _report(
 def _require_few_refused(
     report: IngestReport, params: ValidationParams, names: tuple[str, ...], intake: IngestPipeline, staging: Staging
 ) -> None:
-    """Where too many rows are refused, block the retrain and raise, with the quarantine published alone."""
+    """If too many rows are refused, publish the quarantine alone, block the retrain, and raise."""
     new = report.accepted + report.held + report.newly_refused
     quarantine = intake.quarantine
     if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * new:

@@ -71,7 +71,7 @@ class Privacy:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many of each entity were removed from the rows so far, the most frequent first; never which."""
+        """The number of removed entities of each kind so far, the most frequent first; never the texts."""
         with self._counting:
             return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
 

@@ -1,4 +1,4 @@
-"""Which personal data can be removed, by Presidio's names, and where in a text each may stand.
+"""The kinds of personal data that can be removed, by Presidio's names, and where in a text each may occur.
 
 Notes:
 
@@ -99,7 +99,7 @@ def require_known(names: Iterable[str], min_score: float) -> None:
 
 
 def pieces_of(name: str, *, national_phones: bool) -> Pieces:
-    """Where in a text the recognizer of `name` has to look."""
+    """The pieces of a text that the recognizer of `name` has to search."""
     match name:
         case "CREDIT_CARD":
             return cards

@@ -67,7 +67,7 @@ def hinted(pattern: str) -> Pieces:
 
 
 def emails(text: str) -> Iterator[Piece]:
-    """What stands around an `@`: up to 256 characters before it, a domain with at least one dot after it."""
+    """The text around an `@`: up to 256 characters before it, a domain with at least one dot after it."""
     at = text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)

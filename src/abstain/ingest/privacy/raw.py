@@ -167,7 +167,7 @@ def _decoded(literal: str) -> str | None:
 
 
 def _between(text: str, walk: _Walk) -> str:
-    """What is neither string nor mark: white space, numbers and the three words of JSON, or what is no JSON."""
+    """Text that is neither string nor mark: white space, numbers and the three words of JSON, or invalid JSON."""
     bare = text.strip()
     if bare in ("", "null", "true", "false"):
         return text

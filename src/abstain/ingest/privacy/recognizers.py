@@ -33,7 +33,7 @@ _MORE_CARDS = {
 
 
 class EntityHit(NamedTuple):
-    """What a recognizer found, in characters from the beginning of what it was given; `score` from 0 to 1."""
+    """A recognizer's hit, in characters from the beginning of its input; `score` from 0 to 1."""
 
     entity: str
     start: int

@@ -25,7 +25,7 @@ KNOWN = frozenset(
 
 _DELIMITERS = ",;\t"
 _REREAD = 4 * LIMIT
-"""How many bytes may be read again because of unclosed quotes before the file is refused."""
+"""The most bytes that are read again because of unclosed quotes before the file is refused."""
 
 
 def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Iterator[ParsedRow]:

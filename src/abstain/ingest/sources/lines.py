@@ -11,7 +11,7 @@ LIMIT = 16 * 1024 * 1024
 """The longest line or document, in bytes."""
 
 KEPT = 4096
-"""How many bytes are kept of a longer one."""
+"""The bytes that are kept of a longer one."""
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NOT_UTF8 = b"\xff"
@@ -19,7 +19,7 @@ _NOT_UTF8 = b"\xff"
 
 @dataclass(frozen=True)
 class TooLong:
-    """What is kept of a line or document beyond `LIMIT`."""
+    """The kept part of a line or document beyond `LIMIT`."""
 
     head: bytes
     size: int

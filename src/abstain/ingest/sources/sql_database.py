@@ -25,7 +25,7 @@ from abstain.core.errors import AbstainError
 T = TypeVar("T")
 
 ATTEMPTS = 5
-"""How often a statement is sent, at most, when the connection breaks."""
+"""The most times that a statement is sent when the connection breaks."""
 
 WAIT = wait_exponential(multiplier=0.5)
 """Seconds before the next attempt: 0.5, 1, 2, 4."""

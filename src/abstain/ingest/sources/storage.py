@@ -122,7 +122,7 @@ class Storage:
 
 
 def _translate_errors(name: str) -> AbstractContextManager[None]:
-    """Of `name`, which is read. Only around reads, so that a defect in this module is not taken for a bad disk."""
+    """Translate errors of reading `name`. Only around reads, so that a bug in this module is not taken for one."""
     return translate_errors(lambda cause: f"{name}: cannot be read: {cause}")
 
 

@@ -53,7 +53,7 @@ def _span(cell: Tag, name: str, most: int) -> int:
 
 
 def _heads(rows: Sequence[Tag], cells: Sequence[Sequence[Tag]]) -> int:
-    """How many rows open the table as its header: those of `<thead>`, else rows of `<th>` only, but not all."""
+    """The number of header rows at the top of the table: those of `<thead>`, else rows of `<th>` only, but not all."""
     inside = [row.parent is not None and row.parent.name == "thead" for row in rows]
     if any(inside):
         return inside.index(False) if False in inside else len(rows)

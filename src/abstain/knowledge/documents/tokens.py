@@ -1,4 +1,4 @@
-"""How many tokens the encoder makes of a text, without loading the encoder."""
+"""Token counts of texts by the encoder's tokenizer, without loading the encoder."""
 
 from __future__ import annotations
 

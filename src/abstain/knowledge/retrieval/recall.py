@@ -55,7 +55,7 @@ def read_questions(file: Path) -> list[GoldQuestion]:
 
 
 def answerable(questions: Iterable[GoldQuestion], chunks: Iterable[Chunk]) -> list[GoldQuestion]:
-    """Those `questions` of which a gold chunk is among `chunks`, is no tombstone, and may be read by the user."""
+    """The `questions` with a gold chunk among `chunks` that is no tombstone and that the user may read."""
     needed: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     for chunk in chunks:
         if chunk.removed_at is None:

@@ -140,7 +140,7 @@ def _log_odds(scores: pd.DataFrame, names: tuple[str, ...]) -> np.ndarray:
 
 
 def _known(values: np.ndarray) -> np.ndarray:
-    """Those that are not nan, and a 0 where there are none."""
+    """The values that are not nan, or one 0 where there are none."""
     known = values[~np.isnan(values)]
     return known if len(known) else np.zeros(1)
 

@@ -34,7 +34,7 @@ RANKING: dict[str, metrics.Metric] = {
     "abstained_at_15pct": metrics.abstained_share,
     "error_recall_over_random": metrics.error_recall_over_random,
 }
-"""Of the raw confidence; the last three where at most 15 % of the answers are withheld."""
+"""Metrics of the raw confidence; the last three at an abstention rate of at most 15 %."""
 
 CALIBRATION: dict[str, metrics.Metric] = {
     "brier": metrics.brier,
@@ -42,7 +42,7 @@ CALIBRATION: dict[str, metrics.Metric] = {
     "accuracy": metrics.accuracy,
     "f1": metrics.f1,
 }
-"""Of the calibrated probability; accuracy and F1 of calling an answer correct from 0.5 on."""
+"""Metrics of the calibrated probability; accuracy and F1 at a threshold of 0.5."""
 
 
 def leaderboard(

@@ -47,7 +47,7 @@ class ReviewedSplit:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """How many rows there are, how many of them were drawn unevenly, and the effective sample size."""
+        """The number of rows, the number of unevenly sampled ones, and the effective sample size."""
         return {
             "rows": len(self.rows),
             "drawn_unevenly": int((self.weight < 1).sum()),

@@ -36,7 +36,7 @@ class Scored:
     weight: np.ndarray
 
     def at(self, rows: pd.Series) -> Scored:
-        """Those of `rows`, (rows,) of bool."""
+        """The answers of the mask `rows`, (rows,) of bool."""
         mask = rows.to_numpy(bool)
         return Scored(*(getattr(self, field.name)[mask] for field in fields(self)))
 

@@ -97,7 +97,7 @@ def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def _resamples(groups: np.ndarray, draws: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each row was drawn, (some draws, rows) at a time; the draws do not depend on how many at a time."""
+    """The count of each row in a draw, (some draws, rows) at a time; the draws do not depend on how many at a time."""
     names, group = np.unique(groups, return_inverse=True)
     if len(names) < 2:
         return

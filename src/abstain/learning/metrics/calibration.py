@@ -50,7 +50,7 @@ class Calibrator:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `calibrator_from_dict` takes: the method's name, numbers and lists of numbers."""
+        """The input of `calibrator_from_dict`: the method's name, numbers and lists of numbers."""
         return {"method": self.method, **{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}}
 
 
@@ -151,7 +151,7 @@ def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
 
 
 def thin(weight: np.ndarray, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Which rows make an even sample of all answers (rejection sampling): a mask (rows,), all of it for equal weights.
+    """The mask (rows,) of an even sample of all answers (rejection sampling), all rows for equal weights.
 
     A row stays with probability weight / max(weight). With `groups` (rows,), at most one row of a group stays, drawn
     by weight, with probability (the group's weight) / (the heaviest group's): evenly sampled rows, independent where

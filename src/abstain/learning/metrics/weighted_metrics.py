@@ -123,7 +123,7 @@ def abstained_share(correct: np.ndarray, confidence: np.ndarray, weight: np.ndar
 def error_recall_over_random(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
 ) -> np.ndarray:
-    """How many times the errors that withholding as many answers at random catches; nan where none is withheld."""
+    """The ratio of withheld errors to those withheld at random at the same coverage; nan where none is withheld."""
     wrong, of_all = _withheld(correct, confidence, weight, share)
     return _ratio(wrong, of_all)
 
@@ -209,7 +209,7 @@ def risk_coverage(correct: np.ndarray, confidence: np.ndarray, weight: Weight = 
 
 
 def _shown(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many correct and how many incorrect answers have at least each distinct confidence, highest first.
+    """The numbers of correct and of incorrect answers with at least each distinct confidence, highest first.
 
     Both (draws, distinct confidences). Each is summed by itself: a difference of sums could turn 0 incorrect answers
     into 1e-16, and an undefined figure into a defined one.

@@ -192,7 +192,7 @@ def control_risk(
 def reviews_needed(
     metric: Metric, target: float, confidence: float, reached: float, coverage: float, even_share: float = 1.0
 ) -> int | None:
-    """How many answers must be reviewed for a guarantee with a chance of 80 %, to within two percent.
+    """The number of reviewed answers needed for a guarantee with a chance of 80 %, to within two percent.
 
     Args:
         reached: the precision (error rate) at the threshold; coverage: the share of all answers that it shows.

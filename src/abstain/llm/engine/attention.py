@@ -180,7 +180,7 @@ def _attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every block; query (1, heads, queries, width), result (1, queries, heads, width)."""
+    """The attention function for transformers: query (1, heads, queries, width), result (1, queries, heads, width)."""
     if s_aux is not None or position_bias is not None:
         raise TypeError("attention sinks and position biases are not for packed passes")
     layer: Any = module.layer_idx

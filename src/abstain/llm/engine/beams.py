@@ -103,12 +103,12 @@ def _phrases(decoder: Decoder, contains: Sequence[str]) -> list[tuple[int, ...]]
 
 
 def _begun(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
-    """How many of the last of `tokens` are the first of `phrase`."""
+    """The length of the longest end of `tokens` that is a beginning of `phrase`."""
     return next(n for n in range(min(len(phrase) - 1, len(tokens)), -1, -1) if tokens[len(tokens) - n :] == phrase[:n])
 
 
 def _lacks(tokens: tuple[int, ...], phrases: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens are missing until `tokens` ends with one of `phrases`; 0 where there are none."""
+    """The number of tokens missing until `tokens` ends with one of `phrases`; 0 without phrases."""
     if any(tokens[len(tokens) - len(phrase) :] == phrase for phrase in phrases if len(phrase) <= len(tokens)):
         return 0
     return min((len(phrase) - _begun(tokens, phrase) for phrase in phrases), default=0)

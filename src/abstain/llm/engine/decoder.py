@@ -24,9 +24,9 @@ from abstain.llm.engine.requests import Site
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Of one chunk's logits in float32: small enough for a CPU's cache, large enough to keep a GPU busy."""
+"""Size of one chunk's logits in float32: small enough for a CPU's cache, large enough to keep a GPU busy."""
 CHECK_TOLERANCE = 0.1
-"""Of a relative difference: bfloat16 reaches 0.03, a token that is not seen 0.5 and more."""
+"""Tolerated relative difference: bfloat16 reaches 0.03, a token missing from attention 0.5 and more."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Hook:
 
 Span = tuple[int, int]
 Wanted = Mapping[Node, Mapping[Hook, Span]]
-"""Of which tokens of a run (first, past the last) a hook's rows are wanted."""
+"""The tokens of a run (first, past the last) whose rows of a hook are requested."""
 NodeStates = dict[Node, dict[Hook, Tensor]]
 """Those rows, each (tokens, d), on the model's device."""
 
 
 @dataclass
 class ComputeStats:
-    """What was done, for tests, plans and benchmarks that count work instead of timing it.
+    """Counts of the work done, for tests, plans and benchmarks that count work instead of timing it.
 
     `pass_tokens`: tokens of the requested passes. `forward_tokens`: those that were really run, of what
     passes share once, padding included. `layer_tokens`: layer -> tokens that went through that block (of the deepest

@@ -23,7 +23,7 @@ Result = Tensor | list[Generated]
 DECODE_ROWS = 32
 """Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
 DECODE_BATCHES = 8
-"""How many batches' tokens may wait, with their keys and values, to be decoded side by side."""
+"""The number of batches whose tokens may wait, with their keys and values, to be decoded side by side."""
 
 
 class Engine:
@@ -39,7 +39,7 @@ class Engine:
 
     @property
     def work(self) -> ComputeStats:
-        """What has been done so far, counted."""
+        """Counts of the work done so far."""
         return self.decoder.work
 
     def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:

@@ -32,7 +32,7 @@ class Generated:
     choices: Tensor
 
     def steps(self, eos: int | None) -> Tensor:
-        """What the feature cache keeps of it: (len(log_probs), 1 + number of choices), float32, the token first."""
+        """Its row in the feature cache: (len(log_probs), 1 + number of choices), float32, the token first."""
         tokens = [*self.tokens, *([eos] if self.ended and eos is not None else [])]
         return torch.cat([torch.tensor(tokens, dtype=torch.float32)[:, None], self.choices], 1)
 
@@ -55,7 +55,7 @@ class Prompt:
 
     @property
     def rows(self) -> int:
-        """How many answers are on their way for it."""
+        """The number of answers that are generated for it."""
         return self.ask.beams or self.ask.samples
 
 

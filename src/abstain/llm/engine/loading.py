@@ -29,7 +29,7 @@ from abstain.core.files import write_atomically
 
 @dataclass(frozen=True)
 class Embedded:
-    """Where an embedded model's GGUF file lies: `parts`, (package, path inside it), to be joined in this order.
+    """The location of an embedded model's GGUF file: `parts`, (package, path inside it), to be joined in this order.
 
     `requirement`: what to install where a part is missing. `sha256`, of the whole file, is checked where it is joined.
     """
@@ -172,7 +172,7 @@ def read_window(ref: ModelRef) -> int | None:
 
 @lru_cache(maxsize=4)
 def read_depth(ref: ModelRef) -> int:
-    """How many decoder layers `ref` has, by its configuration."""
+    """The number of decoder layers of `ref`, by its configuration."""
     return int(_config(ref).get_text_config().num_hidden_layers)
 
 
@@ -236,7 +236,7 @@ def _config(ref: ModelRef) -> Any:
 
 @contextmanager
 def readable(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
-    """What transformers and safetensors raise about files that they cannot read, in one line; it ends with `remedy`."""
+    """Translate errors of transformers and safetensors about unreadable files into one line that ends with `remedy`."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

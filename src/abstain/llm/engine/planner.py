@@ -43,7 +43,7 @@ class EncodedRequest:
 
 @dataclass
 class NodeResults:
-    """What is known of a run, on the CPU, until the last of its passes is done.
+    """The results for a run, on the CPU, until the last of its passes is done.
 
     `states`: hook -> (first token, rows); `surprise`: NLL and entropy of every token, nan where not requested.
     """

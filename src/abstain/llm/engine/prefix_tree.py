@@ -66,7 +66,7 @@ def walk(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many items `one` and `other` share from their beginning."""
+    """The length of the common prefix of `one` and `other`."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter

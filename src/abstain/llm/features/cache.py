@@ -43,7 +43,7 @@ def pass_key(pass_: Pass) -> str:
 
 
 def write_rows(store: FileStore, space: CacheNamespace, rows: Mapping[str, Tensor]) -> Header:
-    """Write `rows`, key -> (n, w), as one shard, without a look at what else is there."""
+    """Write `rows`, key -> (n, w), as one shard, without reading the index."""
     header, content = encode(space, rows)
     store.write(header.name, content)
     return header
@@ -99,7 +99,7 @@ class FeatureCache:
         self._remember(write_rows(self._store, self.space, rows))
 
     def lengths(self, keys: Iterable[str]) -> list[int]:
-        """How many vectors each of `keys` has, from the index alone. KeyError for one that is missing."""
+        """The number of vectors of each of `keys`, from the index alone. KeyError for one that is missing."""
         places = [self._shards[self._holders[key][0]].rows[key] for key in keys]
         return [last - first for first, last in places]
 
@@ -130,7 +130,7 @@ class FeatureCache:
             todo = again
 
     def _by_shard(self, keys: Iterable[str]) -> dict[str, list[str]]:
-        """Which of `keys` to take from which shard; from one that is read anyway, where there is a choice."""
+        """The shard from which to read each of `keys`; where there is a choice, one that is read anyway."""
         chosen: dict[str, list[str]] = {}
         for key in keys:
             holders = self._holders[key]

@@ -71,7 +71,7 @@ class FeatureStore:
             pass
 
     def missing(self, requests: RequestList) -> int:
-        """How many different rows of `requests` would need a forward pass."""
+        """The number of distinct rows of `requests` that would need a forward pass."""
         return len(self._lacking(requests))
 
     def shards(self, requests: RequestList) -> Iterator[ShardJob]:

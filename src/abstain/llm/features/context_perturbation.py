@@ -66,7 +66,7 @@ class ContextPerturber:
         self._rows.run(ConcatRequests([self._requests(rows, ask) for ask in self.asks]))
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
-        """How many contexts are to be perturbed, copies counted, and how many distinct ones are not cached."""
+        """The number of contexts to be perturbed, copies counted, and the number of distinct ones not cached."""
         requests = ConcatRequests([self._requests(rows, ask) for ask in self.asks])
         return sum(requests[at] is not None for at in range(len(requests))), self._rows.missing(requests)
 
@@ -100,7 +100,7 @@ class ContextPerturber:
         ]
 
     def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
-        """How many `rows` need a remark, by the first copy.
+        """The number of `rows` with each remark, by the first copy.
 
         `empty`: nothing was retrieved, so P_c is B_c. `too_long`: more than the perturbation model reads at once, so
         P_c is N_c. `fewer`: the context had fewer than K tokens that could be replaced, and all of these were.

@@ -116,7 +116,7 @@ class FeatureSource:
         return [row_key(p.request) if isinstance(p, Prepared) else None for p in prepared]
 
     def missing(self, interactions: Sequence[Interaction]) -> int:
-        """How many different rows of `interactions` would need a forward pass."""
+        """The number of distinct rows of `interactions` that would need a forward pass."""
         return self.rows.missing(self.requests(interactions))
 
     def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardJob]:

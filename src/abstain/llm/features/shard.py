@@ -32,7 +32,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class CacheNamespace:
-    """What all rows of one cache folder have in common.
+    """The common properties of all rows of one cache folder.
 
     `model` is name@revision, `ask` the request kind as text, `engine` the version of the numerics.
     """
@@ -123,7 +123,7 @@ def decode(name: str, content: bytes) -> tuple[Header, Tensor]:
 
 
 def load_shard(store: FileStore, name: str) -> tuple[Header, Tensor]:
-    """`decode` of what is in `store`.
+    """`decode` of the shard in `store`.
 
     Raises FileNotFoundError where it is gone, and `DamagedShard` where it was damaged: it is in quarantine now.
     """

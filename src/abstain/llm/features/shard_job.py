@@ -86,7 +86,7 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class JobStats:
-    """What a finished shard cost: rows, tokens of their passes, and tokens that were run through the base model."""
+    """The cost of a finished shard: rows, tokens of their passes, and tokens that were run through the base model."""
 
     rows: int
     pass_tokens: int

@@ -41,7 +41,7 @@ class FileStore(Protocol):
         """All files below `folder`, by name; none where it does not exist."""
 
     def heads(self, entries: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes | None]]:
-        """Of each safetensors file at least its first bytes up to the header's end; None where it is gone."""
+        """The first bytes of each safetensors file, at least to the header's end; None where it is gone."""
 
     def read(self, name: str) -> bytes:
         """The whole file. FileNotFoundError where it is gone."""
@@ -66,7 +66,7 @@ def open_store(root: str | Path) -> FileStore:
 
 
 def header_end(head: bytes) -> int:
-    """Where the header of a safetensors file ends that begins with `head`: 8 bytes hold its length."""
+    """The end of the header of a safetensors file that begins with `head`: 8 bytes hold its length."""
     return 8 + int.from_bytes(head[:8], "little")
 
 

@@ -14,7 +14,7 @@ from abstain.llm.engine.prefix_tree import Node
 from abstain.llm.perturbation.loop import Fill
 
 LOGIT_BYTES = 1 << 28
-"""Of the logits, in float32, of places that are filled at once: 15 of each of 60 texts would take a GB of Gemma's."""
+"""Size of the float32 logits of places that are filled at once: 15 places of each of 60 texts take a GB with Gemma."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from abstain.llm.perturbation.text import Pieces, to_rows
 AROUND = 2
 """Tokens that a model may read beside the text: one before, one after it."""
 BATCHES = 4
-"""How many batches' tokens of texts are perturbed side by side: after a replacement only a part of each is read."""
+"""The number of batches of texts perturbed side by side: after a replacement only a part of each is read."""
 
 MakeProposer = Callable[[Sequence[Sequence[int]], Tensor], TokenProposer]
 """From texts of token ids, and which tokens may take a place."""

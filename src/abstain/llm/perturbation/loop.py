@@ -30,10 +30,10 @@ class TokenProposer(Protocol):
     """A perturbation model over some texts of token ids, `texts`, side by side."""
 
     def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
-        """How likely each token of texts number `rows` is now, in nats, float32 (tokens,)."""
+        """The current log-likelihood of each token of texts number `rows`, in nats, float32 (tokens,)."""
 
     def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
-        """Text number -> what the model would write in these places of it, all masked at once: other than is there."""
+        """Text number -> the model's likeliest other tokens for these places, all masked at once."""
 
     def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
         """Change text number `row`: `tokens` now stand in `places`."""
@@ -79,7 +79,7 @@ def encode(pieces: Pieces, pass_: Pass, allowed: Tensor) -> Text:
 
 @lru_cache(maxsize=4)
 def allowed_tokens(tokenizer: Any, vocabulary: int) -> Tensor:
-    """Which token ids may take a place, bool (vocabulary,): not special, and some characters, whole ones, of a text.
+    """The mask of token ids that may replace others, bool (vocabulary,): not special, and whole characters of a text.
 
     Found once a tokenizer: all of its tokens are decoded.
     """

@@ -69,7 +69,7 @@ class MaskedProposer:
             self._texts[row][at] = token
 
     def _logits(self, masked: Sequence[Masked]) -> Iterator[tuple[Masked, Tensor]]:
-        """Of each the logits of its places, float32 (places, vocabulary)."""
+        """The logits of each one's places, float32 (places, vocabulary)."""
         for batch in side_by_side(masked, self._length, self._batch_tokens):
             ids, seen = padded([self._whole(*one) for one in batch], self._pad)
             device = self._model.device

@@ -61,7 +61,7 @@ class Seq2SeqProposer:
         return list(found.values())
 
     def fill(self, places: Mapping[int, Sequence[int]]) -> dict[int, list[Fill]]:
-        """What the decoder writes, place by place, after what it wrote in the places before."""
+        """The decoder's tokens, place by place, each after its tokens for the places before."""
         most = max(map(len, places.values()))
         if most > len(self._sentinels):
             raise AbstainError(
@@ -86,7 +86,7 @@ class Seq2SeqProposer:
             self._texts[row][at] = token
 
     def _head(self, tokens: Sequence[int]) -> list[int]:
-        """What the decoder would have written: a sentinel, its token, and so on."""
+        """The decoder's target sequence: a sentinel, its token, and so on."""
         return [self._start, *(one for pair in zip(self._sentinels, tokens, strict=False) for one in pair)]
 
     def _encoded(self, masked: Sequence[Masked]) -> Iterator[tuple[list[Masked], Any, Tensor]]:

@@ -30,7 +30,7 @@ class PerturbationStep(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands in the pass, for sorting."""
+        """Its position in the pass, for sorting."""
         return self.segment, self.start
 
 
@@ -40,7 +40,7 @@ def to_rows(steps: Sequence[PerturbationStep]) -> Tensor:
 
 
 def to_steps(rows: Tensor) -> list[PerturbationStep]:
-    """What `to_rows` was given."""
+    """The inverse of `to_rows`."""
     return [PerturbationStep(*map(int, row[:5]), *row[5:]) for row in rows.tolist()]
 
 
@@ -80,7 +80,7 @@ class Pieces:
         return after[len(before) :] if after.startswith(before) else ""
 
     def replacement(self, old: str, token: int, first: bool) -> str:
-        """What stands in place of the characters `old`, perhaps the `first` of a text, once `token` has their place."""
+        """The text that replaces the characters `old`, perhaps the `first` of a text, if `token` takes their place."""
         text = self.text(token)
         if self.spaceless:
             return text.lstrip()

@@ -58,7 +58,7 @@ class AuxiliaryModel:
     def cached(
         self, ask: str, version: str, passes: Sequence[Pass], compute: Callable[[list[Pass]], list[Tensor]]
     ) -> list[Tensor]:
-        """What `compute` makes of `passes`, float32 (n, w) each, in order; only what the cache lacks is computed."""
+        """`compute` of each of `passes`, float32 (n, w), in order; only missing ones are computed."""
         dtype = str(_dtype(self.settings)).removeprefix("torch.")
         cache = FeatureCache(self.settings.features, CacheNamespace(str(self.ref), dtype, ask, version))
         keys = [pass_key(pass_) for pass_ in passes]

@@ -20,7 +20,7 @@ from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers, Result, Scorer
 
 Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
-"""Answers, and what is wanted of each of them."""
+"""Answers, and the feature requests for each of them."""
 COUNTED = 256
 """Answers whose tokens are counted to estimate a scorer's cost."""
 

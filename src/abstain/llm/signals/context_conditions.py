@@ -35,7 +35,7 @@ from abstain.llm.signals.compute_features import (
 
 
 def normal(layout: str) -> dict[str, FeatureRequest]:
-    """The readings of N_c, and of P_c where contexts are perturbed, by segment."""
+    """The feature requests of N_c, and of P_c where contexts are perturbed, by segment."""
     names = [segment.name for segment in load_layout(layout).render("", [], "")]
     answer = names.index("answer")
     of = {"prompt": tuple(names[:answer]), "output": tuple(names[answer:])}
@@ -43,7 +43,7 @@ def normal(layout: str) -> dict[str, FeatureRequest]:
 
 
 def baseline(layout: str) -> dict[str, FeatureRequest]:
-    """Those of B_c, which has no context."""
+    """The feature requests of B_c, which has no context."""
     return {name: FeatureRequest(one.ask, chunks=0) for name, one in normal(layout).items() if name != "context"}
 
 
@@ -138,5 +138,5 @@ class ContextConditions:
 
 
 def _dropped(found: Prepared | UnreadableRow) -> int | None:
-    """How many chunks were too many; None where the answer cannot be read at all."""
+    """The number of chunks that did not fit; None where the answer cannot be read at all."""
     return found.dropped if isinstance(found, Prepared) else None

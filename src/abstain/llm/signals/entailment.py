@@ -87,7 +87,7 @@ def entailment_scorer(model: str | None, settings: Settings) -> Entailment:
 
 
 def supported_label(id2label: Mapping[int, str]) -> int | None:
-    """Which label means that the premise supports the hypothesis; None where there is one logit, its log-odds.
+    """The label that means that the premise supports the hypothesis; None where there is one logit, its log-odds.
 
     Raises ValueError, listing the labels, where none of them is known to mean it.
     """

@@ -22,9 +22,9 @@ CUT_OFF = re.compile(r"[\d.,]+ *\Z")
 ASKED_FOR = re.compile(r"\(?\b0(?:\.0)?\s*(?:to|and|or|[-–])\s*1(?:\.0)?\b(?![.,]\d)\)?", re.IGNORECASE)
 """The range that the question names: a reply that repeats it has not answered yet."""
 COUNTED = re.compile(r"[.)]?[ \t]+[^\W\d]|:")
-"""What follows a whole number that counts things or lines: "1. Yes", "1 year", "1: 0.9"."""
+"""Text after a whole number that counts things or lines: "1. Yes", "1 year", "1: 0.9"."""
 COUNTING = re.compile(r"\b(?:answer|item|line|number|option|part|question|response|step)\s+\Z", re.IGNORECASE)
-"""What stands before one: "Response 1", "Step 1"."""
+"""Text before such a number: "Response 1", "Step 1"."""
 _NUMBER = r"(0,\d+|\d+(?:\.\d+|,(?!\d{3}(?!\d))\d+)?|\.\d+)"
 """With a decimal point or comma; "1,000" has neither."""
 PROBABILITY = re.compile(

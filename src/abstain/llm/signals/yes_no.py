@@ -63,7 +63,7 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
 
 
 def neither(tokenizer: Any, answers: Answers) -> dict[str, int] | None:
-    """How many of the `replies` to the Yes-score's question mean `neither` yes nor no, by their first word; None where
+    """The number of `replies` to the Yes-score's question that mean `neither` yes nor no, by first word; None where
     the question was not asked. Such a reply is scored all the same, by the probabilities of the two there."""
     (asked,) = yes_no_signals(tokenizer)[0].readings
     if asked not in answers.results:
@@ -93,7 +93,7 @@ def _reply(tokenizer: Any, steps: Tensor) -> list[str]:
 
 
 def _single(tokenizer: Any, words: Sequence[str]) -> tuple[str, ...]:
-    """Of `words`, with and without a space before them, those that are one token; of forms that are the same, one."""
+    """The forms of `words`, with and without a space before them, that are one token; equal ones once."""
     found: dict[int, str] = {}
     for form in (form for word in words for form in (word, f" {word}")):
         ids = tokenizer.encode(form, add_special_tokens=False)

@@ -27,8 +27,8 @@ from abstain.learning.estimators.probes.base import Probe, TrainingStep, last, m
 from abstain.learning.estimators.rows import MEMORY_VALUES, TrainingRows, batches, pad
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
-"""How far, by the penalty alone, logits may vary. The inverse strength C is this by the number of features, so that one
-value suits narrow and wide states."""
+"""The variation of logits that the penalty alone allows. The inverse strength C is this by the number of features, so
+that one value suits narrow and wide states."""
 POOLED = 64
 """Rows that are pooled at once."""
 
