@@ -49,7 +49,7 @@ def write_table(
 ) -> None:
     """Write `file` whole or not at all: row i of `rows`, (i, (lengths[i], width) tensor of `dtype`), in any order.
 
-    Equal rows are equal bytes, whatever order they came in. Host memory: one row. Empty rows need not come.
+    Equal rows are equal bytes, in any order of arrival. Host memory: one row. Empty rows need not come.
 
     Args:
         lengths: tokens of every row; 0 for one that could not be read.

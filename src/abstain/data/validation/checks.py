@@ -1,7 +1,8 @@
 """The expectations on each table: conditions on accepted rows beyond their types.
 
-Pure and declarative; `columns` computes their columns, `runner` passes both to Great Expectations. Three
-decisions:
+Pure and declarative; `columns` computes their columns, `runner` passes both to Great Expectations.
+
+Notes:
 
 * An expectation is a simple one on one column. Conditions on other tables, earlier batches or the clock are plain
   columns too (`delay_days`, `unknown_contexts`, `known_before`), so rows can be checked a batch at a time.

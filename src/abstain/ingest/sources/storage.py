@@ -122,7 +122,7 @@ class Storage:
 
 
 def _translate_errors(name: str) -> AbstractContextManager[None]:
-    """Translate errors of reading `name`. Only around reads, so that a bug in this module is not taken for one."""
+    """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
     return translate_errors(lambda cause: f"{name}: cannot be read: {cause}")
 
 

@@ -19,7 +19,7 @@ MAX_HEADING = 200
 """Characters; a longer heading is taken for a paragraph in large type and stays in the section above it."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
-_PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are told apart here
+_PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are distinguished here
 
 
 @dataclass(frozen=True)

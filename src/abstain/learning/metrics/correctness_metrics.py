@@ -98,7 +98,7 @@ def tune_t(
     The paper tunes t for each base model and "selected the t that gave the F1 and AUROC scores" (appendix A.2). Here it
     is the candidate with the best mean of the two among those that leave both classes at least `least_share` of the
     answers, by weight; the lowest of equally good ones. The share is needed because F1 rises with the number of correct
-    answers, whatever the regressor: of the paper's table 12 the mean alone would take t = 0.89, and the paper's other
+    answers, for any regressor: of the paper's table 12 the mean alone would take t = 0.89, and the paper's other
     tables are at 0.92 and 0.95.
 
     Raises `AbstainError` where no candidate leaves both classes that share.

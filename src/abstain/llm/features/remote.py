@@ -1,4 +1,4 @@
-"""The feature cache in an object store, or on another host: whatever fsspec supports.
+"""The feature cache in an object store, or on another host: any place that fsspec supports.
 
 Notes:
     An object store's own PUT is atomic (a multipart upload, too, shows nothing before it is completed), so one

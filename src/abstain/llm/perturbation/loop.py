@@ -129,7 +129,7 @@ def _lowest(values: Tensor, left: set[int], count: int) -> list[int]:
 
 
 def _draw(text: Text, ask: Perturb) -> list[int]:
-    """Places to be replaced, from left to right: equal texts, equal places, whatever stands beside them."""
+    """Places to be replaced, from left to right: equal texts give equal places in any batch."""
     digest = hashlib.sha256(f"{ask.seed}\0{text.ids}".encode()).digest()
     free = [at for at, free in enumerate(text.free) if free]
     generator = np.random.default_rng(int.from_bytes(digest[:8]))

@@ -52,7 +52,7 @@ def fit_regressor(
 
     Rows of unknown target or of weight 0 are not fitted on, but get an out-of-fold score; rows without a single feature
     are not fitted on either, and have none (nan).
-    Deterministic under `params.seed`, whatever the number of cores.
+    Deterministic under `params.seed`, with any number of cores.
 
     Raises `AbstainError` where the target is unknown, constant or known in fewer than two groups, and for features
     that hold no numbers or do not vary; `ValueError` for targets outside of [0, 1].

@@ -90,7 +90,7 @@ def load_regressor(file: Path) -> Regressor:
 def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
     """`pipeline`, of float32 features (rows, columns), as a `Regressor`, with the versions that it was made with.
 
-    `described` is JSON: `kind`, `target`, `columns` and whatever else is to be in the file.
+    `described` is JSON: `kind`, `target`, `columns` and any other metadata of the file.
     """
     import skl2onnx  # type: ignore[import-untyped]
     import sklearn
