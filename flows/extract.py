@@ -10,5 +10,5 @@ from tasks.fan_out.helper import work_off
 
 @flow(validate_parameters=False)
 def extract(batch: str) -> int:
-    """Compute shards of `batch` until none is left; how many those were."""
+    """Compute shards of `batch` until none is left; returns their number."""
     return work_off(batch, str(flow_run.id))

@@ -1,4 +1,4 @@
-"""The flow that lets feedback and documents in.
+"""The flow that ingests feedback and documents.
 
 abstain ingest             what is new in the sources of sources.yaml; or, from the Prefect UI: deployment ingest/hourly
 abstain ingest FILE...     these files or folders, whole
@@ -24,11 +24,11 @@ ATTEMPTS = 3
 
 @flow(validate_parameters=False)
 def ingest(files: list[str] | None = None) -> IngestReport:
-    """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them), or what the configured
-    sources have got since they were last read.
+    """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them), or the new rows of the
+    configured sources.
 
-    A row that is already there is a duplicate, not an error. Where another run was faster, the batch is taken again
-    on top of what that one brought.
+    A row that is already there is a duplicate, not an error. Where another run pushed first, the batch is ingested
+    again on top of that run's data.
     """
     given = explicit_sources(files) if files else ()
     for attempt in range(ATTEMPTS):
@@ -45,7 +45,7 @@ def ingest(files: list[str] | None = None) -> IngestReport:
 
 @flow(validate_parameters=False)
 def retry(name: str) -> IngestReport:
-    """Judge the rows of a quarantine file again, by the rules and beside the data of now; what passes is accepted."""
+    """Validate the rows of a quarantine file again, by the current rules and data; valid rows are accepted."""
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)
         path = quarantine.find(name)

@@ -14,7 +14,7 @@ from tasks.workspace import open_workspace
 def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> Promotion:
     """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date.
 
-    `accept_erasure` is the reason, put on record, why it may be worse than a champion that was trained on erased rows.
+    `accept_erasure` is the recorded reason why it may be worse than a champion that was trained on erased rows.
     """
     with open_workspace() as workspace:
         if not (workspace.path / "dvc.lock").is_file():

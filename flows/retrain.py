@@ -1,4 +1,4 @@
-"""The flow that keeps the probe fresh: run what is stale, show what was measured, promote what is better.
+"""The retrain flow: run stale stages, publish their results, promote a better candidate.
 
 abstain retrain            or, from the Prefect UI: deployment retrain/nightly
 """
@@ -27,7 +27,7 @@ from tasks.workspace import Workspace, open_workspace
 
 @dataclass(frozen=True)
 class Retrained:
-    """What a retrain did: every stage in order, and how its promotion ended (None where none was wanted)."""
+    """The outcome of a retrain: every stage in order, and its promotion (None where none was requested)."""
 
     stages: list[StageResult]
     outcome: Promotion | None
@@ -37,15 +37,15 @@ class Retrained:
 def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = False) -> Retrained:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
-    `promote=False` stops before the gate. `new_holdout` is the reason, put on record, why the hold-out may differ
-    from the one the champion was promoted on. `force` runs cached stages too. Fails while production was trained on
-    erased rows, the candidate without them is worse, and nobody has decided.
+    `promote=False` stops before the gate. `new_holdout` is the recorded reason why the hold-out may differ from the one
+    the champion was promoted on. `force` runs cached stages too. Fails while production was trained on erased rows, the
+    candidate without them is worse, and no decision is recorded.
     """
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
         try:
             stages = run_dag(workspace, force)
-        except Exception:  # and no interruption: that leaves nothing to look at, and is in a hurry
+        except Exception:  # except interruptions, which leave no results and must end fast
             publish_validation(workspace)
             raise
         publish_validation(workspace)
@@ -57,10 +57,10 @@ def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = 
 
 
 def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
-    """One task a stage, each waiting for the stages that DVC says it depends on; the first failure is raised.
+    """One task per stage, each waiting for the stages that it depends on in DVC; the first failure is raised.
 
-    A stage that `dvc status` calls unchanged starts no command, where that holds of all before it, too. Where other
-    processes compute features, they do so before the stage that finds them in the cache then. When the flow is
+    A stage that is unchanged by `dvc status` starts no command if all stages before it are unchanged, too. Where other
+    processes compute features, they do so before the stage that reads them from the cache. When the flow is
     interrupted, so are the stages.
     """
     graph = read_graph(workspace)
@@ -77,6 +77,6 @@ def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
                 workspace, stage, is_stale=bool(stale[stage]), force=force, wait_for=upstream
             )
         wait(list(futures.values()))
-    for future in futures.values():  # in the order of the graph: the cause comes before what it kept from running
+    for future in futures.values():  # in the order of the graph: the cause comes before the stages that it blocked
         future.state.result()
     return [futures[stage].result() for stage in graph]

@@ -1,9 +1,9 @@
-"""The flow that re-makes a paper's tables, declared as a grid of cells: one task a cell, a report at the end.
+"""The flow that reproduces a paper's tables, declared as a grid of cells: one task per cell, a report at the end.
 
 abstain experiment studies/nll_perturbation.yaml --data FOLDER
 
-A finished cell lies in `$ABSTAIN_HOME/studies/NAME`, and what its models said in the feature cache: run again, a study
-goes on where it was, in the middle of a cell, too, and computes nothing where nothing it depends on has changed.
+A finished cell is stored in `$ABSTAIN_HOME/studies/NAME`, and its models' results in the feature cache: run again, a
+study continues where it stopped, also within a cell, and computes nothing where no dependency has changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.study import publish_study, run_cell
 
 @dataclass(frozen=True)
 class Studied:
-    """What a study left: `report` is its Markdown, with the JSON beside it; and how many of its cells it `computed`."""
+    """The output of a study: `report` is its Markdown, with the JSON beside it; `computed` counts the new cells."""
 
     report: Path
     cells: int
@@ -46,12 +46,11 @@ def study(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     out: str | None = None,
 ) -> Studied:
-    """Compute what is missing of the cells of `tables` (all where none is named), and write `report.md` and
-    `report.json`.
+    """Compute the missing cells of `tables` (all where none is named), and write `report.md` and `report.json`.
 
     `sizes`: other sizes than the file's, (train, evaluation) by name. `out`: the folder of the report; default:
-    `report` beside the cells. A cell that cannot be computed leaves the others alone and a gap in the report; then, at
-    the end, the flow raises `AbstainError`.
+    `report` beside the cells. A cell that fails does not affect the others and leaves a gap in the report; at the end
+    the flow then raises `AbstainError`.
     """
     settings, logger = load_settings(), get_run_logger()
     declared, folder = load_study(Path(file)).resized(sizes or {}), Path(data)

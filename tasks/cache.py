@@ -1,4 +1,4 @@
-"""Which entries of the feature cache the current data, parameters and production can still use."""
+"""The feature-cache entries that the current data, parameters and production can still use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.workspace import open_workspace
 
 
 def needed_keys() -> dict[str, set[str]]:
-    """Keys by namespace digest: what a retrain under params.yaml, and the probe in production, ask of models.
+    """Keys by namespace digest: the requests of a retrain under params.yaml and of the probe in production.
 
     Raises `AbstainError` where the workspace or a model cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The record of a promotion decision: as JSON in `approvals/`, as a table in the Prefect UI, and as it was before."""
+"""The record of a promotion decision: as JSON in `approvals/`, as a table in the Prefect UI, and earlier records."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from abstain.core.files import write_atomically
 from abstain.core.markdown import bold, document, heading, paragraph, records_table
-from abstain.release.gate import Decision
+from abstain.release.gate import GateDecision
 from abstain.release.registry import Registry
 
 
@@ -25,15 +24,10 @@ def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
     return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
 
 
-def decision_table(decision: Decision, registry: Registry) -> str:
+def decision_table(decision: GateDecision, registry: Registry) -> str:
     """The gate's checks as Markdown, with the mark of a tainted champion."""
     marks = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [{"check": c.name, "result": marks[c.passed], "why": c.says} for c in decision.checks]
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
     title = heading(2, "Approved" if decision.approved else "Rejected")
     return document([title, *warning, records_table(rows, words=("result", "why"))])
-
-
-def write_json(file: Path, value: Any) -> None:
-    """Write `value` as JSON with sorted keys, so that equal records are equal files."""
-    write_atomically(file, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())

@@ -1,4 +1,4 @@
-"""What a retrain asks of models: the requests of all labelled answers, and those that the feature cache lacks."""
+"""The model requests of a retrain: those of all labelled answers, and those that are not cached."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Demand:
 
 
 def count_demand(workspace: Workspace) -> Demand:
-    """Ask the feature cache what it lacks; no model is loaded."""
+    """Count the requests that are not in the feature cache; no model is loaded."""
     settings = load_settings()
     params, labelled = read_labelled(workspace)
     requests = requests_of(

@@ -1,6 +1,6 @@
-"""What the gate judges: the candidate's and the champion's confidences of the same answers, and what changed between.
+"""The gate's inputs: the candidate's and the champion's confidences of the same answers, and what changed in between.
 
-torch and ONNX Runtime are imported by the functions that score: most runs judge nothing.
+torch and ONNX Runtime are imported by the functions that score: most runs do not reach the gate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.gate import CandidateMeasurements, Decision, EvaluationWindow, Rule, decide
+from abstain.release.gate import CandidateMeasurements, EvaluationWindow, GateDecision, Rule, decide
 from abstain.release.registry import Event, Registry, tag_of
 from tasks.release_bundle import fetch_release
 from tasks.shell import run
@@ -30,7 +30,7 @@ from tasks.workspace import Workspace
 
 def judge(
     workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule
-) -> Decision:
+) -> GateDecision:
     """Measure the candidate in `artifacts/` beside the champion and apply the gate.
 
     Args:

@@ -1,4 +1,4 @@
-"""Commits and pushes: how what a run did becomes part of the origin's history."""
+"""Git commits and pushes of a run's results to the origin."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tasks.workspace import BRANCH, Workspace
 
 
 class OriginMoved(AbstainError):
-    """Another run was faster; nothing of this one is visible to anybody, and it may be tried again."""
+    """Another run pushed first; nothing of this run is visible outside its workspace, and it may be tried again."""
 
 
 def commit(workspace: Workspace, message: str, *files: Path | str) -> bool:
-    """Commit what changed of `files`, which are all that the caller speaks for; False where nothing did."""
+    """Commit the changes of `files`, the only files that the caller may commit; False where there are none."""
     there = [str(file) for file in files if (workspace.path / file).exists()]
     if there:
         workspace.git("add", "--all", "--", *there)
@@ -27,7 +27,7 @@ def push(workspace: Workspace, *tags: str) -> None:
     """Push data, then history: all of it or nothing, and only where the origin has not moved meanwhile.
 
     The fast-forward is the compare-and-swap of every pointer in the tree. Raises `OriginMoved` when another
-    run was faster; nothing of this run is then visible to anybody.
+    run pushed first; nothing of this run is then visible outside its workspace.
     """
     workspace.dvc("push", "--quiet")
     try:

@@ -1,4 +1,4 @@
-"""What changes data/, each as one unit: change, `dvc add`, commit, push; killed anywhere, nothing is half-in."""
+"""Changes of data/, each atomic: change, `dvc add`, commit, push; a killed run leaves no partial change."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tasks.workspace import Workspace
 def ingest_sources(
     workspace: Workspace, sources: Sequence[Source], *, remember: bool = False, limited: bool = True
 ) -> IngestReport:
-    """Validate what `sources` give and append what is accepted; refused rows go to quarantine, with their reasons.
+    """Validate the rows of `sources` and append accepted ones; refused rows go to quarantine, with their reasons.
 
-    With `remember`, the sources go on where they were left; without `limited`, any share of the rows may be refused.
+    With `remember`, the sources continue where they were left; without `limited`, any share of the rows may be refused.
     """
     params = load_params(workspace.path / paths.PARAMS)
     validation = params.validation if limited else params.validation.model_copy(update={"max_failed_fraction": 1.0})
@@ -60,7 +60,7 @@ def ingest_sources(
     publish_ingest(report, workspace)
     get_run_logger().info(report.to_markdown())
     changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
-    if load_settings().index is not None:  # a tightened right must not wait for somebody to search
+    if load_settings().index is not None:  # a tightened entitlement must not wait for the next search
         store = DataStore(data)
         sync_index(
             store.chunks(), {one.doc_id: one.product for one in read_documents(store.document_files())}, load_settings()
@@ -70,7 +70,7 @@ def ingest_sources(
 
 
 def discard_quarantined(workspace: Workspace, name: str) -> int:
-    """Delete the rows of a quarantine file and return how many; what they blocked may continue."""
+    """Delete the rows of a quarantine file and return their number; the sources that they blocked may continue."""
     quarantine = Quarantine(workspace.path / paths.DATA)
     path = quarantine.find(name)
     count = quarantine.drop(path)
@@ -90,8 +90,8 @@ class Erasure:
 def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
     """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
 
-    Rows and marks go in one commit. Asked for again, with nothing left to remove, it marks versions that have no mark
-    yet, and leaves what was decided about the others.
+    Rows and marks go in one commit. Called again, with nothing left to remove, it marks versions that have no mark yet
+    and keeps the decisions about the others.
     """
     params = load_params(workspace.path / paths.PARAMS)
     pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)

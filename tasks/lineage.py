@@ -1,4 +1,4 @@
-"""What a promoted version was trained on, asked of the history: which ones have seen rows that are erased now."""
+"""Training-data lineage from the git history: the promoted versions that were trained on rows erased since."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tasks.workspace import Workspace
 
 
 def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Collection[str] = ()) -> dict[str, bool]:
-    """The versions that were trained on somebody's rows, oldest first; True where that is certain.
+    """The versions that were trained on an erased user's rows, oldest first; True where that is certain.
 
-    Those are thumbs of a user who goes by one of `names`, and thumbs and reviews of the interactions `gone`
-    (identities, hex): an answer without either has no label, so nothing is trained on it. It is not certain of a
-    version whose data cannot be read any more.
+    Those rows are thumbs of a user with one of `names`, and thumbs and reviews of the interactions `gone` (identities,
+    hex): an answer without either has no label, so nothing is trained on it. It is uncertain for a version whose data
+    cannot be read any more.
     """
     tags = workspace.git("tag", "--list", f"{MODEL}@v*").split()
     versions = sorted((tag.removeprefix(f"{MODEL}@") for tag in tags), key=version_key)
-    found: dict[str, bool | None] = {}  # versions that share their data are looked at once
+    found: dict[str, bool | None] = {}  # versions that share their data are checked once
     named = {}
     for version in versions:
         tag = f"refs/tags/{tag_of(version)}"
@@ -48,5 +48,5 @@ def _holds(workspace: Workspace, revision: str, names: Collection[str], gone: Co
                 return True
             verdicts: Iterable[Feedback | Review] = chain(store.rows(Feedback), store.rows(Review))
             return bool(gone) and any(interaction_identity(row.interaction_id).hex() in gone for row in verdicts)
-        except AbstainError:  # not at hand, or from before thumbs lay in a folder of their own
+        except AbstainError:  # not available, or from before thumbs had their own folder
             return None

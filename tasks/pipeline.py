@@ -33,7 +33,7 @@ class StageResult:
 
 
 def _was_busy(_task: Any, _run: Any, state: State) -> bool:
-    """Retry what DVC's locks may cause; a stage that said what is wrong would only say it again."""
+    """Retry failures that DVC's locks may cause; a stage's own error would only repeat."""
     try:
         state.result()
     except AbstainError as error:

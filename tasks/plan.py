@@ -1,4 +1,4 @@
-"""What a retrain would do: the graph and what is stale, asked of DVC's public command line; it is never restated."""
+"""Dry run of a retrain: the stage graph and the stale stages, read from DVC's command line, never restated here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EDGE = re.compile(r'"(?P<up>[^"]+)" -> "(?P<down>[^"]+)"')
 NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
 READS_THE_BASE_MODEL = frozenset({"features", "nll_features", "ablate", "evaluate"})
-"""The stages that ask the base model, or the cache of what it said."""
+"""The stages that use the base model, or its cached results."""
 REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
 
 
@@ -26,8 +26,8 @@ REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
 class RetrainPlan:
     """What a retrain would do.
 
-    `stale`: per stage why it would run, empty where it is cached. `demand`: what is asked of models, None where no
-    stage that asks them would run. `earlier`: the cached stages first computed with another requirements.lock.
+    `stale`: per stage why it would run, empty where it is cached. `demand`: the model requests, None where no stage
+    that uses models would run. `earlier`: the cached stages first computed with another requirements.lock.
     """
 
     stale: dict[str, list[str]]
@@ -36,7 +36,7 @@ class RetrainPlan:
 
 
 def make_plan(workspace: Workspace) -> RetrainPlan:
-    """A dry run: asks DVC what changed and the feature cache what it lacks; runs nothing."""
+    """A dry run: reads changes from DVC and missing entries from the feature cache; runs nothing."""
     stale = find_stale(workspace, read_graph(workspace))
     demand = None
     if any(stale.get(name) for name in READS_THE_BASE_MODEL):
@@ -71,10 +71,10 @@ def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str,
 
 
 def computed_with_other_requirements(workspace: Workspace) -> set[str]:
-    """The stages whose entry in dvc.lock is as old as another requirements.lock than the present one.
+    """The stages whose entry in dvc.lock dates from another requirements.lock than the current one.
 
-    That is: the entry stands in the newest recorded dvc.lock beside which lay another requirements.lock. A stage that
-    was computed again with an equal result counts with its first time.
+    That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
+    again with an equal result counts by its first computation.
     """
     commits = workspace.git("log", "--format=%H", "--topo-order", "--full-history", "--", LOCK).split()
     if not commits:

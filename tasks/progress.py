@@ -1,4 +1,4 @@
-"""Who is told how a run goes, beside Prefect's own log: the command line registers a progress bar here."""
+"""Observers of a run's progress, beside Prefect's own log: the command line registers a progress bar here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, str], None]
-"""Called with a step's name and what it says: a line of its log, `progress n/m`, `ran` or `cached`."""
+"""Called with a step's name and a message: a line of its log, `progress n/m`, `ran` or `cached`."""
 
 _observers: list[Observer] = []
 
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Tell `observer` of every step while the block runs."""
+    """Notify `observer` of every step while the block runs."""
     _observers.append(observer)
     try:
         yield
@@ -22,6 +22,6 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 def observe(step: str, says: str) -> None:
-    """Tell every observer that `step` says `says`."""
+    """Notify every observer of the message `says` of `step`."""
     for observer in tuple(_observers):
         observer(step, says)

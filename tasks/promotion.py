@@ -1,4 +1,4 @@
-"""Promotion and roll-back: gather what the gate judges, carry out its decision, and put it on record."""
+"""Promotion and roll-back: gather the gate's inputs, carry out its decision, and record it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
+from abstain.core.files import write_atomically, write_json
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
-from tasks.decision_record import decision_table, earlier_rejection, write_json
+from tasks.decision_record import decision_table, earlier_rejection
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
 from tasks.plan import REQUIREMENTS
@@ -30,7 +30,7 @@ POINTER = ("release.dvc", paths.REGISTRY)
 
 @dataclass(frozen=True)
 class Promotion:
-    """How a promotion ended. `version` is what is in production now, None where nothing is."""
+    """The outcome of a promotion. `version` is in production now, None where nothing is."""
 
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
@@ -43,9 +43,9 @@ def promote_candidate(
 ) -> Promotion:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
-    Where production was trained on rows that were erased since, the candidate is new whatever its bytes are, and has
-    only to be not worse than the champion. `new_holdout`: the reason why the hold-out was changed on purpose, which the
-    record then carries. `again`: judge a candidate that was rejected before even where nothing has changed since.
+    Where production was trained on rows that were erased since, the candidate counts as new even with equal bytes, and
+    only has to be not worse than the champion. `new_holdout`: the reason for a changed hold-out, which is recorded.
+    `again`: judge a candidate that was rejected before even where nothing has changed since.
     `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
 
     Raises `AbstainError` where a tainted version stays in production without a recorded decision.
@@ -103,7 +103,7 @@ def promote_candidate(
 
 
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
-    """Put on record why a version that was trained on erased rows stays in production; `AbstainError` where none is."""
+    """Record why a version that was trained on erased rows stays in production; `AbstainError` where none is."""
     registry = load_registry(workspace.path / paths.REGISTRY).kept(reason)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
     commit(workspace, f"Keep probe {registry.version}, {registry.taint}", paths.REGISTRY)
@@ -131,7 +131,7 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
 
 
 def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
-    """The outcome of a candidate that is not promoted; raises `AbstainError` where a person has to decide."""
+    """The outcome of a candidate that is not promoted; raises `AbstainError` where the user has to decide."""
     if registry.taint is None or registry.taint.kept:
         return Promotion("rejected", registry.version, reasons)
     raise AbstainError(

@@ -1,4 +1,4 @@
-"""What a run leaves to be looked at in the Prefect UI: tables, plots, and links to the pages about data."""
+"""A run's artifacts in the Prefect UI: tables, plots, and links to the data reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from tasks.workspace import Workspace
 def publish_validation(workspace: Workspace) -> None:
     """Artifacts `validation` and `validation-report`, the link to its page; of a failed run, as far as it came.
 
-    What the training table's suites found is shown only beside sound rows: after broken ones it is an earlier run's.
+    The results of the training table's suites are shown only for valid rows: after invalid ones they are of an earlier
+    run.
     """
     found = [_read_json(workspace, paths.VALIDATION)]
     if found[0] and found[0]["success"]:
@@ -49,7 +50,7 @@ def publish_validation(workspace: Workspace) -> None:
 def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | None = None) -> None:
     """Artifacts `ingest` and `ingest-report`, the link to its page; `refused` is why the batch was refused whole.
 
-    Nothing is left by a run that found nothing to read, as most of the hourly ones do.
+    A run that found nothing to read, as most hourly ones do, leaves no artifacts.
     """
     if not report.read:
         return
@@ -63,14 +64,14 @@ def publish_ingest(report: IngestReport, workspace: Workspace, refused: str | No
 def publish_artifacts(workspace: Workspace) -> None:
     """Artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page.
 
-    The last one warns where what is in production was trained on rows that were erased since.
+    The last one has a warning where production was trained on rows that were erased since.
     """
     root = workspace.path
     metrics, evaluation = (json.loads((root / file).read_text()) for file in (paths.METRICS, paths.EVALUATION))
     create_markdown_artifact(
         leaderboard_table(metrics, evaluation), key="leaderboard", description="on the frozen hold-out"
     )
-    from abstain.reports.plots import PLOTS  # and with it matplotlib, which a run has no use for until here
+    from abstain.reports.plots import PLOTS  # imports matplotlib, which a run does not need before
 
     table = pd.read_csv(root / paths.PLOTS / "threshold.csv").round(4)
     create_table_artifact(

@@ -18,9 +18,9 @@ import numpy as np
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
+from abstain.core.files import write_json
 from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.release.registry import Event, parse_registry, tag_of
-from tasks.decision_record import write_json
 from tasks.plan import REQUIREMENTS
 from tasks.shell import git, run
 from tasks.workspace import origin_snapshot
@@ -67,7 +67,7 @@ def fetch_release(repository: Path, event: Event) -> Path:
 
 
 def smoke_test(bundle: Path, event: Event) -> None:
-    """Score the answers that the bundle brings along; raises `AbstainError` unless they score as when promoted."""
+    """Score the bundle's own answers; raises `AbstainError` unless they score as when promoted."""
     from abstain.data.store.state_table import StateTable
     from abstain.learning.estimators.onnx_probe import OnnxProbe
 

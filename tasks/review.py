@@ -1,4 +1,4 @@
-"""What reviews need of a workspace: the promoted probe's confidences, and the reviews that it has stored."""
+"""Inputs of reviews from a workspace: the promoted probe's confidences, and the stored reviews."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def prioritise(
     promoted = load_registry(workspace.path / paths.REGISTRY).prod
     if promoted is None:
         return None, ["nothing is in production, so no confidence is known: every row is drawn at random"]
-    from abstain.serving.batch_scoring import score_backlog  # torch and Prefect, which nothing else here needs
+    from abstain.serving.batch_scoring import score_backlog  # imports torch and Prefect, which only this function needs
     from abstain.serving.predictor import Predictor
     from tasks.release_bundle import fetch_release
 
     scorer = Predictor.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
     store, frame = DataStore(workspace.path / paths.DATA), window.frame
     ids = set(frame.index)
-    # What is drawn at random must not depend on what is scored, nor the other way round: scores go by numbers of their
-    # own, and a row that was drawn and reviewed is not preferred because its review made it a row of the training data.
+    # The random sample must not depend on which rows are scored, nor the other way round: scoring uses its own random
+    # numbers, and a sampled, reviewed row is not preferred because its review made it a row of the training data.
     drawn = frame["queued"] & (frame["recorded_probability"] < 1)
     scored = score_backlog(
         scorer,
@@ -92,7 +92,7 @@ def check_verdicts(
 
 
 def _trained_on(workspace: Workspace) -> set[str]:
-    """The answers that the last retrain trained on; none where its table is not here."""
+    """The answers that the last retrain trained on; empty where its table is missing."""
     table = workspace.path / paths.DATASET
     if not table.is_file():
         return set()

@@ -1,8 +1,8 @@
-"""Commands as subprocesses: one environment, output streamed line by line, errors in one line, and none outlives us.
+"""Commands as subprocesses: one environment, output streamed line by line, errors in one line, no orphans.
 
-A command has a supervisor (supervisor.py), so that it ends, with all that it has started, when it is interrupted here,
-when the run stops, and when this process dies in whatever way. Git alone has none: it may ask a person at the terminal
-for a passphrase, which only the terminal's own commands can, and it is soon done.
+A command has a supervisor (supervisor.py), so that it ends, with all of its descendants, when it is interrupted here,
+when the run stops, and however this process dies. Git alone has none: it may prompt for a passphrase, which only the
+terminal's own foreground commands can do, and it ends soon.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    # Prefect's newer UI has the browser ask amplitude.com for its configuration, whatever the settings above say.
+    # Prefect's newer UI makes the browser request its configuration from amplitude.com in spite of the settings above.
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
 }
-"""No telemetry from anything that we start."""
+"""No telemetry from any process that is started here."""
 
 IDENTITY = {"NAME": "Abstain", "EMAIL": "abstain@localhost"}
-"""Who commits where git knows nobody, as on a fresh machine or in a worker."""
+"""The author of commits where git has none configured, as on a fresh machine or in a worker."""
 
 
 def environment(cwd: Path) -> dict[str, str]:
@@ -47,7 +47,7 @@ def environment(cwd: Path) -> dict[str, str]:
     env["ABSTAIN_HOME"] = str(settings.home.resolve())
     if settings.features_url:
         env["ABSTAIN_FEATURES"] = settings.features
-    # A person's own settings may sign, or refuse to merge: no run has a passphrase, or an editor.
+    # A user's own git settings may sign, or refuse to merge: a run has no passphrase and no editor.
     own = {"commit.gpgsign": "false", "tag.gpgsign": "false", "merge.ff": "true", "core.editor": "true"}
     env["GIT_CONFIG_COUNT"] = str(len(own))
     for number, (key, value) in enumerate(own.items()):
@@ -69,8 +69,8 @@ def run(
     """Run `command` in `cwd` and return its output, stdout and stderr together.
 
     `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
-    `AbstainError` with the command (or the `name` it goes by) and the line that says why, when it fails or is not
-    installed; `Stopped` when the run is stopped.
+    `AbstainError` with the command (or its `name`) and the line with the reason, when it fails or is not installed;
+    `Stopped` when the run is stopped.
     """
     returncode, lines = _execute(command, cwd, on_line, inherit)
     if returncode != 0:
@@ -84,7 +84,7 @@ def git(cwd: Path, *arguments: str) -> str:
 
 
 def succeeds(cwd: Path, *command: str, inherit: Sequence[int] = ()) -> bool:
-    """Whether `command` exits with status 0; its output is not wanted."""
+    """Whether `command` exits with status 0; its output is ignored."""
     return _execute(command, cwd, None, inherit)[0] == 0
 
 
@@ -114,7 +114,7 @@ def _execute(
     try:
         with ended_by(end):
             for line in process.stdout:
-                require_going_on()  # how a command takes its end is of no interest
+                require_going_on()  # the outcome of an ended command is ignored
                 lines.append(line.rstrip("\n"))
                 if on_line:
                     on_line(lines[-1])
@@ -130,7 +130,7 @@ def _execute(
 
 
 def _reason(lines: list[str]) -> str:
-    """The line a person would look for: our own error first, then anybody's, then the last one."""
+    """The most informative line: our own error first, then any other error, then the last line."""
     for start in ("error: ", "ERROR: ", "fatal: "):
         for line in lines:
             if line.startswith(start):

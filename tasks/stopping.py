@@ -1,8 +1,8 @@
-"""Stopping: what a run's threads are at ends when the run is interrupted.
+"""Stopping: end the work of a run's threads when the run is interrupted.
 
 Python raises KeyboardInterrupt, and Prefect its TerminationSignal, in the main thread alone, while the commands of a
-run are waited for in the threads of a task runner. The main thread says here that it stops, and each of those says how
-what it is at can be ended. Prefect gives a task's thread the context of its flow, and so it knows which run it is of.
+run are waited for in the threads of a task runner. The main thread signals here that it stops, and each thread
+registers how its work can be ended. Prefect gives a task's thread the context of its flow, which identifies the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stopped(AbstainError):
 
 
 class _Run:
-    """What the threads of a run are at."""
+    """The current work of a run's threads."""
 
     def __init__(self) -> None:
         self._alone, self._stopped = threading.Lock(), False
@@ -57,7 +57,7 @@ _run: ContextVar[_Run | None] = ContextVar("run", default=None)
 
 @contextmanager
 def stopping_together() -> Iterator[None]:
-    """When an exception leaves this block, what threads are at for it is ended, and they begin nothing more."""
+    """When an exception leaves this block, the work of its threads is ended, and they begin nothing more."""
     run = _Run()
     token = _run.set(run)
     try:
@@ -71,7 +71,7 @@ def stopping_together() -> Iterator[None]:
 
 @contextmanager
 def ended_by(end: End) -> Iterator[None]:
-    """In this block a thread is at something that `end`, called from another thread, ends.
+    """In this block a thread's work can be ended by calling `end` from another thread.
 
     Raises `Stopped` where the run was stopped before the block or in it.
     """
@@ -87,6 +87,6 @@ def ended_by(end: End) -> Iterator[None]:
 
 
 def require_going_on() -> None:
-    """Raise `Stopped` where the run has been stopped: for a thread that waits and looks again."""
+    """Raise `Stopped` where the run has been stopped: for a thread that waits in a polling loop."""
     if run := _run.get():
         run.require_going_on()

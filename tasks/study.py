@@ -1,4 +1,4 @@
-"""A study's steps in a run: a cell a task, and what the run leaves in the Prefect UI."""
+"""A study's steps in a run: one task per cell, and the run's artifact in the Prefect UI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "study"
 def run_cell(
     laboratory: ExperimentRunner, cell: ExperimentCell, name: str, files: Mapping[str, str], results: Results
 ) -> Literal["ran", "cached"]:
-    """Bring the result of `cell` into `results`, unless it is there. `name` is what the task run is called."""
+    """Compute the result of `cell` into `results`, unless it is there. `name` is the name of the task run."""
     logger = get_run_logger()
 
     def progress(done: int, total: int) -> None:

@@ -1,9 +1,9 @@
 """Runs a command and ends it with its caller: `python -I -S supervisor.py COMMAND...`.
 
-The caller holds this process's standard input open. When that closes, because the caller closed it or died in whatever
-way, SIGKILL included, the command is ended with all that it has started. The kernel closes it, so no death is missed,
-on any POSIX system; a parent-death signal would be Linux's alone, and tied to the thread that started the command.
-The standard library only, and little of it: every command waits for this to start.
+The caller holds this process's standard input open. When that closes, because the caller closed it or died, SIGKILL
+included, the command is ended with all of its descendants. The kernel closes it, so no death is missed, on any POSIX
+system; a parent-death signal would be specific to Linux, and tied to the thread that started the command. It imports
+little, and from the standard library only: every command waits for this to start.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 
 STDIN = 0
 STEPS = ((signal.SIGINT, 3.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0))
-"""What the command's process group is sent, and the seconds after which the next comes.
+"""The signals to the command's process group, and the seconds before the next one.
 
 SIGINT first, because Python cleans up after it, and because DVC leaves it to the stage and then ends in good order.
 """
@@ -71,7 +71,7 @@ def _end(pid: int) -> int | None:
                 status = _status(pid) if status is None else status
                 os.killpg(pid, 0)
                 time.sleep(0.02)
-        except ProcessLookupError:  # nobody is left of the group
+        except ProcessLookupError:  # no process of the group is left
             break
     return status
 

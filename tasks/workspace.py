@@ -1,13 +1,13 @@
-"""The workspace: a clone of its own for every writer, so that no run ever touches anybody's checkout.
+"""The workspace: a separate clone for every writer, so that a run never touches a user's checkout.
 
-Three decisions:
+Notes:
 
 * A run clones the *origin*, works, commits, pushes. A team's origin is its git server (`ABSTAIN_ORIGIN`);
   without one it is a bare repository in `.abstain/`, into which the checkout's commits are merged first.
-* One writer a workspace, by a file lock that the run's commands inherit: they end with a run that is killed, and
-  the next one waits for the last of them instead of colliding with it.
-* A run starts from the origin's head, whatever a killed one left: stages that it finished are in DVC's run-cache,
-  which is asked by content, so they are not run again and nothing half-done can be believed.
+* One writer per workspace, by a file lock that the run's commands inherit: they end with a killed run, and the next
+  run waits for the last of them instead of colliding with it.
+* A run starts from the origin's head and ignores leftovers of a killed one: stages that it finished are in DVC's
+  run-cache, which is keyed by content, so they are not run again and partial results are never used.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _clone(origin: str, path: Path, settings: Settings) -> None:
 def _synchronise(workspace: Workspace, checkout: Path | None) -> None:
     """Bring the clone to the origin's head; merge the checkout's commits where the origin is local."""
     locks = ("index.lock", "HEAD.lock", "ORIG_HEAD.lock", f"refs/heads/{BRANCH}.lock")
-    for left in (".dvc/tmp/rwlock", *(f".git/{lock}" for lock in locks)):  # by a killed run: nobody else is here
+    for left in (".dvc/tmp/rwlock", *(f".git/{lock}" for lock in locks)):  # by a killed run: this process has the lock
         (workspace.path / left).unlink(missing_ok=True)
     workspace.git("fetch", "-q", "--prune", "--prune-tags", "--tags", "--force", "origin")
     workspace.git("checkout", "-q", "--force", "-B", BRANCH, f"origin/{BRANCH}")
@@ -162,9 +162,9 @@ def _configure_dvc(path: Path, settings: Settings) -> None:
 
 
 def _bring_data(workspace: Workspace) -> None:
-    """Put in place what is recorded: from the cache, from the remote, or, for the sample's data, by writing it.
+    """Check out the recorded files: from the cache, from the remote, or, for the sample's data, by writing them.
 
-    What the remote lacks of the stages' outputs is left to be made again; the data may not be lacking.
+    Stage outputs that the remote lacks are computed again later; missing data is an error.
     """
     quiet = ("--force", "--quiet")
     if workspace.dvc_succeeds("checkout", *quiet):

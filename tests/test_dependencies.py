@@ -31,6 +31,7 @@ def files_under(*folders: str) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files if file.is_file()]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stage", STAGES)
 def test_stage_closure_lies_inside_its_dependencies(stage: str) -> None:
     needed = {file for file in TREE.closure(f"abstain.stages.{stage}") if not file.startswith(CONFIG)}

@@ -95,6 +95,7 @@ def test_probe_sees_what_a_module_imports(entry: str, imported: dict[str, list[s
     assert " ".join(imported[entry]) == MADE_UP[entry][1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("entry", EXPECTED)
 def test_entry_point_imports_only_what_it_runs(entry: str, imported: dict[str, list[str]]) -> None:
     assert " ".join(imported[entry]) == EXPECTED[entry]

@@ -57,6 +57,23 @@ def paths_of(entries: list) -> list[str]:
     return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
 
+def test_class_name_stands_for_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for name in tracked_files():
+        if name.startswith(("src/", "tasks/", "flows/")) and name.endswith(".py"):
+            for node in ast.parse((ROOT / name).read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+def test_only_one_module_connects_to_file_systems() -> None:
+    sources = [name for name in tracked_files() if name.startswith(("src/", "tasks/")) and name.endswith(".py")]
+    assert {line.partition(":")[0] for line in matches(r"^\s*(import|from) (fsspec|s3fs)\b", sources)} == {
+        "src/abstain/core/filesystem.py"
+    }
+
+
 def test_the_top_level_is_what_a_reader_expects() -> None:
     top = {name.partition("/")[0] for name in tracked_files()}
     expected = "flows tasks src docs tests data.dvc dvc.yaml params.yaml prefect.yaml Dockerfile README.md LICENSE"

@@ -41,7 +41,7 @@ app.command("perturb")(perturb.perturb_text)
 app.command("score")(score.score)
 
 INTERRUPTED, TERMINATED = 130, 143
-"""Exit statuses of a command that Ctrl-C, or SIGTERM, has ended: as a shell reports them."""
+"""Exit statuses of a command ended by Ctrl-C or SIGTERM, as a shell reports them."""
 
 console = Console(markup=False, highlight=False)
 
@@ -72,7 +72,7 @@ def ingest(
         typer.Argument(help="JSON Lines, CSV, Parquet, Markdown, HTML; folders or URLs of them; none: sources.yaml"),
     ] = None,
 ) -> None:
-    """Validate feedback and documents and add what is accepted, as one commit."""
+    """Validate feedback and documents and add accepted rows, as one commit."""
     from tasks.server import server_for_run
 
     with server_for_run():
@@ -91,7 +91,7 @@ def erase_user(
         typer.Option("--with-interactions", help="also the interactions that they rated, with all thumbs and reviews"),
     ] = False,
 ) -> None:
-    """Remove a user's rows from the current data, keep them out, and mark the versions trained on them."""
+    """Remove a user's rows from the current data, reject them from now on, and mark the versions trained on them."""
     from tasks.ingest import erase_user as erase
     from tasks.workspace import open_workspace
 
@@ -113,7 +113,7 @@ def retrain(
     accept_new_holdout: NewHoldout = None,
     force: Annotated[bool, typer.Option("--force", help="run cached stages too")] = False,
 ) -> None:
-    """Run what is stale; promote the result if the gate approves."""
+    """Run stale stages; promote the result if the gate approves."""
     from tasks.server import server_for_run
 
     with server_for_run():
@@ -140,7 +140,7 @@ def plan() -> None:
         table.add_row(stage, "run" if reasons else "be cached", ", ".join(reasons) or "nothing it depends on changed")
     console.print(table)
     if result.demand is None:
-        console.print("no stage that asks the base model would run")
+        console.print("no stage that uses the base model would run")
     else:
         console.print(
             f"{result.demand.answers} labelled answers need {result.demand.requests} results of the base model, "
@@ -155,7 +155,7 @@ def plan() -> None:
 
 @app.command()
 def status() -> None:
-    """Show what is in production, since when, and how it scored on the hold-out."""
+    """Show the version in production, since when, and its metrics on the hold-out."""
     from tasks.status import read_status
 
     registry, holdout = read_status()
@@ -212,7 +212,7 @@ def rollback(
     version: Annotated[str | None, typer.Argument(help="the version to go back to; default: the one before")] = None,
     reason: Annotated[str, typer.Option(help="why; goes on record")] = "rolled back by hand",
 ) -> None:
-    """Put an earlier version back into production and block the present one."""
+    """Roll back to an earlier version and block the current one."""
     from tasks.promotion import roll_back
     from tasks.workspace import open_workspace
 
@@ -224,10 +224,10 @@ def rollback(
 def main() -> None:
     """Entry point: set the environment, run, and turn an error into one line.
 
-    The exit status is 2 for a command that was typed wrong, 1 for any other `AbstainError`. A stopped run prints one
-    line and ends with 130 after Ctrl-C, with 143 after SIGTERM.
+    The exit status is 2 for a usage error, 1 for any other `AbstainError`. A stopped run prints one line and ends with
+    130 after Ctrl-C, with 143 after SIGTERM.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # everything that the run started is ended in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # the run's processes are ended in order
     try:
         reject_renamed(sys.argv[1:])
         _prepare()

@@ -1,4 +1,4 @@
-"""`abstain cache`: what the feature cache holds, whether it is whole, and what of it may go.
+"""`abstain cache`: list, verify and prune the feature cache.
 
 torch and fsspec are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -13,13 +13,13 @@ from rich.table import Table
 
 from abstain_cli.progress_bar import bar
 
-app = typer.Typer(help="Look after the feature cache: stats, verify, prune.", no_args_is_help=True)
+app = typer.Typer(help="Maintain the feature cache: stats, verify, prune.", no_args_is_help=True)
 console = Console(markup=False, highlight=False)
 
 
 @app.command()
 def stats() -> None:
-    """Show what is in the feature cache, namespace by namespace; reads no features."""
+    """Show the content of the feature cache, namespace by namespace; reads no features."""
     from abstain.config.settings import load_settings
     from abstain.llm.features.maintenance import stats as read_stats
 

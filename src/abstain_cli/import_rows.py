@@ -1,4 +1,4 @@
-"""`abstain import`: published feedback sets become files that `abstain ingest` takes."""
+"""`abstain import`: convert published feedback sets into files for `abstain ingest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`abstain kb`: ask the knowledge base, bring its index up to date, measure how often it finds what it should.
+"""`abstain kb`: search the knowledge base, update its index, measure its recall.
 
 The encoder and the index are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -34,13 +34,13 @@ _NOT_SHARED = "; ABSTAIN_INDEX is not set: the index lives as long as one comman
 def search(
     question: Annotated[str, typer.Argument()],
     entitlement: Annotated[
-        list[str] | None, typer.Option("--entitlement", "-e", help="what the asker may read; repeatable")
+        list[str] | None, typer.Option("--entitlement", "-e", help="an entitlement of the user; repeatable")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="chunks at most")] = 5,
     product: Annotated[str | None, typer.Option("--product", "-p", help="only of this product")] = None,
     doc: Annotated[str | None, typer.Option("--doc", help="only of this document")] = None,
 ) -> None:
-    """Show the chunks nearest to a question, best first, among those that its asker may read."""
+    """Show the chunks nearest to a question, best first, among those that the user may read."""
     if not question.strip():
         raise UsageError("the question is empty: write what you look for")
     where = {name: value for name, value in (("product", product), ("doc_id", doc)) if value is not None}
@@ -48,7 +48,7 @@ def search(
         base.check_held()
         hits = base.retriever.search(question, k, entitlement or (), where=where)
     if not hits:
-        console.print("nothing that this asker may read")
+        console.print("nothing that this user may read")
     for place, hit in enumerate(hits, start=1):
         needs = f"  needs {', '.join(hit.chunk.entitlements)}" if hit.chunk.entitlements else ""
         console.print(f"{place}. {hit.score:.3f}  {hit.chunk.chunk_id}{needs}", soft_wrap=True)
@@ -81,7 +81,7 @@ def recall(
         if not asked:
             raise AbstainError(
                 f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
-                "base and that its asker may read: check the ids and the entitlements"
+                "base and that its user may read: check the ids and the entitlements"
             )
         with bar(console, "questions") as progress:
             ranks = measure(base.retriever, asked, progress)
@@ -91,7 +91,7 @@ def recall(
     console.print(table)
     console.print(
         f"{len(asked)} questions over {base.synced.held} chunks; {len(questions) - len(asked)} questions left out: "
-        "they have no gold that is still there and that the asker may read",
+        "they have no gold chunk that still exists and that the user may read",
         soft_wrap=True,
     )
 
@@ -123,7 +123,7 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
         store = DataStore(workspace.path / paths.DATA)
         chunks = list(store.chunks())
         products = {document.doc_id: document.product for document in read_documents(store.document_files())}
-    if not chunks:  # all tombstones is another matter: a shared index must forget them
+    if not chunks:  # chunks that are all tombstones are allowed: a shared index must remove them
         raise AbstainError(_EMPTY)
     with open_retriever(settings) as retriever:
         with bar(console, "index") as progress:

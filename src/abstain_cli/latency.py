@@ -1,4 +1,4 @@
-"""`abstain latency`: what each scorer, and each place where a probe might listen, costs in time on this machine."""
+"""`abstain latency`: latency of each scorer, and of a probe at each layer and site, on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`abstain perturb`: what a perturbation does to a text, as a diff, for people who choose one."""
+"""`abstain perturb`: show the effect of a perturbation on a text, as a diff."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def perturb_text(
     tokens: Annotated[int | None, typer.Option(min=1, help="K; default: params.yaml")] = None,
     model: Annotated[str | None, typer.Option(help="the perturbation model; default: params.yaml")] = None,
 ) -> None:
-    """Show a text perturbed, as perturbation in params.yaml says or the options do, and every replacement."""
+    """Show a text perturbed by the settings of params.yaml or of the options, and every replacement."""
     from datetime import UTC, datetime
 
     from pydantic import ValidationError

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 @contextmanager
 def bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives what is to be told how much is done, of how much; the bar is gone when all is."""
+    """Yields a callback for (done, total); the bar disappears when all is done."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(name, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
@@ -19,7 +19,7 @@ def bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def step_progress(console: Console) -> Iterator[None]:
-    """A line a step, with a bar for those that say how far they are; on no terminal, the steps' own lines."""
+    """One line per step, with a bar for steps that report progress; without a terminal, the steps' own lines."""
     from tasks.pipeline import PROGRESS
     from tasks.progress import observed_by
 

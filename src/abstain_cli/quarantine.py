@@ -39,7 +39,7 @@ def list_refused(
 
 @app.command()
 def retry(name: Name) -> None:
-    """Judge these rows again, under the rules and beside the data of now; what passes is accepted."""
+    """Validate these rows again, by the current rules and data; valid rows are accepted."""
     from tasks.server import server_for_run
 
     with server_for_run():
@@ -50,7 +50,7 @@ def retry(name: Name) -> None:
 
 @app.command()
 def discard(name: Name) -> None:
-    """Delete these rows for good; what they blocked may continue."""
+    """Delete these rows for good; the sources that they blocked may continue."""
     from tasks.ingest import discard_quarantined
     from tasks.workspace import open_workspace
 

@@ -1,8 +1,8 @@
-"""`abstain review`: draw answers to review, review them in a file or a page, and take the verdicts into data/.
+"""`abstain review`: sample answers to review, review them in a file or a page, and import the verdicts into data/.
 
-    abstain review export -n 200 -o reviews.xlsx     draw, and write a workbook
+    abstain review export -n 200 -o reviews.xlsx     sample, and write a workbook
     abstain review serve reviews.xlsx                or review it in the browser
-    abstain review import reviews.xlsx               take the verdicts into data/
+    abstain review import reviews.xlsx               import the verdicts into data/
 
 pandas, torch and the page's server are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -26,7 +26,7 @@ app = typer.Typer(help="Have answers reviewed: export, serve, import.", no_args_
 console = Console(markup=False, highlight=False)
 
 SEED = 0
-"""Of the permanent random numbers; another one would draw other rows where the same ones are to be extended."""
+"""Seed of the permanent random numbers; with another one, a larger sample would not extend an earlier one."""
 
 Moment = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="in UTC")]
 
@@ -44,7 +44,7 @@ def export(
         int, typer.Option(min=0, help="answers without cached features that the base model may read to score them")
     ] = 500,
 ) -> None:
-    """Draw answers of the last 30 days, or of --since to --until, and write them into a workbook for reviewers."""
+    """Sample answers of the last 30 days, or of --since to --until, and write them into a workbook for reviewers."""
     from abstain.config.params import load_params
     from abstain.core import paths
     from abstain.core.files import write_atomically
@@ -82,8 +82,8 @@ def import_(
     file: Annotated[Path, typer.Argument(help="a file of `abstain review export`, filled in")],
     reviewer: Annotated[str | None, typer.Option(help="who reviewed the rows that name no one")] = None,
 ) -> None:
-    """Take the verdicts in a file into data/; rows not reviewed yet may follow later, from the same file."""
-    from abstain.data.store.dataset import as_lines
+    """Import the verdicts of a file into data/; rows not reviewed yet may follow later, from the same file."""
+    from abstain.core.json_lines import as_lines
     from abstain.review.time_window import IMPORTED
     from abstain.review.workbook import read_workbook
     from tasks.review import check_verdicts

@@ -61,7 +61,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="sample from this much of the probability")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="of the sample")] = 0,
 ) -> None:
-    """Answer questions from retrieved chunks and decide in the same reading; one JSON line each."""
+    """Answer questions from retrieved chunks and decide in the same pass; one JSON line each."""
     _require_one_input(file, (question,), context, no_context, "--question")
     from abstain.llm.engine.requests import Generate
 
@@ -91,7 +91,7 @@ def generate(
 def _require_one_input(
     file: Path | None, texts: Sequence[str | None], context: Sequence[str] | None, no_context: bool, flags: str
 ) -> None:
-    """Raise `UsageError` unless there is either a file or every text, with contexts or the word that there is none."""
+    """Raise `UsageError` unless there is either a file or every text, with contexts or --no-context."""
     if (file is None) == (None in texts) or (file and (context or any(text is not None for text in texts))):
         raise UsageError(f"give either a FILE, or {flags} (and --context, once a chunk)")
     if context and no_context:
@@ -104,6 +104,6 @@ def _warn_of_no_context(scorer: Predictor, asked: Sequence[Interaction | Questio
         which = f"{lacking:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
         print(
             f"warning: {which} no context, so the decision is unavailable: give what was retrieved, or --no-context if "
-            "that is meant",
+            "that is intended",
             file=sys.stderr,
         )

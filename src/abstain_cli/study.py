@@ -1,4 +1,4 @@
-"""`abstain experiment`: compute the tables of a paper again, as a study file declares them.
+"""`abstain experiment`: reproduce the tables of a paper, as declared in a study file.
 
 Prefect and torch are imported by the command, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -30,7 +30,7 @@ def run_study(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the report; default: in ABSTAIN_HOME/studies")] = None,
 ) -> None:
-    """Compute the tables of a paper again, cell by cell; an interrupted run continues where it was."""
+    """Reproduce the tables of a paper, cell by cell; an interrupted run continues where it was."""
     from abstain.study.declared import load_study
     from abstain.study.results import check_rows, file_digests
     from tasks.server import server_for_run

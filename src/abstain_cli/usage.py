@@ -1,4 +1,4 @@
-"""Errors of a command as it was typed: one line and exit status 2, whether the parser or the command finds them."""
+"""Usage errors: one line and exit status 2, from the parser and from commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RENAMED = {
     ("promote", "--new-holdout"): "--accept-new-holdout",
     ("review", "export", "--read-at-most"): "--max-inference",
 }
-"""The words of a command up to a renamed one, which is a command or an option (`--`): its new name."""
+"""The words of a command up to a renamed command or option (`--`) -> its new name."""
 
 
 class UsageError(AbstainError):
@@ -36,7 +36,7 @@ def reject_renamed(arguments: Sequence[str]) -> None:
 
 
 def in_one_line(error: typer.TyperException) -> str:
-    """The parser's error and where the command's help is; empty where the parser has printed the help."""
+    """The parser's error and a pointer to the command's help; empty where the parser has printed the help."""
     message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     where = f" (see `{context.command_path} --help`)" if context is not None else ""

@@ -1,7 +1,7 @@
-"""The fan-out: who computes the shards that the feature cache lacks (`ABSTAIN_RUNNER`).
+"""The fan-out: runners that compute missing shards of the feature cache (`ABSTAIN_RUNNER`).
 
-Distribution is cache-warming: what other processes compute lies in the cache by the time the unchanged stage looks
-there. A runner is imported only where it is asked for, because Dask is an optional extra.
+Distribution is cache warming: other processes write results to the cache before the unchanged stage reads it. A runner
+is imported only where it is configured, because Dask is an optional extra.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def runner_for(settings: Settings) -> ShardRunner:
-    """The runner that `settings.runner` names. Nothing is started before it is given work."""
+    """The runner that `settings.runner` names. Nothing is started before it gets work."""
     match settings.runner:
         case "dask":
             from tasks.fan_out.on_dask import DaskRunner

@@ -1,7 +1,7 @@
-"""A helper: one flow run that works off a batch, shard by shard, with the base model loaded once.
+"""A helper: one flow run that computes the shards of a batch one by one, with the base model loaded once.
 
-It takes what nobody else has claimed, so a slow GPU takes fewer. It ends when nothing is left to take, or when the run
-that wants the batch has not been heard for a minute: nobody would use what it computes before the next run does.
+It takes unclaimed shards, so a slow GPU takes fewer. It ends when no shard is left, or when the requesting run has sent
+no heartbeat for a minute: no run would use its results before the next one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tasks.fan_out.todo import LOST_SECONDS, RUN, Heartbeat, LivenessMonitor, Sh
 
 
 def work_off(key: str, me: str) -> int:
-    """Compute shards of the batch `key` until none is left, as the flow run `me`; how many those were.
+    """Compute shards of the batch `key` until none is left, as the flow run `me`; returns their number.
 
-    Raises `AbstainError` where the batch, or the base model that it wants, is not to be found here.
+    Raises `AbstainError` where the batch, or its base model, is not found here.
     """
     settings = load_settings()
     batch = ShardQueue(open_store(settings.features), key)
@@ -44,17 +44,17 @@ def work_off(key: str, me: str) -> int:
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE)
 def compute_shard(batch: ShardQueue, name: str, settings: Settings) -> None:
-    """Bring one shard into the cache; what it cost is told to the run after that."""
+    """Compute one shard into the cache, then report its cost to the run."""
     text = batch.read(name, "todo")
     if text is None:
-        return  # another helper was at it, and is done
+        return  # another helper has computed it
     done = compute(ShardJob.from_json(text), settings)
     batch.write(name, "done", json.dumps(asdict(done)))
     batch.delete(name, "todo")
 
 
 def _unclaimed(batch: ShardQueue, me: str) -> Iterator[str]:
-    """A shard that is at nobody's hands, chosen at random so that helpers seldom choose the same, time and again."""
+    """Yield unclaimed shards, chosen at random so that helpers seldom choose the same one."""
     watch = LivenessMonitor()
     while watch.silent(RUN, batch.read(RUN, "beat")) < LOST_SECONDS:
         names = batch.names()
@@ -62,4 +62,4 @@ def _unclaimed(batch: ShardQueue, me: str) -> Iterator[str]:
         if not (free := sorted(names["todo"] - claimed)):
             return
         yield random.choice(free)
-    get_run_logger().warning("the run that wanted this has not been heard for %.0f s: stopped", LOST_SECONDS)
+    get_run_logger().warning("the requesting run has sent no heartbeat for %.0f s: stopped", LOST_SECONDS)

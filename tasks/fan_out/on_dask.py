@@ -1,11 +1,11 @@
 """Shards on a Dask cluster: a running one, or one of local processes that ends with the run.
 
-Three decisions:
+Notes:
 
-* What goes over the wire is a shard's JSON and what it cost. Dask wraps both in its own format, pickle among it,
-  between its processes; no file is ever read that way.
-* Only a few shards are under way for each worker, so that the texts of all answers are never in memory at once.
-* A worker that dies loses the shard that it was at: the scheduler gives it to another. The third death ends the run.
+* Only a shard's JSON and its cost are transferred. Dask wraps both in its own format, which includes pickle, between
+  its processes; no file is read that way.
+* Only a few shards per worker are submitted at a time, so that the texts of all answers are never in memory at once.
+* When a worker dies, the scheduler gives its shard to another. The third death at one shard ends the run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ except ImportError:
 
 UNDER_WAY = 2  # shards for each worker: one computes, one waits
 DEATHS = 3
-LOOK_SECONDS = 0.1  # between two looks whether a shard is done, or the run is stopped
+LOOK_SECONDS = 0.1  # between two checks whether a shard is done, or the run is stopped
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 LOGGING = "DASK_LOGGING__DISTRIBUTED"
 _alone = threading.Lock()
 
 
 def compute_json(work: str, given: dict[str, Any]) -> dict[str, int]:
-    """In a worker: compute a shard under the settings of that process, but for those that are `given`."""
+    """In a worker: compute a shard under the settings of that process, except those that are `given`."""
     settings = load_settings().model_copy(update=given)
     with _alone:  # a worker may have several threads, the base model is one
         return asdict(compute(ShardJob.from_json(work), settings))
@@ -89,14 +89,15 @@ class DaskRunner:
         )
 
     def _given(self) -> dict[str, Any]:
-        """Elsewhere only what decides which bytes lie where; home and device are the host's own. Here, everything."""
+        """Settings sent to workers. On other hosts only those that decide content and place of results, because home
+        and device are the host's own; on this host all."""
         if self._settings.dask_scheduler:
             return {"features_url": self._settings.features}
         return self._settings.model_copy(update={"home": self._settings.home.resolve()}).model_dump()
 
     def _connect(self) -> Client:
         for name in ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is told by what a shard raises
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # a shard's exception carries the relevant message
         self._open.enter_context(_kept_environment())
         address: str | SpecCluster = self._settings.dask_scheduler or self._open.enter_context(self._local_cluster())
         try:

@@ -1,13 +1,13 @@
-"""Shards on a Prefect work pool: flow runs of the deployment extract/gpu, one for each GPU, work off a batch.
+"""Shards on a Prefect work pool: flow runs of the deployment extract/gpu, one for each GPU, compute a batch.
 
-Three decisions:
+Notes:
 
-* Shards lie in the cache's own store (todo.py), not in flow-run parameters: Prefect is asked who lives, and nothing
-  large goes through its database.
-* A flow run that died (its process: its worker says so; its host, or frozen: its heartbeat stops) is replaced, and
-  loses the shard that it was at. A shard that three died at is given up.
-* A lost flow run is cancelled before it is called crashed: where its worker still lives, that kills the frozen
-  process, which would hold the worker's only place.
+* Shards are in the cache's own store (todo.py), not in flow-run parameters: Prefect only tracks which flow runs are
+  alive, and nothing large goes through its database.
+* A dead flow run is replaced and its shard is freed: a dead process is reported by its worker; a dead host or a frozen
+  process is detected by its missing heartbeat. A shard at which three flow runs died is given up.
+* A lost flow run is cancelled before it is marked as crashed: if its worker is alive, that kills the frozen process,
+  which would occupy the worker's only slot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tasks.stopping import require_going_on
 DEPLOYMENT = "extract/gpu"
 POLL_SECONDS = 1.0
 START_SECONDS = 300.0  # from a worker's taking a flow run to its first line: imports on a slow disk
-CANCEL_SECONDS = 45.0  # a worker that lives has killed a process by then
+CANCEL_SECONDS = 45.0  # a live worker has killed a process by then
 DEATHS = 3
 OURS = "AbstainError: "
 
@@ -74,7 +74,7 @@ class PrefectRunner:
 
 
 def _wait(batch: ShardQueue, waiting: dict[str, str], helpers: _Helpers) -> Iterator[JobStats]:
-    """Yield what is done, and keep helpers at what is not, until nothing is."""
+    """Yield finished shards, and keep helpers running until none is left."""
     while waiting:
         require_going_on()
         helpers.look(waiting)
@@ -90,14 +90,14 @@ def _wait(batch: ShardQueue, waiting: dict[str, str], helpers: _Helpers) -> Iter
 
 @dataclass
 class _Helper:
-    """A flow run of ours, and the shard that it was last seen at."""
+    """A flow run of ours, and the last shard that it claimed."""
 
     flow_run: FlowRun
     shard: str | None = None
 
 
 class _Helpers:
-    """The flow runs that work off one batch."""
+    """The flow runs that compute one batch."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Helpers:
         self._log = _logger()
 
     def look(self, waiting: dict[str, str]) -> None:
-        """See who lives. Raises `AbstainError` where a helper says what is wrong, or too many died at a shard."""
+        """Check which helpers are alive. Raises `AbstainError` where a helper failed, or too many died at a shard."""
         for flow_run in self._read():
             state, key = flow_run.state, flow_run.id
             assert state is not None
@@ -141,7 +141,7 @@ class _Helpers:
                 self._bury(key)
 
     def staff(self, waiting: dict[str, str]) -> None:
-        """Have a helper for each shard that nobody is at, as far as there are `ABSTAIN_WORKERS`."""
+        """Start a helper for each unclaimed shard, at most `ABSTAIN_WORKERS` in all."""
         claimed = {helper.shard for helper in self._live.values()} & waiting.keys()
         idle = len(self._live) - len(claimed)
         while len(self._live) < self._settings.workers and len(waiting) - len(claimed) > idle:
@@ -158,7 +158,7 @@ class _Helpers:
             )
 
     def dismiss(self) -> None:
-        """All is done: who has not begun need not; who has finds nothing left and ends."""
+        """All shards are done: cancel helpers that have not begun; the others find no shard left and end."""
         for flow_run in self._read():
             if flow_run.state and flow_run.state.type in (StateType.SCHEDULED, StateType.PENDING):
                 self._set(flow_run.id, Cancelled(message="others have done it all"))
@@ -166,7 +166,7 @@ class _Helpers:
             self._bury(key)
 
     def stop(self) -> None:
-        """The run ends before its batch: so does every helper."""
+        """The run ends before its batch is done: stop every helper."""
         for flow_run in self._read():
             if flow_run.state and not flow_run.state.is_final():
                 begun = flow_run.state.type in (StateType.PENDING, StateType.RUNNING)
@@ -196,7 +196,7 @@ class _Helpers:
             )
 
     def _bury(self, key: uuid.UUID) -> None:
-        """Say for good that a lost flow run has ended, where its worker has not."""
+        """Mark a lost flow run as crashed if its worker has not done so."""
         del self._lost[key]
         state = self._client.read_flow_run(key).state
         if state and not state.is_final():

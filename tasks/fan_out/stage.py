@@ -1,4 +1,4 @@
-"""The fan-out as a step of the flow, before a stage that needs what it computes."""
+"""The fan-out as a step of the flow, before a stage that needs its results."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ FANNED_OUT: Mapping[str, Callable[[Params, Settings, LabelledAnswers, Progress, 
     "features": _features,
     "nll_features": _nll_features,
 }
-"""The stages whose work `ABSTAIN_RUNNER` may give to other processes before they start."""
+"""The stages whose model requests `ABSTAIN_RUNNER` may compute in other processes before they start."""
 
 
 def step_before(stage: str) -> str:
-    """What the fan-out before `stage` is called."""
+    """The name of the fan-out before `stage`."""
     return f"fan_out_{stage}"
 
 
 @task(task_run_name="fan_out_{stage}", cache_policy=NO_CACHE)
 def fan_out(workspace: Workspace, stage: str) -> None:
-    """Have all that `stage` asks of models computed by `ABSTAIN_RUNNER`, unless it is cached as a whole."""
+    """Compute all model requests of `stage` by `ABSTAIN_RUNNER`, unless the stage is cached."""
     logger, step = get_run_logger(), step_before(stage)
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
         observe(step, "cached")

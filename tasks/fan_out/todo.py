@@ -1,11 +1,12 @@
-"""What a run and its helpers tell each other: small files beside the features, in the store that all of them share.
+"""The work queue of a run and its helpers: small files beside the features, in their shared store.
 
-Three decisions:
+Notes:
 
-* A batch's files are `todo/BATCH.NAME.KIND`: a shard to do, what a done one cost, a heartbeat. No second channel is
-  needed, and several hosts work together as soon as they share a cache.
-* A claim is the shard that a heartbeat names. Two that claim one at the same moment write the same bytes twice.
-* No two hosts' clocks are compared: who waits counts by its own clock how long a heartbeat has not changed.
+* A batch's files are `todo/BATCH.NAME.KIND`: a shard to compute, the cost of a finished one, a heartbeat. No other
+  channel is needed: several hosts work together as soon as they share a cache.
+* A claim is the shard that a heartbeat names. Two helpers that claim one at the same moment write the same bytes twice.
+* Clocks of different hosts are not compared: each process measures by its own clock how long a heartbeat has not
+  changed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Kind = Literal["todo", "done", "beat"]
 FOLDER = "todo"
 FILE = re.compile(rf"{FOLDER}/(?P<batch>[0-9a-f]{{32}})\.(?P<name>[0-9a-z-]+)\.(?P<kind>todo|done|beat)")
 RUN = "run"
-"""The name of the heartbeat of the run that wants the batch."""
+"""The name of the heartbeat of the run that requested the batch."""
 BEAT_SECONDS = 3.0
 LOST_SECONDS = 60.0
 LEFT_BEHIND = timedelta(days=1)
@@ -39,13 +40,13 @@ LEFT_BEHIND = timedelta(days=1)
 
 @dataclass(frozen=True)
 class ShardQueue:
-    """The shards that one run has put down, under a key of its own."""
+    """The shards that one run has queued, under its own key."""
 
     store: FileStore
     key: str
 
     def names(self) -> dict[Kind, set[str]]:
-        """What there is of each kind."""
+        """The names of the files of each kind."""
         found: dict[Kind, set[str]] = {"todo": set(), "done": set(), "beat": set()}
         for match in _files(self.store.list(FOLDER))[self.key]:
             found[match["kind"]].add(match["name"])  # type: ignore[index]
@@ -64,7 +65,7 @@ class ShardQueue:
         self.store.delete(self._file(name, kind))
 
     def clean(self) -> None:
-        """Leave nothing."""
+        """Remove all files of the batch."""
         for match in _files(self.store.list(FOLDER))[self.key]:
             self.store.delete(match[0])
 
@@ -100,7 +101,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
 
     def claim(self, shard: str) -> None:
-        """From now on this process is at `shard`; that is written before the call returns."""
+        """Claim `shard` for this process; the claim is written before the call returns."""
         self._shard = shard
         self._beat()
 
@@ -118,7 +119,7 @@ class Heartbeat:
 
     def _beat_on(self) -> None:
         while not self._end.wait(self._every):
-            with suppress(AbstainError):  # a store that does not answer once; the work itself will say so if it stays
+            with suppress(AbstainError):  # the store failed once; if it keeps failing, the work itself raises the error
                 self._beat()
 
     def _beat(self) -> None:
@@ -129,7 +130,7 @@ class Heartbeat:
 
 
 class LivenessMonitor:
-    """For how long something has not changed, by this process's clock."""
+    """How long something has not changed, by this process's clock."""
 
     def __init__(self) -> None:
         self._seen: dict[object, tuple[object, float]] = {}

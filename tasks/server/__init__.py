@@ -1,4 +1,4 @@
-"""Which Prefect server a run reports to: the one that `make up` started, else a temporary one that dies with the run.
+"""The Prefect server of a run: the one that `make up` started, else a temporary one that ends with the run.
 
 python -m tasks.server up      server with UI, worker, deployments, reports, in the background (`make up`)
 python -m tasks.server down    stop them, and what they are running (`make down`)

@@ -1,4 +1,4 @@
-"""Where the servers of this home are, and how they are asked."""
+"""Addresses of this home's servers, and requests to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_SECONDS = 120
 
 
 def prepare_environment() -> None:
-    """Everything that runs write goes beside the checkout, Prefect's database too; no telemetry."""
+    """Runs write everything beside the checkout, Prefect's database too; no telemetry."""
     home = Path(os.environ.setdefault("ABSTAIN_HOME", str(project_root() / ".abstain"))).resolve()
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
     os.environ.update(QUIET)
@@ -36,12 +36,12 @@ def running_server() -> str | None:
 
 
 def report_to(address: str) -> None:
-    """Have Prefect, once it is imported, report to the server at `address`."""
+    """Make Prefect, once it is imported, report to the server at `address`."""
     os.environ["PREFECT_API_URL"] = f"{address}/api"
 
 
 def answers(url: str, timeout: float = 2) -> bool:
-    """Whether there is something at `url`."""
+    """Whether `url` responds."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as reply:
             return bool(reply.status == 200)

@@ -120,7 +120,7 @@ def _start_server(root: Path) -> str:
     print("starting the Prefect server ...", end=" ", flush=True)
     began = time.monotonic()
     command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
-    os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200, whatever ours is
+    os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
     os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
     process = spawn("server", command, root, UI)
     _wait_for(UI + HEALTH, process, "server")
@@ -143,7 +143,7 @@ def _start_worker(root: Path, address: str) -> None:
 
 
 def _end_lost_runs(address: str) -> None:
-    """What our worker was running when it was stopped, or the machine was, has crashed: say so, free its place."""
+    """Mark flow runs of a stopped worker or machine as crashed, and free their slot."""
     lost = {
         "work_pools": {"name": {"any_": [POOL]}},
         "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}},
@@ -154,7 +154,7 @@ def _end_lost_runs(address: str) -> None:
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], name: str) -> None:
-    """Wait until `url` is there. Raises `AbstainError` when `process` ends or takes too long."""
+    """Wait until `url` responds. Raises `AbstainError` when `process` ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while not answers(url):
         if process.poll() is not None or time.monotonic() > deadline:

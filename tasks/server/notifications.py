@@ -1,8 +1,8 @@
 """Alerts: a Prefect automation that posts a notification to `ABSTAIN_ALERT_URL` when a run fails.
 
-What is posted is `{"text": ...}`, which Slack, Mattermost and Rocket.Chat take as it is: the flow, the run, the line
-that says what is wrong, and where to look. The server sends it, so a run whose process was killed is reported, too.
-The address may be a secret: it is kept in the block's secrets and never printed whole.
+The payload is `{"text": ...}`, the format of Slack, Mattermost and Rocket.Chat: the flow, the run, the error message,
+and a link. The server sends it, so a run whose process was killed is reported, too. The URL may be a secret: it is
+stored in the block's secrets and never printed whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from abstain.core.errors import AbstainError
 
 VARIABLE, OLD_VARIABLE = "ABSTAIN_ALERT_URL", "ABSTAIN_PAGE_URL"
 NAME = "abstain-alert"
-"""Of the automation and of the block that it sends with: there is one of each, however often this is configured."""
+"""The name of the automation and of its block: there is one of each, however often this is configured."""
 
 FLOWS = ("ingest", "retrain")
 SECONDS = 3
@@ -38,7 +38,7 @@ def receiver() -> str | None:
 
 
 def configure(url: str | None) -> None:
-    """Have the server at `PREFECT_API_URL` post to `url` when a run of `FLOWS` fails or crashes; None: no alerts."""
+    """Make the server at `PREFECT_API_URL` post failed and crashed runs of `FLOWS` to `url`; None: no alerts."""
     from prefect.blocks.notifications import CustomWebhookNotificationBlock
     from prefect.client.orchestration import get_client
     from prefect.events.actions import SendNotification

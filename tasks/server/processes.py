@@ -1,7 +1,7 @@
-"""Processes in the background, known by name: started with a log and a locked pid file, stopped with all their own.
+"""Background processes by name: started with a log and a locked pid file, stopped with all their descendants.
 
-`NAME.pid` is locked by the process that it names, for as long as it lives: a file that a crash left behind is not
-believed, nor is a process that was given the same number later.
+`NAME.pid` is locked by its process for as long as it lives: a stale file of a crash is ignored, and so is a later
+process with the same number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def log_of(name: str) -> Path:
 
 
 def pid_of(name: str) -> int | None:
-    """Who holds the pid file's lock; None for nobody."""
+    """The process that holds the pid file's lock; None where it is not locked."""
     file = _pid_file(name)
     if not file.is_file():
         return None
@@ -44,7 +44,7 @@ def pid_of(name: str) -> int | None:
 
 
 def address_of(name: str) -> str | None:
-    """Where the process said that it serves; None where it does not run."""
+    """The address that the process serves; None where it does not run."""
     return None if pid_of(name) is None else _pid_file(name).read_text().split()[1]
 
 
@@ -77,7 +77,7 @@ def spawn(name: str, command: Sequence[str], root: Path, address: str = "") -> s
 
 
 def stop(name: str) -> bool:
-    """Ask the process and its descendants to stop, then make them; whether there was one."""
+    """Terminate the process and its descendants, then kill them; whether there was one."""
     pid = pid_of(name)
     if pid is None:
         return False

@@ -1,7 +1,7 @@
-"""Pages about runs, kept beside the checkout and linked from the run: a browser opens no file from the Prefect UI.
+"""Report pages of runs, stored beside the checkout and linked from the run: the Prefect UI cannot link to files.
 
-`make up` serves `$ABSTAIN_HOME/reports` on this machine, read-only. Where somebody else serves that folder,
-`ABSTAIN_REPORTS_URL` says at which address; where nobody does, a link is the file's own.
+`make up` serves `$ABSTAIN_HOME/reports` on this machine, read-only. Where another server serves that folder,
+`ABSTAIN_REPORTS_URL` is its address; without a server, a link is the file's own path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def start(root: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def served_at() -> str | None:
-    """The address that the folder can be read at; None where nobody serves it."""
+    """The address that serves the folder; None where it is not served."""
     if given := os.environ.get("ABSTAIN_REPORTS_URL"):
         return given.rstrip("/")
     address = address_of(NAME)

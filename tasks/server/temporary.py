@@ -67,9 +67,9 @@ def serve_child(port: int) -> None:
 
 
 def _start() -> tuple[subprocess.Popen[bytes], str]:
-    """A server on a port of its own, until our end of its standard input closes, in whatever way we end.
+    """A server on its own port, until our end of its standard input closes, however this process ends.
 
-    We bind the port, so that nobody can take it, and requests made before the server is ready wait for it.
+    This process binds the port, so that no other can take it, and requests made before the server is ready wait for it.
     """
     with socket.create_server((HOST, 0)) as port, log_of(NAME).open("ab") as log:
         process = subprocess.Popen(

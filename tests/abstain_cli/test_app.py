@@ -82,6 +82,7 @@ def test_before_the_first_run(project: Project) -> None:
         fails(project.abstain(*command), "no run has been made", "abstain retrain")
 
 
+@pytest.mark.heavy
 def test_score_wants_one_kind_of_input(project: Project) -> None:
     done = project.abstain("score")
     assert done.returncode == 2 and done.stderr.startswith("error: give either a FILE, or --question and --answer")

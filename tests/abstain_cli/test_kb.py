@@ -72,7 +72,7 @@ def test_search_shows_what_the_asker_may_read(encoder: BagOfWords) -> None:
     assert re.search(r"^1\. 1\.000  staff#\w{10}  needs staff$", said, re.MULTILINE)
     assert "staff#" not in kb("search", "fee", "-e", "board", "-k", "99")
     assert kb("search", "fee", "-e", "staff", "--product", "cards").count("gold#") == 2
-    assert kb("search", "fee", "--doc", "staff") == "nothing that this asker may read\n"
+    assert kb("search", "fee", "--doc", "staff") == "nothing that this user may read\n"
 
 
 def test_a_second_search_encodes_its_question_alone(encoder: BagOfWords, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_shared_index_is_brought_up_to_date(
         chunks = chunk_document(parse_document(PAGES["gold.md"], "gold.md"))
         write(tmp_path, [chunk.model_copy(update={"entitlements": ("staff",)}) for chunk in chunks])
         assert kb("sync") == "2 chunks written, 1 removed; 2 can be found\n"
-        assert kb("search", "fee") == "nothing that this asker may read\n"
+        assert kb("search", "fee") == "nothing that this user may read\n"
         write(tmp_path, [chunk.model_copy(update={"removed_at": chunk.updated_at}) for chunk in chunks])
         assert kb("sync") == "0 chunks written, 2 removed; 0 can be found\n"
         write(tmp_path, [])
@@ -138,7 +138,7 @@ def test_recall_over_a_file(encoder: BagOfWords, tmp_path: Path) -> None:
     file.write_text("\n".join(map(json.dumps, rows)))
     said = kb("recall", str(file))
     assert re.findall(r"│ (\d+) +│ (\d\.\d{3}) ", said) == [("1", "0.667"), ("3", "1.000"), ("5", "1.000"), ("10", "1.000"), ("25", "1.000")]  # fmt: skip
-    assert "3 questions over 3 chunks; 1 questions left out: they have no gold that is still there" in said
+    assert "3 questions over 3 chunks; 1 questions left out: they have no gold chunk that still exists" in said
     file.write_text(json.dumps(rows[3]))
     with pytest.raises(AbstainError, match=r"q.jsonl: of 1 questions none has a gold chunk or document that is in the"):
         kb("recall", str(file))

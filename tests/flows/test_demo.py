@@ -119,7 +119,7 @@ def test_status_and_plan_tell_how_things_stand(project: Project) -> None:
     plan = project.abstain("plan")
     assert plan.returncode == 0, plan.stderr
     assert plan.stdout.count("be cached") == len(STAGES)
-    assert "no stage that asks the base model would run" in plan.stdout
+    assert "no stage that uses the base model would run" in plan.stdout
 
 
 def test_what_each_scorer_takes_is_told(project: Project) -> None:

@@ -72,7 +72,9 @@ def shards_of(project: Project) -> dict[Path, int]:
 
 def half_the_features_are_planned(project: Project) -> None:
     plan = project.abstain("plan").stdout
-    counts = re.search(r"asked (\d+) things, (\d+) of which the cache does not have", " ".join(plan.split()))
+    counts = re.search(
+        r"need (\d+) results of the base model, (\d+) of which are not in the cache", " ".join(plan.split())
+    )
     assert counts and 0 < int(counts[2]) < int(counts[1]), plan
 
 

@@ -188,7 +188,7 @@ def test_a_bad_cell_leaves_the_others_done_and_a_gap_that_is_named(ran: Ran) -> 
 def test_every_cell_is_a_task_with_its_name_and_the_report_an_artifact(ran: Ran) -> None:
     (text,) = ran.of("tasks")
     tasks = [tuple(task) for task in json.loads(text) if " by " in task[0]]
-    good = "embedded by embedded, K = 3, random, single shot, cosine, random forest, 24 + 12"
+    good = "embedded by embedded, K = 3, random, single shot, cosine, random forest, 12 + 6"
     assert tasks.count((good, "COMPLETED")) == 4
     assert [state for name, state in tasks if "absent" in name] == ["FAILED"]
     (artifact,) = ran.of("artifact")

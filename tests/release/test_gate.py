@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from abstain.config.params import GateParams
-from abstain.release.gate import CandidateMeasurements, Decision, EvaluationWindow, GateCheck, Rule, decide
+from abstain.release.gate import CandidateMeasurements, EvaluationWindow, GateCheck, GateDecision, Rule, decide
 
 PARAMS = GateParams(
     bootstrap=100,
@@ -64,7 +64,7 @@ def judged(
     erased: int = 0,
     rule: Rule = "better",
     **params: Any,
-) -> Decision:
+) -> GateDecision:
     return decide(
         holdout or window(),
         newest or window(seed=10),
@@ -77,11 +77,11 @@ def judged(
     )
 
 
-def failed(decision: Decision) -> set[str]:
+def failed(decision: GateDecision) -> set[str]:
     return {check.name for check in decision.checks if check.passed is False}
 
 
-def check(decision: Decision, name: str) -> GateCheck:
+def check(decision: GateDecision, name: str) -> GateCheck:
     (found,) = [check for check in decision.checks if check.name == name]
     return found
 
@@ -139,7 +139,7 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
     broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_precision_drop=0.01)
     assert failed(broken) == {"error rate"}
-    assert "shown and wrong, of all answers" in check(broken, "error rate").says
+    assert "shown and incorrect, of all answers" in check(broken, "error rate").says
 
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
@@ -283,7 +283,7 @@ def true_auroc(sharpness: float) -> float:
     return NormalDist().cdf(2**0.5 * sharpness)
 
 
-def erased(holdout: EvaluationWindow, **more: Any) -> Decision:
+def erased(holdout: EvaluationWindow, **more: Any) -> GateDecision:
     return judged(holdout, measured=replace(MEASURED, champion_threshold=0.5), rule="not_worse", max_ece=1.0, **more)
 
 
@@ -407,8 +407,8 @@ def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
 
 
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:
-    assert not Decision().approved
-    assert not Decision((GateCheck("shown only", None, 1.0, 0.0, ""),)).approved
+    assert not GateDecision().approved
+    assert not GateDecision((GateCheck("shown only", None, 1.0, 0.0, ""),)).approved
 
 
 def test_the_same_figures_are_the_same_decision() -> None:

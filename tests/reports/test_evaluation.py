@@ -240,6 +240,7 @@ def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
     assert [row[0] for row in Page(page).tables[1][1:]] == ["everything shown", "served: guaranteed"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("served", "says"),
     [

@@ -39,6 +39,7 @@ def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
     assert re.findall(rb"<(?:script|image|a)\b|href=\"(?!#)|<metadata", svg) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_colour_has_one_for_dark_pages(name: str) -> None:
     drawing = re.sub(rb"<style>.*?</style>", b"", drawn(name), flags=re.DOTALL)

@@ -11,8 +11,9 @@ import pytest
 from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import as_lines
 from abstain.data.labels.answer_labels import last_verdicts, resolve
-from abstain.data.store.dataset import DataStore, as_lines
+from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources

@@ -47,7 +47,7 @@ def test_named_window_holds_its_beginning_and_not_its_end(data: Path) -> None:
 def test_empty_window_names_what_the_data_holds(data: Path) -> None:
     store = take(data, asked("a", 0), asked("b", 3))
     with pytest.raises(
-        AbstainError, match="nothing was asked from 2027-01-01 .* data/ holds 2026-09-01 12:00 to 2026-09-04"
+        AbstainError, match="no question was asked from 2027-01-01 .* data/ holds 2026-09-01 12:00 to 2026-09-04"
     ):
         read_time_window(store, since=ASKED.replace(year=2027, month=1, day=1))
     with pytest.raises(AbstainError, match="no interactions in data/: run `abstain ingest"):
@@ -59,9 +59,7 @@ def test_window_too_old_to_be_reviewed_is_refused(data: Path) -> None:
     assert list(read_time_window(store, oldest=later(5)).frame.index) == ["b", "c"]
     assert list(read_time_window(store, since=later(5), oldest=later(5)).frame.index) == ["b", "c"]
     for since, oldest in ((later(4), later(5)), (None, later(21))):
-        with pytest.raises(
-            AbstainError, match="comes too late to be taken in: .* raise validation.max_feedback_delay_days"
-        ):
+        with pytest.raises(AbstainError, match="are too late for ingest: .* raise validation.max_feedback_delay_days"):
             read_time_window(store, since, oldest=oldest)
 
 

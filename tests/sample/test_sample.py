@@ -102,6 +102,7 @@ def test_writing_twice_gives_the_same_bytes(sample: Path, tmp_path: Path) -> Non
     assert bytes_of(tmp_path) == bytes_of(sample)
 
 
+@pytest.mark.heavy
 def test_history_ends_where_the_incoming_week_begins(sample: Path) -> None:
     history = rows(sample / "history.jsonl")
     incoming = [json.loads(line) for line in (sample / "incoming.jsonl").read_text().splitlines()[:-7]]
@@ -115,6 +116,7 @@ def test_history_ends_where_the_incoming_week_begins(sample: Path) -> None:
     assert max(*given, *reviewed) < EXPORTED[0]  # nobody knows in the export what comes after it
 
 
+@pytest.mark.heavy
 def test_about_one_thumb_in_six_is_wrong(sample: Path) -> None:
     truth = {one.question.question_id: one.judgement.right for one in ANSWERED}
     thumbs = [(row.thumb.thumb, truth[row.interaction_id]) for row in rows(sample / "history.jsonl") if row.thumb]
@@ -156,6 +158,7 @@ def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, Inge
     assert history.ignored == ()
 
 
+@pytest.mark.heavy
 def test_of_the_incoming_rows_one_is_known_and_six_are_refused(taken: tuple[IngestReport, IngestReport, Path]) -> None:
     _, incoming, data = taken
     assert (incoming.duplicate, incoming.quarantined) == (1, 6)

@@ -133,8 +133,8 @@ def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="question: "):
         question_from_flags("", [])
     file.write_text('{"interaction_id": "a", "question": "b", "question": "c", "contexts": []}\n', encoding="utf-8")
-    with pytest.raises(AbstainError, match=r"questions.jsonl, line 1: question: this key comes twice in one object"):
+    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: question: this key comes twice in one object"):
         read_questions(file)
     file.write_text('{"interaction_id": "a", "question": "b"}\n', encoding="utf-8")
-    with pytest.raises(AbstainError, match=r"questions.jsonl, line 1: contexts: Field required"):
+    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: contexts: Field required"):
         read_questions(file)

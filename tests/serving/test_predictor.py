@@ -65,7 +65,7 @@ def requests(count: int = 6) -> list[Interaction]:
     ]
 
 
-def explicit_sources(model: Path, settings: Settings, request: Interaction) -> float:
+def computed_by_hand(model: Path, settings: Settings, request: Interaction) -> float:
     """Sigmoid of the mean state at layer 2, without cache, ONNX or scorer."""
     loaded = load(resolve(str(model), settings), torch.device("cpu"), torch.float32)
     texts = [context.text for context in request.contexts]
@@ -76,7 +76,7 @@ def explicit_sources(model: Path, settings: Settings, request: Interaction) -> f
 
 def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settings: Settings, tmp_path: Path) -> None:
     rows = requests()
-    expected = [explicit_sources(model, settings, row) for row in rows]
+    expected = [computed_by_hand(model, settings, row) for row in rows]
     middle = sorted(expected)[3]
     threshold = (middle + sorted(expected)[2]) / 2
     scorer = Predictor.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
@@ -127,7 +127,7 @@ def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: 
     assert rows[0].interaction_id == rows[1].interaction_id
     verdicts = Predictor.open(release(tmp_path, model, settings), settings).score(rows)
     assert [v.confidence for v in verdicts] == pytest.approx(
-        [explicit_sources(model, settings, row) for row in rows], abs=1e-6
+        [computed_by_hand(model, settings, row) for row in rows], abs=1e-6
     )
     assert verdicts[0].confidence != verdicts[1].confidence
 
@@ -168,7 +168,7 @@ def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
 ) -> None:
     short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
     scorer = Predictor.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
-    assert scorer.score([long])[0].confidence == pytest.approx(explicit_sources(model, settings, short), abs=1e-6)
+    assert scorer.score([long])[0].confidence == pytest.approx(computed_by_hand(model, settings, short), abs=1e-6)
 
 
 def test_scoring_keeps_nothing(model: Path, settings: Settings, tmp_path: Path) -> None:

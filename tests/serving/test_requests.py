@@ -57,7 +57,7 @@ def test_what_a_windows_editor_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(row("piped")) + "\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(row("piped")).encode() + b"\n")))
     assert [request.interaction_id for request in read_interactions(Path("-"))] == ["piped"]
 
 
@@ -79,7 +79,7 @@ def test_a_row_that_is_none_names_file_line_and_field(tmp_path: Path, bad: dict[
     file = write(tmp_path, row("a"), "", bad, "not looked at")
     with pytest.raises(AbstainError) as caught:
         read_interactions(file)
-    assert str(caught.value).startswith(f"{file}, line 3: {says}")
+    assert str(caught.value).startswith(f"{file} line 3: {says}")
     assert "\n" not in str(caught.value)
 
 
@@ -92,7 +92,7 @@ def test_a_row_that_is_none_names_file_line_and_field(tmp_path: Path, bad: dict[
     ],
 )
 def test_json_that_is_no_json_lines_is_named(tmp_path: Path, content: str, says: str) -> None:
-    with pytest.raises(AbstainError, match=f"requests.jsonl {says}"):
+    with pytest.raises(AbstainError, match=f"requests.jsonl: {says}"):
         read_interactions(write(tmp_path, content))
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"nowhere.jsonl cannot be read \(.*No such file"):
         read_interactions(tmp_path / "nowhere.jsonl")
     (tmp_path / "latin.jsonl").write_bytes('{"question": "Gebühr?"}'.encode("latin-1"))
-    with pytest.raises(AbstainError, match=r"latin.jsonl cannot be read \(.*utf-8"):
+    with pytest.raises(AbstainError, match=r"latin.jsonl line 1: not valid UTF-8 \(byte 18\)"):
         read_interactions(tmp_path / "latin.jsonl")
 
 

@@ -233,7 +233,7 @@ def test_the_served_probe_is_judged_by_the_calibration_that_is_released(bank: Pa
 def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> None:
     write(few_wrong(artifacts.read_dataset_frame(), 9))
     with pytest.raises(
-        AbstainError, match=r"only 9 are wrong .*: bring more reviews, or set calibration.method to none"
+        AbstainError, match=r"only 9 are incorrect .*: bring more reviews, or set calibration.method to none"
     ):
         evaluate.stage(bank)
     raw = bank.model_copy(update={"calibration": bank.calibration.model_copy(update={"method": "none"})})
@@ -251,9 +251,7 @@ def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params
     write(frame)
     with pytest.raises(AbstainError) as failed:
         evaluate.stage(bank)
-    assert str(failed.value) == (
-        "no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it"
-    )
+    assert str(failed.value) == ("no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")

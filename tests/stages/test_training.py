@@ -146,7 +146,7 @@ def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
     with pytest.raises(AbstainError) as wrong:
         train_probe.stage(bank)
     assert str(wrong.value) == (
-        "the best probe is chosen by the training answers that experts judged, and these are not of both kinds: "
+        "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
         "bring reviews, or set probe.serve to one of linear, lstm"
     )
     train_probe.stage(with_probe(bank, serve="linear"))
@@ -158,7 +158,7 @@ def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> N
     scores = out_of_fold().join(artifacts.read_signals("asked"))
     assert set(fusion.names) == set(scores)
     rows = artifacts.read_dataset_frame().set_index("interaction_id").loc[scores.index]
-    explicit_sources = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
-    assert explicit_sources == fusion
+    computed_by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
+    assert computed_by_hand == fusion
     learnt = {*out_of_fold(), "length_only", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
     assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)

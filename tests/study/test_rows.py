@@ -97,18 +97,18 @@ def test_a_compressed_file_is_the_same(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress((tmp_path / TRAIN).read_bytes()))
     assert read_parts(packed, tmp_path / EVALUATION, (5, 5), 5) == plain
     packed.write_bytes(packed.read_bytes()[:-200])
-    with pytest.raises(AbstainError, match=rf"{packed.name} cannot be read after line \d+"):
+    with pytest.raises(AbstainError, match=rf"{packed.name} cannot be read after row \d+"):
         read_parts(packed, tmp_path / EVALUATION, (5, 5), 5)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "line 1: no question with id, context and answers"),
-        ('{"id": "a", "question": "b", "answers": ["c"]}', "line 1: .*context Field required"),
+        ("{", "line 1: row: Invalid JSON"),
+        ('{"id": "a", "question": "b", "answers": ["c"]}', "line 1: context: Field required"),
         ('{"id": "a", "question": "b", "context": "d", "answers": "c"}', "line 1: .*answers"),
         ("[]", "line 1"),
-        ('{"id": "", "question": "b", "context": "d", "answers": ["c"]}', "line 1: .*id String should have at least 1"),
+        ('{"id": "", "question": "b", "context": "d", "answers": ["c"]}', "line 1: id: String should have at least 1"),
         (
             '{"id": "a", "question": "b", "context": "\\ud800", "answers": ["c"]}',
             "line 1: .*Invalid JSON: unexpected end of hex escape",
@@ -127,7 +127,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_a_file_that_is_not_text_or_not_there(tmp_path: Path) -> None:
     write_data(tmp_path)
     (tmp_path / TRAIN).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AbstainError, match=f"{TRAIN} cannot be read after line 0"):
+    with pytest.raises(AbstainError, match=f"{TRAIN} line 1: not valid UTF-8"):
         parts(tmp_path, 1, 1)
     (tmp_path / TRAIN).unlink()
     with pytest.raises(AbstainError, match=f"{TRAIN} is missing: say with --data"):

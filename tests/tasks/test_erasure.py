@@ -191,6 +191,7 @@ def test_the_same_bytes_are_a_new_version_after_an_erasure(workspace: Plain, can
     assert candidates.promote().status == "unchanged"
 
 
+@pytest.mark.heavy
 def test_a_worse_one_fails_each_time_until_somebody_keeps(workspace: Plain, candidates: Candidates) -> None:
     candidates.write(0.9)
     assert candidates.promote().status == "rejected", "before the erasure this is no failure"

@@ -75,6 +75,7 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
     assert found.demand == Demand(3, 10, 4)
 
 
+@pytest.mark.heavy
 def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
     with_engine = {
         name for name in STAGES if "src/abstain/llm/engine/engine.py" in TREE.closure(f"abstain.stages.{name}")
@@ -152,9 +153,10 @@ def test_plan_starts_three_processes_of_dvc(commands: list[list[str]], capsys: p
     cli.plan()
     assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
     assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
-    assert "no stage that asks the base model would run" in capsys.readouterr().out
+    assert "no stage that uses the base model would run" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_status_starts_no_process_but_of_git(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     cli.plan()
     commands.clear()

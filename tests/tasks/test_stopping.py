@@ -145,6 +145,7 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
     assert succeeds(tmp_path, "true"), "another run has been stopped, too"
 
 
+@pytest.mark.heavy
 def test_a_fan_out_that_waits_is_stopped(tmp_path: Path) -> None:
     batch = ShardQueue(open_store(tmp_path), "a" * 32)
     looks: list[int] = []

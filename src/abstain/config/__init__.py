@@ -1,5 +1,5 @@
-"""What params.yaml, the environment and other YAML files may say: names, types and bounds, no value of their own.
+"""Schemas of params.yaml, the environment and other YAML files: names, types and bounds, without values.
 
-DVC records the values that a stage reads of params.yaml, so this package is no dependency of a stage: nothing in it may
-give, change or compute a value that a result depends on.
+DVC records the values that a stage reads from params.yaml, so this package is not a dependency of a stage: it must not
+provide, change or compute a value that a result depends on.
 """

@@ -20,7 +20,7 @@ Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 
 
 class LLMParams(FrozenModel):
-    """Which base model is read, through which prompt layout, and where the probe listens."""
+    """The base model, the prompt layout, and the layer that the probe reads."""
 
     model: str
     layout: str
@@ -38,7 +38,7 @@ class ValidationParams(FrozenModel):
 
 
 class QualityParams(FrozenModel):
-    """What a batch and the training table are judged by as a whole; `ValidationParams` judge their rows."""
+    """Limits for a batch and the training table as a whole; `ValidationParams` are those for rows."""
 
     min_class_share: Annotated[float, Field(ge=0, le=0.5)]
     min_reviewed_share: Fraction
@@ -50,7 +50,7 @@ class QualityParams(FrozenModel):
 
 
 class PrivacyParams(FrozenModel):
-    """What ingest removes of personal data, and whom it gives pseudonyms."""
+    """The personal data that ingest removes, and the people that it pseudonymises."""
 
     redact: tuple[str, ...]
     min_score: Fraction
@@ -91,7 +91,7 @@ class SplitParams(FrozenModel):
 
 
 class ProbeParams(FrozenModel):
-    """The probes that are trained side by side, and which of them is served."""
+    """The probes that are trained, and which of them is served."""
 
     zoo: tuple[Architecture, ...] = Field(min_length=1)
     serve: Architecture | Literal["best"]
@@ -117,7 +117,7 @@ class ProbeParams(FrozenModel):
 
 
 class ScorerParams(FrozenModel):
-    """What the probes are compared with, and the models that some of these need: None, and they are skipped."""
+    """The scorers that the probes are compared with, and the models that some of them need; None: they are skipped."""
 
     enabled: tuple[str, ...]
     entailment_model: str | None
@@ -152,7 +152,7 @@ class RegressorFit(FrozenModel):
 
 
 class RegressorParams(RegressorFit):
-    """The regressors that are fitted, each kind to each target, and how."""
+    """The regressors that are fitted, each kind to each target, and their settings."""
 
     kinds: tuple[RegressorKind, ...]
     targets: tuple[CorrectnessTarget, ...]
@@ -167,7 +167,7 @@ class RegressorParams(RegressorFit):
 
 
 class SweepParams(FrozenModel):
-    """Where else the probe might listen, and to how many chunks: an architecture is trained for each."""
+    """The ablation grid: layers, sites and numbers of chunks, for each of which an architecture is trained."""
 
     architecture: Architecture
     layers: tuple[Count, ...]
@@ -181,7 +181,7 @@ class CalibrationParams(FrozenModel):
 
 
 class ThresholdParams(FrozenModel):
-    """What is guaranteed of the shown answers, and how surely."""
+    """The guarantee for the shown answers: metric, target and confidence."""
 
     metric: Literal["precision", "error_rate"]
     target: OpenFraction
@@ -226,5 +226,5 @@ class Params(FrozenModel):
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check `path`. Raises `AbstainError` naming the first wrong key and what it may be."""
+    """Read and check `path`. Raises `AbstainError` naming the first invalid key and its valid values."""
     return load(path, Params, "run this in the root of the project")

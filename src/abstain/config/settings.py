@@ -1,6 +1,6 @@
-"""Where things run: read from `ABSTAIN_*` environment variables, never from `params.yaml`.
+"""Settings of the environment, read from `ABSTAIN_*` variables, never from `params.yaml`.
 
-A DVC stage's command and parameters are hashed; a machine's device or cache folder must not be.
+DVC hashes a stage's command and parameters; a machine's device or cache folder must not be part of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Settings(BaseSettings):
 
     @property
     def embeddings(self) -> Path:
-        """Embeddings of the knowledge base, kept by content."""
+        """Embeddings of the knowledge base, cached by content."""
         return self.home.resolve() / "embeddings"
 
     @property
@@ -77,7 +77,7 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """The settings of this process. Raises `AbstainError` naming the variable that is wrong."""
+    """The settings of this process. Raises `AbstainError` naming the invalid variable."""
     try:
         return Settings()
     except ValidationError as error:

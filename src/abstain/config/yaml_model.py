@@ -1,4 +1,4 @@
-"""The YAML files that people write (params.yaml, sources.yaml, studies), each parsed once into one frozen model.
+"""YAML configuration files (params.yaml, sources.yaml, studies), each parsed once into one frozen model.
 
 An unknown or misspelt key is an error that names the nearest valid one.
 """
@@ -34,8 +34,8 @@ Declared = TypeVar("Declared", bound=FrozenModel)
 
 
 def load(path: Path, model: type[Declared], remedy: str) -> Declared:
-    """`path` as a `model`. Raises `AbstainError` naming the first thing that is wrong, or, where there is no such file,
-    the `remedy`."""
+    """`path` as a `model`. Raises `AbstainError` naming the first invalid key, or, where there is no such file, the
+    `remedy`."""
     try:
         return model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def load(path: Path, model: type[Declared], remedy: str) -> Declared:
 
 
 def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
-    problems = error.errors()  # a misspelt key is missing too, but its name says more
+    problems = error.errors()  # a misspelt key is also missing, but its name is more informative
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location, context = problem["loc"], problem.get("ctx", {})
     tags = {at for at, part in enumerate(location) if part in _tags(_models(model, location[:at]))}
@@ -82,6 +82,6 @@ def _models(annotation: Any, location: Sequence[str | int]) -> list[type[BaseMod
 
 
 def _tags(models: Iterable[type[BaseModel]]) -> list[str]:
-    """What tells the models of a union apart: the one value that a key of theirs may have."""
+    """The discriminator of the models of a union: the one value that a key of theirs may have."""
     annotations = (field.annotation for model in models for field in model.model_fields.values())
     return [get_args(one)[0] for one in annotations if get_origin(one) is Literal and len(get_args(one)) == 1]

@@ -1,1 +1,1 @@
-"""What everything rests on: errors, contracts, paths, whole files, JSON Lines."""
+"""Shared foundations: errors, contracts, paths, atomic files, JSON Lines."""

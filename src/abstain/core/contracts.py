@@ -1,13 +1,13 @@
 """The data contracts: every row that enters or leaves Abstain, typed and versioned.
 
-Three decisions:
+Notes:
 
 * One pydantic model a row, frozen, `extra="forbid"`: an unknown field is refused with its name rather
   than dropped, because a silently dropped field is feedback that is lost.
-* Rows travel as JSON Lines with one canonical form (`canonical`): the same row is the same bytes, so a
-  duplicate is told from a conflict by comparing them, and DVC sees no change where there is none.
-* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews
-  inside it; `split` takes it apart, so nothing after ingest knows that it exists.
+* Rows are stored as JSON Lines in one canonical form (`canonical`): the same row is the same bytes, so comparing them
+  distinguishes a duplicate from a conflict, and DVC sees no change where there is none.
+* The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews inside it; `split`
+  takes it apart, so code after ingest does not depend on it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Context(Row):
 
 
 class Question(Row):
-    """A question with what was retrieved for it, to be answered."""
+    """A question with its retrieved contexts, to be answered."""
 
     interaction_id: Text
     question: Text
@@ -80,7 +80,7 @@ class Feedback(Row):
 
 
 class Review(Row):
-    """A subject-matter expert's verdict; outranks every thumb."""
+    """A reviewer's verdict; outranks every thumb."""
 
     interaction_id: Text
     reviewed_at: Timestamp
@@ -106,7 +106,7 @@ class Document(Row):
 class Chunk(Row):
     """A piece of one subsection: retrievable, or a tombstone once `removed_at` is set.
 
-    `chunk_id` is `doc_id#` and the beginning of `content_hash`: it means the same text for ever.
+    `chunk_id` is `doc_id#` and the beginning of `content_hash`: it always means the same text.
     """
 
     chunk_id: Text

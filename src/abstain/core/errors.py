@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read."""
+"""The base class of errors that are reported to the user."""
 
 
 class AbstainError(Exception):

@@ -1,11 +1,13 @@
-"""Whole files or none: the one way in which anything here writes a file that somebody else may read."""
+"""Atomic writes: a reader sees the old file or the new one, whole."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -31,3 +33,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)  # the rename itself must survive a power cut, too
     finally:
         os.close(folder)
+
+
+def to_json(value: Any) -> bytes:
+    """`value` as indented JSON with sorted keys, so that equal values are equal bytes."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomically` of `to_json`."""
+    write_atomically(path, to_json(value))

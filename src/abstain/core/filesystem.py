@@ -29,7 +29,7 @@ _S3_RETRIES = 2
 
 
 def protocol_of(url: str) -> str:
-    """`file` for a path, else what stands before `://`."""
+    """`file` for a path, else the scheme before `://`."""
     protocol, separator, _ = url.partition("://")
     return protocol if separator else "file"
 

@@ -1,26 +1,90 @@
-"""What a JSON parser takes without a word and a reader of JSON Lines must not: keys that come twice, and other files.
+"""JSON Lines: the one reader and the one writer, and the checks that a JSON parser leaves out.
 
-Two decisions:
+Notes:
+    Parsers keep the last value of a repeated key, which loses the others silently: such a row is an error.
 
-* Of a key that comes twice, parsers keep the last value, so one of the two is lost in silence: such a row is refused.
-* A JSON array, or an object over several lines, breaks at every line. It is told by its first value, before its lines
-  are taken for broken rows.
+    A JSON array, or an object over several lines, fails at each line. Its first value identifies it, before its lines
+    are reported as broken rows.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+
+from abstain.core.contracts import Row
+from abstain.core.errors import AbstainError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 ARRAY = "is a JSON array and not JSON Lines: write one object a line, as `jq -c '.[]'` does"
 OBJECT = "holds a JSON object over several lines and is not JSON Lines: write one object a line, as `jq -c .` does"
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, line without its break) of each line that is not blank."""
+    offset = 0
+    with path.open("rb") as file:  # breaks at \n alone: a text may hold U+2028, which is no line break in JSON Lines
+        for line in file:
+            text = line.removesuffix(b"\n")
+            if text.strip():
+                yield offset, text
+            offset += len(line)
+
+
+def as_lines(rows: Iterable[Row]) -> bytes:
+    """Rows as JSON Lines."""
+    return "".join(f"{row.canonical()}\n" for row in rows).encode()
+
+
+def parse_lines(
+    lines: Iterable[bytes], model: type[Model], name: str, *, strict: bool = True, untrusted: bool = True
+) -> Iterator[Model]:
+    """Each line of the file `name` that is not blank, as a `model`.
+
+    Args:
+        strict: pydantic's strict mode: no value is converted to the field's type.
+        untrusted: users write the file: repeated keys, and JSON that is not JSON Lines, are reported as such.
+
+    Raises:
+        AbstainError: a line is not valid; the message names file, line, field and problem.
+    """
+    source, is_first = iter(lines), True
+    for number, line in enumerate(source, start=1):
+        if not line.strip():
+            continue
+        where = f"{name} line {number}"
+        text = decode(line.removesuffix(b"\n"), where)
+        try:
+            row = model.model_validate_json(text, strict=strict)
+        except ValidationError as error:
+            if untrusted and is_first and (other := no_lines(b"\n".join([line, *source]), is_whole=True)):
+                raise AbstainError(f"{name}: {other}") from None
+            problem = error.errors()[0]
+            field = ".".join(str(part) for part in problem["loc"]) or "row"
+            raise AbstainError(f"{where}: {field}: {problem['msg']}") from None
+        if untrusted and (keys := repeated_keys(text)):
+            raise AbstainError(f"{where}: {one_line(keys[0])}: this key comes twice in one object")
+        is_first = False
+        yield row
+
+
+def decode(content: bytes, where: str) -> str:
+    """UTF-8, or an `AbstainError` that names `where`."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise AbstainError(f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
+
+
 def repeated_keys(text: str) -> tuple[str, ...]:
-    """The keys that one object of `text`, at any depth, has more than once; none where `text` is no JSON."""
+    """The keys that one object of `text`, at any depth, has more than once; empty where `text` is not JSON."""
     found: dict[str, None] = {}
 
     def look(pairs: list[tuple[str, Any]]) -> None:
@@ -29,7 +93,7 @@ def repeated_keys(text: str) -> tuple[str, ...]:
             found.update(dict.fromkeys(key for key, count in counts.items() if count > 1))
 
     try:
-        # Numbers are left as text: only the keys are looked at.
+        # Numbers are left as text: only the keys are checked.
         json.JSONDecoder(object_pairs_hook=look, parse_int=str, parse_float=str, strict=False).decode(text)
     except (ValueError, RecursionError):
         return ()
@@ -37,14 +101,15 @@ def repeated_keys(text: str) -> tuple[str, ...]:
 
 
 def one_line(key: str) -> str:
-    """`key` as it may stand in a message."""
+    """`key` on one line, shortened, for messages."""
     return " ".join(key.encode("utf-8", "backslashreplace").decode().split())[:80]
 
 
 def no_lines(beginning: bytes, *, is_whole: bool) -> str | None:
-    """What a file is that begins with `beginning`, where it is no JSON Lines; `is_whole`: there is nothing after it.
+    """The format of a file that begins with `beginning`, where it is not JSON Lines; `is_whole`: nothing follows it.
 
-    None for rows, broken ones included: what is told here must be JSON up to its end, or up to where it was cut.
+    None for rows, broken ones included: other formats are recognised only if the text is JSON up to its end, or up to
+    where it was cut.
     """
     text = beginning.decode("utf-8", "ignore").lstrip()
     try:

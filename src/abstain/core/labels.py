@@ -1,4 +1,4 @@
-"""What was found of training answers: what every fit learns from."""
+"""The labels of training answers, on which every estimator is fitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 
 @dataclass(frozen=True)
 class Labels:
-    """What was found of training answers, all (rows,): `correct` 0/1, `weight` >= 0, and `groups` that err together."""
+    """Labels of answers, all (rows,): `correct` 0/1, `weight` >= 0, and `groups` with correlated errors."""
 
     correct: np.ndarray
     weight: np.ndarray
@@ -22,7 +22,7 @@ class Labels:
         return Labels(self.correct[rows], self.weight[rows], self.groups[rows])
 
     def require_both_kinds(self) -> None:
-        """Raise `AbstainError` where all answers that count are right, or all wrong: nothing can be learnt of those."""
+        """Raise `AbstainError` where all answers of positive weight are correct, or all incorrect."""
         if len(np.unique(self.correct[self.weight > 0])) < 2:
             raise AbstainError(
                 "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"

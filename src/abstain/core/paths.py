@@ -1,4 +1,4 @@
-"""Where things lie in a workspace, relative to its root: the one place that stages and tasks agree on."""
+"""Paths in a workspace, relative to its root, shared by stages and tasks."""
 
 from pathlib import Path
 
@@ -40,5 +40,5 @@ PLOTS = ARTIFACTS / "plots"
 REPORT = ARTIFACTS / "report"
 
 RELEASE = Path("release")
-"""The promoted bundle, one immutable DVC-tracked folder a version."""
+"""The promoted bundle, one immutable DVC-tracked folder per version."""
 RELEASED_ONNX = RELEASE / "probe.onnx"

@@ -1,4 +1,4 @@
-"""The one "did you mean": hints for names that are not valid."""
+"""The "did you mean" hints for names that are not valid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The name of `valid` that is most like `word`; None where none has a similarity of `cutoff`, from 0 to 1."""
+    """The name of `valid` that is most similar to `word`; None where no similarity reaches `cutoff`, from 0 to 1."""
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)
     return close[0] if close else None
 

@@ -15,7 +15,7 @@ def _utc(value: datetime) -> datetime:
 
 
 def _iso(value: Any) -> Any:
-    """ISO 8601 alone: pydantic would also read digits as seconds since 1970, which is silently another time."""
+    """ISO 8601 alone: pydantic would also read digits as seconds since 1970, silently a different time."""
     if isinstance(value, datetime):
         return value
     try:

@@ -1,12 +1,12 @@
-"""Remove what one user gave from the current data, and keep it out.
+"""Right to erasure: remove one user's rows from the current data, and reject them if they come again.
 
-Three decisions:
+Notes:
 
 * A user's rows are those that carry the pseudonym: thumbs with their comments, accepted, held or refused. An
-  interaction carries no user; those that the user rated go too, with everybody's verdicts on them, if that is wanted.
-* Whoever asked to be forgotten is remembered by pseudonym alone, and so are removed interactions by their identity:
-  a source that gives the rows again gives them in vain.
-* Earlier versions of data/ stay in the DVC cache and remote until `dvc gc`: history is not rewritten here.
+  interaction carries no user; on request, those that the user rated are removed too, with all verdicts on them.
+* Erased users are stored by pseudonym alone, and removed interactions by their identity: rows re-sent by a source are
+  rejected.
+* Earlier versions of data/ stay in the DVC cache and remote until `dvc gc`: history is not rewritten.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
-from abstain.data.store.key_index import read_lines
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.quarantine import Quarantine
 
 
 def forget(store: DataStore, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
-    """Remove every row of the user who goes by the id `user` or by `pseudonym`; rows removed by table.
+    """Remove every row of the user with the id `user` or with `pseudonym`; returns the number of rows removed by table.
 
-    Whoever was forgotten before may be asked for again. Raises `AbstainError`, with nothing changed, where no row
-    carries either name, and none ever did.
+    A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row has or had either
+    name.
     """
     names, known = {user, pseudonym}, store.forgotten()
     rated = {row.interaction_id for row in store.rows(Feedback) if row.user in names}
@@ -54,7 +54,7 @@ def erased_answers(before: Mapping[str, bool], now: Mapping[str, bool], forgotte
     """How many answers of a hold-out are gone; None where it differs in anything but that erased ones are gone.
 
     Args:
-        before, now: interaction id -> its label, right or wrong.
+        before, now: interaction id -> its label, correct or not.
     """
     gone = before.keys() - now.keys()
     kept = {key: label for key, label in before.items() if key not in gone}

@@ -1,17 +1,17 @@
-"""Refused rows, kept with their reasons until somebody decides on them.
+"""Quarantine: refused rows, kept with their reasons until a user decides on them.
 
     data/quarantine/<id>.jsonl         rows of one batch that were refused, each whole
     data/quarantine/blocking.json      sources whose last batch was refused whole, and why
-    data/quarantine/dropped.txt        digests of rows that somebody decided to do without
+    data/quarantine/dropped.txt        digests of discarded rows
 
-Three decisions:
+Notes:
 
-* A row is here once, however often a source gives it again: it is known by the digest of its raw text. A thumb or
-  review that came alone is known by its contents: one that was held is nothing else any more.
-* What is here or was dropped has been seen by somebody, so it does not count towards the failure limit again;
-  the rows of a batch that was refused whole do, until somebody decides on them.
+* A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
+  or review that came alone is the digest of its contents, because a held one has no other text.
+* Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
+  rows of a batch that was refused whole do, until a user decides on them.
 * A row leaves when it is accepted (`release`, or the source gives it again once the rules or the rest of the data
-  allow it), when it is dropped, or with the user who gave it (`forget`). Nothing else removes one.
+  allow it), when it is discarded, or when its user is erased. Nothing else removes one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from typing import Any
 
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
-from abstain.data.store.dataset import Staging, as_lines, read_rows
+from abstain.core.files import to_json, write_atomically
+from abstain.core.json_lines import as_lines
+from abstain.data.store.dataset import Staging, read_rows
 from abstain.ingest.pipeline.parsing import ParsedRow, reparse
 from abstain.ingest.pipeline.report import count_reasons
 
@@ -38,9 +39,9 @@ FOLDER = "quarantine"
 
 
 class QuarantinedRow(Row):
-    """A refused line or document, whole, with where it stood and every reason.
+    """A refused line or document, whole, with its position and every reason.
 
-    `digest` is what the row is known by (`digest_of`), `raw` what may be kept of it (personal data is redacted).
+    `digest` is the row's key (`digest_of`), `raw` its text with personal data redacted.
     """
 
     source: str
@@ -103,15 +104,15 @@ class Quarantine:
         return bool(self._here) and digest_of(row) in self._here
 
     def holds(self, row: ParsedRow) -> bool:
-        """Whether this row is here already, or was dropped: then it is not kept once more."""
+        """Whether this row is in quarantine already, or was discarded: then it is not stored again."""
         return self.is_here(row) or (bool(self.dropped) and digest_of(row) in self.dropped)
 
     def was_seen(self, row: ParsedRow) -> bool:
-        """Whether somebody has been told of this row before, and no batch is held back by it."""
+        """Whether this row was reported before and blocks no batch."""
         return bool(self._seen) and digest_of(row) in self._seen
 
     def listing(self) -> list[QuarantineFile]:
-        """Every file, with what it holds back."""
+        """Every file, with the sources that it blocks."""
         found = []
         for path in self.files():
             rows = list(self.rows(path))
@@ -136,11 +137,11 @@ class Quarantine:
         raise AbstainError(f"quarantine: {problem} with '{name}'; there are: {known}")
 
     def drop(self, path: Path) -> int:
-        """Do without the rows of `path`, for good; what they held back may go on. Returns how many there were."""
+        """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
         return self._drop({path: self._digests[path]})
 
     def drop_of(self, names: set[str]) -> int:
-        """Drop every row that one of the users `names` gave. Returns how many there were."""
+        """Discard every row of the users `names`. Returns how many there were."""
         theirs = {path: [row.digest for row in self.rows(path) if _is_of(row, names)] for path in self.files()}
         return self._drop({path: digests for path, digests in theirs.items() if digests})
 
@@ -154,7 +155,7 @@ class Quarantine:
                 write_atomically(path, as_lines(left))
                 continue
             if self.blocking.pop(path.stem, None):
-                write_atomically(self.folder / "blocking.json", _json(self.blocking))
+                write_atomically(self.folder / "blocking.json", to_json(self.blocking))
             path.unlink()
         return sum(map(len, gone.values()))
 
@@ -171,7 +172,7 @@ class Quarantine:
                 self.blocking.pop(path.stem, None)
 
     def block(self, name: str | None, sources: Sequence[str], message: str, known: str | None = None) -> str:
-        """Hold back `sources` by the file `name`, or, where all of their bad rows are here already, by that of `known`.
+        """Block `sources` by the file `name`, or, where all of their bad rows are stored already, by that of `known`.
 
         `known`: the digest of one of them.
         """
@@ -188,11 +189,11 @@ class Quarantine:
 
     def stage_blocking(self, staging: Staging) -> None:
         if self.blocking or (self.folder / "blocking.json").exists():
-            staging.write(f"{FOLDER}/blocking.json", _json(self.blocking))
+            staging.write(f"{FOLDER}/blocking.json", to_json(self.blocking))
 
 
 class Writer:
-    """The rows that one batch refuses, written as they come; named by what they are, so that the same are the same."""
+    """The refused rows of one batch, written as they come; the file is named by its content."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -224,20 +225,20 @@ class Writer:
 
 
 def require_unblocked(data: Path) -> None:
-    """Raise `AbstainError` where a source's last batch was refused whole and nobody has decided on it yet."""
+    """Raise `AbstainError` where a source's last batch was refused whole and no decision was made yet."""
     blocking = Quarantine(data).blocking
     if blocking:
         name, first = next(iter(blocking.items()))
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
-            f"the retrain is blocked{more}: {first['message']}; mend the source and ingest again, or decide with "
+            f"the retrain is blocked{more}: {first['message']}; fix the source and ingest again, or decide with "
             f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`"
         )
 
 
 def digest_of(row: ParsedRow) -> str:
-    """What a row is known by here, a sha256 (hex): of its text as it first came, or, of a thumb or review that came
-    alone, of its contents as they would be stored, personal data redacted: whether it was held makes no difference."""
+    """A row's key in the quarantine, a sha256 (hex): of its original text, or, for a thumb or review that came alone,
+    of its contents as they would be stored, personal data redacted, so that held and direct ones have equal keys."""
     if row.digest is not None:
         return row.digest
     alone = row.feedback or row.review if row.interaction is None else None
@@ -269,7 +270,3 @@ def _lines(path: Path) -> list[str]:
 
 def _text(digests: Iterable[str]) -> bytes:
     return "".join(f"{one}\n" for one in sorted(digests)).encode()
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

@@ -1,9 +1,9 @@
-"""The promotion gate: may this challenger replace the champion? It fails closed, and says why.
+"""The promotion gate: checks whether a challenger may replace the champion. It fails closed and reports the reasons.
 
-Every check is a `GateCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first
-version has no champion and no free pass: it must beat the base rate and the length-only baseline. A champion that was
-trained on rows which were erased since is replaced by a challenger that is not worse by more than a margin. Figures are
-weighted as in the report, and answers are counted by their effective sample size (`metrics.effective_sample_size`).
+Every check is a `GateCheck` with the figure, the limit and one sentence; a figure that is nan fails. The first version
+has no champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows erased
+since is replaced by a challenger that is not worse by more than a margin. Figures are weighted as in the report, and
+answers are counted by their effective sample size (`metrics.effective_sample_size`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
 
 Rule = Literal["better", "not_worse", "accepted"]
-"""What a challenger must be beside the champion. `not_worse`: the champion was trained on rows that were erased since.
-`accepted`: and somebody takes the challenger although it is worse, so that the comparison is shown and not judged."""
+"""The required comparison with the champion. `not_worse`: the champion was trained on rows that were erased since.
+`accepted`: in addition a user accepts a worse challenger, so that the comparison is shown but not judged."""
 
 
 @dataclass(frozen=True)
 class EvaluationWindow:
-    """Answers that no version was trained on, scored by everyone. All arrays are (rows,).
+    """Answers that no version was trained on, with the scores of all. All arrays are (rows,).
 
-    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` what the
-    challenger's calibration makes of its own (None: they are probabilities as they are). `weight` is that of
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` the
+    challenger's calibrated ones (None: its confidences are probabilities already). `weight` is that of
     `metrics.row_weights`; None: every answer counts the same.
     """
 
@@ -41,12 +41,12 @@ class EvaluationWindow:
     probability: np.ndarray | None = None
 
     def precision(self, rows: np.ndarray) -> tuple[float, float]:
-        """The share of right answers among `rows` (a mask), and their effective sample size."""
+        """The share of correct answers among `rows` (a mask), and their effective sample size."""
         weight = np.ones(len(rows)) if self.weight is None else self.weight
         return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
 
     def shown(self, threshold: float) -> np.ndarray:
-        """Which answers the challenger shows from `threshold` on: a mask."""
+        """The mask of answers that the challenger shows from `threshold` on."""
         return self.confidences["probe"] >= threshold
 
     def auroc(self, name: str) -> float:
@@ -59,7 +59,7 @@ class EvaluationWindow:
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One question the gate asked. `passed=None`: shown, not judged, for want of rows."""
+    """One check of the gate. `passed=None`: shown but not judged, for lack of rows."""
 
     name: str
     passed: bool | None
@@ -69,8 +69,8 @@ class GateCheck:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The gate's answer. Approved when every judged check passed and at least one was judged."""
+class GateDecision:
+    """The gate's decision. Approved when every judged check passed and at least one was judged."""
 
     checks: tuple[GateCheck, ...] = field(default=())
 
@@ -90,10 +90,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class CandidateMeasurements:
-    """What is measured of the challenger itself: its tuned threshold and target, parity and latency.
+    """Measurements of the challenger itself: its tuned threshold and target, parity and latency.
 
-    `target_error_rate`: the most of all answers that may be shown and wrong, where that is what the threshold was tuned
-    for; `target_precision` is the precision that came with it then. `champion_threshold` is the threshold that
+    `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
+    for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
     production uses now, None for a first version.
     """
 
@@ -114,12 +114,12 @@ def decide(
     same_holdout: bool,
     erased: int = 0,
     rule: Rule = "better",
-) -> Decision:
+) -> GateDecision:
     """Judge the challenger on the frozen hold-out and on the newest window.
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
-    hold-out is the one the champion was promoted on, but for `erased` of its answers, or a decision to change it is on
-    record. `rule`: how the two are compared.
+    hold-out is the one the champion was promoted on, except for `erased` of its answers, or a decision to change it was
+    recorded. `rule`: how the two are compared.
     """
     checks = [
         _calibration(holdout, params),
@@ -138,7 +138,7 @@ def decide(
         _at_most("ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
         _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
     ]
-    return Decision(tuple(checks))
+    return GateDecision(tuple(checks))
 
 
 def _same_holdout(same: bool, erased: int) -> GateCheck:
@@ -147,7 +147,7 @@ def _same_holdout(same: bool, erased: int) -> GateCheck:
             f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
         )
     else:
-        says = "not the champion's: where that is on purpose, run abstain promote --accept-new-holdout REASON"
+        says = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
     return _check("same hold-out", same, float(same), 1, says)
 
 
@@ -173,7 +173,7 @@ def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
 
 
 def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
-    """The champion's own weights with another threshold: whether that keeps its guarantee is said by `precision`."""
+    """The champion's own weights with another threshold: `precision` checks whether it keeps its guarantee."""
     before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     says = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
     return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, says)
@@ -193,7 +193,7 @@ def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> G
     aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", champion)}
     drawn = window.bootstrap(aurocs, params)
     own, other, margin = drawn["probe"], drawn[champion], params.erasure_margin
-    chance = float((paired(own, other).draws > -margin).mean())  # a draw that is not defined is not above it
+    chance = float((paired(own, other).draws > -margin).mean())  # an undefined draw is not above it
     says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
     return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, says)
 
@@ -201,7 +201,7 @@ def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> G
 def _as_precise(
     window: EvaluationWindow, champion: str, measured: CandidateMeasurements, params: GateParams
 ) -> GateCheck:
-    """What each shows at its own threshold; not judged where the champion shows too little to be compared with."""
+    """The precision of each at its own threshold; not judged where the champion shows too few answers."""
     threshold = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     before, n_eff = window.precision(window.confidences[champion] >= threshold)
     own, _ = window.precision(window.shown(measured.threshold))
@@ -218,7 +218,7 @@ def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurem
     lift = paired(drawn["shown"], drawn["all"])
     chance = lift.chance
     says = (
-        f"shown answers are right {lift.value:+.3f} more often than all "
+        f"shown answers are correct {lift.value:+.3f} more often than all "
         f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
     )
     return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
@@ -246,13 +246,13 @@ def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params
 
 
 def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
-    """The guarantee itself where it is one of the error rate, which may lie as far above as a precision below."""
+    """The guarantee itself where it is for the error rate, with the same tolerance as for precision."""
     if measured.target_error_rate is None:
         return []
     shown = window.shown(measured.threshold)
     value = metrics.mean(shown * (1 - window.correct), window.weight)
     limit = measured.target_error_rate + params.max_precision_drop
-    return [_at_most("error rate", value, limit, "shown and wrong, of all answers of the hold-out")]
+    return [_at_most("error rate", value, limit, "shown and incorrect, of all answers of the hold-out")]
 
 
 def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:

@@ -1,8 +1,8 @@
-"""`registry.json`: which version is in production, said by one tracked file.
+"""The model registry `registry.json`: the version in production, in one tracked file.
 
 Versions are immutable git tags (`probe@v1.2.0`, GTO's format); this file is the pointer, its history, the blocked
-versions, and those that were trained on rows which were erased since. Functions here are pure: a fast-forward push of
-the commit that holds the new file is the compare-and-swap, and stands in `tasks/`.
+versions, and those that were trained on rows erased since. Functions here are pure: the compare-and-swap, a
+fast-forward push of the commit with the new file, is in `tasks/`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Event(BaseModel):
 
 
 class Taint(BaseModel):
-    """That a version was trained on rows which were erased since.
+    """The mark of a version that was trained on rows erased since.
 
-    `since` is the first erasure. `certain` is False where the version's data cannot be read any more, so that nobody
-    can tell. `kept` is why somebody decided to leave the version in production, None where nobody has.
+    `since` is the first erasure. `certain` is False where the version's data cannot be read any more, so that it is
+    unknown. `kept` is the recorded reason to leave the version in production, None without such a decision.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +81,7 @@ class Registry(BaseModel):
         return self.tainted.get(self.prod.version) if self.prod else None
 
     def require_taint(self) -> Taint:
-        """`taint`, or an `AbstainError` where there is none to decide on."""
+        """`taint`, or an `AbstainError` where there is none."""
         if self.taint is None:
             live = f"probe {self.version} was not trained on erased rows" if self.prod else "nothing is in production"
             raise AbstainError(f"{live}: there is nothing to decide")
@@ -89,7 +89,7 @@ class Registry(BaseModel):
 
     @property
     def warning(self) -> str | None:
-        """What a report says while a tainted version is in production."""
+        """The warning of a report while a tainted version is in production."""
         return f"In production when this was written: probe {self.version}, {self.taint}" if self.taint else None
 
     def promoted(self, event: Event) -> Registry:
@@ -124,7 +124,7 @@ class Registry(BaseModel):
     def erased(self, versions: Mapping[str, bool], at: datetime) -> Registry:
         """The registry after rows were erased that `versions` were trained on: version -> whether that is certain.
 
-        A version keeps its earliest date. A decision to keep it spoke of what had been erased then, and ends.
+        A version keeps its earliest date. A decision to keep it covered only earlier erasures, and ends.
         """
         marked = dict(self.tainted)
         for version, certain in versions.items():

@@ -1,4 +1,4 @@
-"""How little a question is like those that the probe was trained on: one number each, from sentence embeddings.
+"""Drift of single questions: their distance from the probe's training questions, from sentence embeddings.
 
 The mean cosine distance to the k nearest training questions (as in out-of-distribution detection by deep nearest
 neighbours, Sun et al. 2022). Nearest, and not the mean of all: a question of a rare but trained topic is not new.
@@ -20,7 +20,7 @@ from abstain.review.time_window import stream_interactions
 
 NEIGHBOURS = 5
 COMPARED = 2000
-"""Questions on either side, at most: an embedding takes milliseconds, and a sample of them is enough."""
+"""The most questions on either side: an embedding takes milliseconds, and a sample of them is enough."""
 AT_ONCE = 1024
 
 
@@ -35,7 +35,7 @@ def drift(
 ) -> pd.Series:
     """`distances` of the questions of `asked` from those of `trained_on`, both ids, by interaction; at most `COMPARED`.
 
-    Which are compared, if there are more, is drawn by numbers of its own (docs/decisions/052).
+    If there are more, those compared are sampled by separate random numbers (docs/decisions/052).
     """
     drawn = [
         nsmallest(COMPARED, ids, key=lambda key: uniform(seed, f"review drift/{key}")) for ids in (asked, trained_on)
@@ -49,8 +49,8 @@ def drift(
 def distances(questions: Sequence[str], trained_on: Sequence[str], encoder: QuestionEncoder) -> np.ndarray:
     """Mean cosine distance of each question to its nearest `NEIGHBOURS` of `trained_on`, in [0, 2]; (questions,).
 
-    A question asked before in the same words is nan: one of them teaches as much as all. All are nan where nothing was
-    trained on. Memory: `AT_ONCE` x trained_on similarities.
+    A question that repeats an earlier one in the same words is nan: reviewing one of them is enough. All are nan where
+    nothing was trained on. Memory: `AT_ONCE` x trained_on similarities.
     """
     found = np.full(len(questions), np.nan)
     first = {text: at for at, text in reversed(list(enumerate(questions)))}

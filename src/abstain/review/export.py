@@ -1,4 +1,4 @@
-"""From a drawn sample to the review file and its description."""
+"""Export a review sample as a review file, with a description."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "d
 
 
 def export_sample(design: Design, window: TimeWindow, store: DataStore) -> Workbook:
-    """The file of `design`: first the rows to review, then those that were reviewed and have another weight now.
+    """The file of `design`: first the rows to review, then reviewed ones whose weight has changed.
 
-    A larger sample, or one of another window, gives rows that were drawn and reviewed before another probability. Such
-    a review stands in the file again, filled in, a microsecond later: imported, it is its reviewer's last word.
+    A larger sample, or one of another window, changes the inclusion probability of rows that were sampled and reviewed
+    before. Such a review is in the file again, filled in, a microsecond later: imported, it is its reviewer's latest.
 
     Raises `AbstainError` where there is neither.
     """
@@ -42,7 +42,7 @@ def export_sample(design: Design, window: TimeWindow, store: DataStore) -> Workb
 
 
 def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
-    """Lines that describe what was drawn."""
+    """Lines that describe the sample."""
     counts = design.rows.loc[~design.rows["reviewed"], "why"].value_counts()
     drawn = ", ".join(f"{counts[why]} {text}" for why, text in REASONS.items() if why in counts) or "none"
     before = int(design.rows["reviewed"].sum())

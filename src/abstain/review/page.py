@@ -87,7 +87,7 @@ def open_browser(url: str) -> None:
 
 
 def _policy(page: str) -> str:
-    """Nothing but the page's own script and style, known by their digests, and requests to where it came from."""
+    """The policy that allows only the page's own script and style, by digest, and requests to its own origin."""
 
     def digests(tag: str) -> str:
         blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)

@@ -1,4 +1,4 @@
-"""A review file as it is worked on: each verdict is written at once, never over what its reviewer did not see."""
+"""A review file in use: each verdict is written at once, and never overwrites changes that its reviewer did not see."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReviewEntry(BaseModel):
 
 
 class Stale(Exception):
-    """The row is not what the reviewer saw any more; `now` is what it is, None where it is gone."""
+    """The row has changed since the reviewer saw it; `now` is its current state, None where it is gone."""
 
     def __init__(self, now: dict[str, Any] | None) -> None:
         super().__init__("the row was changed elsewhere")
@@ -66,14 +66,14 @@ class ReviewFile:
         return [show_row(row) for row in read_workbook(self.path)[1]]
 
     def progress(self) -> tuple[int, int]:
-        """How many rows have a whole verdict, and how many rows there are."""
+        """The number of rows with a complete verdict, and the number of rows."""
         rows = self.rows()
         return sum(row["done"] for row in rows), len(rows)
 
     def save(self, verdict: ReviewEntry, now: datetime | None = None) -> dict[str, Any]:
         """Write a verdict, given `now`, into the file. Returns the row as it is shown now.
 
-        Raises `Stale`, with nothing written, where the row is not what the reviewer saw.
+        Raises `Stale`, with nothing written, where the row has changed since the reviewer saw it.
         """
         with self._lock:
             book, rows = read_workbook(self.path)
@@ -98,7 +98,7 @@ def open_review_file(path: Path) -> ReviewFile:
 
 
 def show_row(row: ReviewRow) -> dict[str, Any]:
-    """A row as the page shows it, without why and with which probability it was drawn."""
+    """A row as the page shows it, without the reason and probability of its selection."""
     verdicts = {name: _verdict(row.cells[name]) for name in VERDICT_COLUMNS}
     return {
         **{name: row.cells[name] for name in ("question", "answer", "ideal_answer")},
@@ -113,7 +113,7 @@ def show_row(row: ReviewRow) -> dict[str, Any]:
 
 
 def version(row: ReviewRow) -> str:
-    """Changes with everything that a reviewer may write, and with the answer that it is about."""
+    """A digest of everything that a reviewer may write, and of the answer."""
     cells = [row.cells[name] for name in ("interaction_id", "question", "answer", *REVIEWER_COLUMNS)]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 

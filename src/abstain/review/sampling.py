@@ -1,4 +1,4 @@
-"""Which answers a reviewer should look at: part at random with a known probability, part where it teaches most. Pure.
+"""Select answers for review: part at random with known probability, part the most informative ones. Pure.
 
 The method and its reasons are in docs/decisions/052-review-sampling.md.
 """
@@ -21,16 +21,16 @@ Why = Literal["random", "uncertain", "drift"]
 
 STRATA = ("product", "line_of_business", "thumb")
 COARSER: tuple[tuple[str, ...], ...] = (STRATA, ("product", "thumb"), ("thumb",), ())
-"""What rows are stratified by; the first that has no more strata than rows are to be drawn."""
+"""Stratifications of the rows, from fine to coarse; the first with no more strata than rows to sample is used."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """A sample and how it was made.
+    """A sample and its design.
 
-    `rows`, by `interaction_id`, in an order of which any beginning is a fair part of the whole: why, drawn (n) and of
-    (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `overflow` rows had
-    to be added to the size asked for, because they, or rows behind them, were drawn and reviewed before.
+    `rows`, by `interaction_id`, ordered so that any first part is representative of the whole: why, drawn (n) and of
+    (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `overflow` rows were
+    added to the requested size, because they, or rows behind them, were sampled and reviewed before.
     """
 
     rows: pd.DataFrame
@@ -47,7 +47,7 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
         random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
         threshold: the promoted probe's; None without one, and then every row is drawn at random.
 
-    Raises `AbstainError` for a size or share that cannot be.
+    Raises `AbstainError` for an invalid size or share.
     """
     if size < 1 or not 0 < random_share <= 1:
         raise AbstainError("a sample needs -n of at least 1 and a --random-share above 0 and at most 1")
@@ -67,7 +67,7 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
 
 
 def allocate(total: int, sizes: Sequence[int]) -> list[int]:
-    """How many of `total` rows each stratum of `sizes` (all positive) gives, by equal proportions.
+    """The allocation of `total` rows to strata of `sizes` (all positive), by equal proportions.
 
     At least one each, never more than there are, and all rows where `total` is as large. ValueError where `total` is
     less than one each.
@@ -86,7 +86,7 @@ def allocate(total: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _certain(frame: pd.DataFrame, size: int, threshold: float | None) -> pd.DataFrame:
-    """Rows to take with certainty besides those that were so before: half the least sure, half the most drifted."""
+    """Rows to take with certainty, besides earlier ones: half the least confident, half the most drifted."""
     taken: dict[str, Why] = {}
     if threshold is not None:
         free = frame[_open(frame)]
@@ -106,7 +106,7 @@ def _certain(frame: pd.DataFrame, size: int, threshold: float | None) -> pd.Data
 
 
 def _open(frame: pd.DataFrame) -> pd.Series:
-    """Rows that may be drawn: not reviewed yet, or drawn and reviewed before."""
+    """Rows that may be sampled: not reviewed yet, or sampled and reviewed before."""
     return ~frame["reviewed"] | (frame["queued"] & (frame["recorded_probability"] < 1))
 
 
@@ -115,7 +115,7 @@ def _were_certain(frame: pd.DataFrame) -> pd.Series:
 
 
 def _draw(rest: pd.DataFrame, size: int, seed: int) -> tuple[pd.DataFrame, tuple[str, ...], int]:
-    """At least `size` rows of `rest` by permanent random numbers; by what they are stratified; how many more."""
+    """At least `size` rows of `rest` by permanent random numbers; their stratification; the number of extra rows."""
     if rest.empty or size < 1:
         return _rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0
     strata, stratum = next((by, codes) for by, codes in _stratified(rest) if codes.max() < size)
@@ -134,7 +134,7 @@ def _draw(rest: pd.DataFrame, size: int, seed: int) -> tuple[pd.DataFrame, tuple
 
 
 def _stratified(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """What `rows` may be stratified by, and the number of each row's stratum: from fine to coarse."""
+    """The possible stratifications of `rows`, and the number of each row's stratum: from fine to coarse."""
     for by in COARSER:
         codes = rows.groupby(list(by), observed=True, dropna=False).ngroup() if by else pd.Series(0, rows.index)
         yield by, codes.to_numpy(np.int64)
@@ -152,5 +152,5 @@ def _rows(
 
 
 def _permanent(ids: pd.Index, seed: int) -> np.ndarray:
-    """One number in [0, 1) a row, for ever: salted, so that it is independent of the split that a row falls into."""
+    """The permanent random number of a row, in [0, 1): salted, so that it is independent of the row's split."""
     return np.array([uniform(seed, f"review queue/{key}") for key in ids], dtype=float)

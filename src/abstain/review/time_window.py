@@ -1,6 +1,6 @@
-"""What there is to review: the interactions of a window of time, one row each, in columns.
+"""The candidates for review: the interactions of a time window, one row each, in columns.
 
-Texts stay on disk, because a million rows pass through here; the few interactions that are chosen are read again.
+Texts stay on disk, because there may be a million rows; the few selected interactions are read again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from abstain.data.store.dataset import DataStore
 DAYS = 30
 NO_THUMB = "none"
 IMPORTED = "review-queue"
-"""Prefix of the names of sources that bring verdicts of this queue; it marks their batches."""
+"""Prefix of the names of sources with verdicts of this review queue; it marks their batches."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TimeWindow:
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
     thumb (up, down or none: the last one given), reviewed, queued (the review came through this queue), and
     recorded_probability, the inclusion probability that the review carries (nan where it has none). `reviews` are each
-    reviewer's last word on the reviewed ones.
+    reviewer's latest review of the reviewed ones.
     """
 
     since: datetime
@@ -42,10 +42,10 @@ class TimeWindow:
 def read_time_window(
     store: DataStore, since: datetime | None = None, until: datetime | None = None, oldest: datetime | None = None
 ) -> TimeWindow:
-    """The window of `store`; by default the last `DAYS` days of what it holds.
+    """The window of `store`; by default the last `DAYS` days of its interactions.
 
-    A review of what was asked before `oldest` would come too late to be taken in. Raises `AbstainError` for a window
-    that reaches back behind it, and for one in which nothing was asked, with what the data holds instead.
+    Reviews of questions asked before `oldest` would be too late for ingest. Raises `AbstainError` for a window that
+    begins before it, and for a window without questions; the message has the range of the data.
     """
     frames = read_frames(store.require_interactions())
     asked = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business"]]
@@ -53,18 +53,18 @@ def read_time_window(
     until = until or newest + timedelta(microseconds=1)
     if oldest and (until <= oldest or (since and since < oldest)):
         raise AbstainError(
-            f"a review of what was asked before {oldest:%Y-%m-%d %H:%M} UTC comes too late to be taken in: move "
+            f"reviews of questions asked before {oldest:%Y-%m-%d %H:%M} UTC are too late for ingest: move "
             "--since or --until, or raise validation.max_feedback_delay_days in params.yaml"
         )
     since = since or max(min(newest, until) - timedelta(days=DAYS), oldest or first, first)
     frame = asked[(asked["asked_at"] >= since) & (asked["asked_at"] < until)].set_index("interaction_id")
     if frame.empty:
         raise AbstainError(
-            f"nothing was asked from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC: data/ holds "
+            f"no question was asked from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC: data/ holds "
             f"{first:%Y-%m-%d %H:%M} to {newest:%Y-%m-%d %H:%M}, so set --since and --until within"
         )
     reviews, queued = _last_words(store, frame.index)
-    # Of several, the largest, as the label's is.
+    # The largest of several, as for labels.
     recorded = {key: max(review.inclusion_probability or 0 for review in own) or np.nan for key, own in reviews.items()}
     thumbs = frames.feedback.sort_values("given_at", kind="stable").drop_duplicates("interaction_id", keep="last")
     frame["thumb"] = thumbs.set_index("interaction_id")["thumb"].reindex(frame.index).fillna(NO_THUMB)
@@ -75,7 +75,7 @@ def read_time_window(
 
 
 def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Interaction]:
-    """The interactions called `ids`, in order of arrival, one in memory at a time."""
+    """The interactions with `ids`, in order of arrival, one in memory at a time."""
     return (row for row in store.rows(Interaction) if row.interaction_id in ids)
 
 

@@ -1,4 +1,4 @@
-"""From the rows of a review file to reviews, or to what is wrong with a cell and how to fix it. Pure."""
+"""Parse the rows of a review file into reviews, or into the problem of a cell and its remedy. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a file holds. Every row is one of three: a review, not reviewed yet, or a problem that names a cell."""
+    """The content of a file. Every row is one of three: a review, not reviewed yet, or a problem that names a cell."""
 
     reviews: tuple[Review, ...]
     blank: int
@@ -41,14 +41,14 @@ def read_verdicts(
     reviewer: str | None = None,
     as_stored: Callable[[Review], Review] = lambda review: review,
 ) -> Verdicts:
-    """The reviews in `rows`; a row with a problem refuses no other.
+    """The reviews in `rows`; a row with a problem does not affect others.
 
     Args:
-        now: the moment of a new verdict without one. It is no earlier, because a verdict dated back could slip into
-            a hold-out that was frozen before it was given.
+        now: the moment of a new verdict without one. It is no earlier, because a backdated verdict could enter a
+            hold-out that was frozen before it was given.
         stored: the reviews in data/, by interaction.
-        reviewer: who reviewed the rows that name no one.
-        as_stored: makes of a review what ingest would store: redacted, its reviewer's pseudonym.
+        reviewer: the reviewer of rows that name none.
+        as_stored: converts a review to the form that ingest stores: redacted, its reviewer's pseudonym.
     """
     reviews: dict[tuple[str, str], Review] = {}
     problems: list[str] = []
@@ -70,7 +70,7 @@ def read_verdicts(
 
 
 def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
-    """The review in a row. ValueError that names the wrong cell and the remedy."""
+    """The review in a row. ValueError that names the invalid cell and the remedy."""
     if row.refused:
         raise ValueError(row.refused)
     cells = {name: text.strip() for name, text in row.cells.items()}
@@ -96,9 +96,9 @@ def _moment(text: str) -> str | None:
 
 
 def _dated(row: ReviewRow, review: Review, as_stored: Review, existing: Sequence[Review]) -> Review:
-    """`review`, at the moment that the same verdict has in data/ already: so it is a duplicate there.
+    """`review`, at the moment of the same verdict in data/, if any, so that it is a duplicate there.
 
-    ValueError where the file names the moment, and data/ has another verdict of the same reviewer from it.
+    ValueError where the file names the moment, and data/ has another verdict of the same reviewer at that moment.
     """
     own = [other for other in existing if other.reviewer == as_stored.reviewer]
     if not row.cells["reviewed_at"].strip():

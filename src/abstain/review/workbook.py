@@ -1,4 +1,4 @@
-"""The review file: an .xlsx workbook whose sheet `reviews` holds one row an answer, with cells to fill in."""
+"""The review file: an .xlsx workbook whose sheet `reviews` holds one row per answer, with cells to fill in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLED_COLUMNS = {
     "why": 10,
     "inclusion_probability": 12,
 }
-"""What the export writes, and the width of each column in characters. These cells are locked."""
+"""The columns of the export, and the width of each in characters. These cells are locked."""
 VERDICT_COLUMNS = ("complete", "correct", "truthful")
 REVIEWER_COLUMNS = {**dict.fromkeys(VERDICT_COLUMNS, 10), "ideal_answer": 50, "reviewer": 14, "reviewed_at": 22}
 COLUMNS = SAMPLED_COLUMNS | REVIEWER_COLUMNS
@@ -46,8 +46,8 @@ _ESCAPED = re.compile(r"_x((?!D[89A-F])[0-9A-F]{4})_", re.IGNORECASE)
 class ReviewRow:
     """A row of the sheet `reviews`.
 
-    `number` is what the spreadsheet shows. `cells` is the text of each of `COLUMNS`, `places` is where it stands, as in
-    J6. `refused` names a cell for which the row is not taken, with the remedy; None where there is none.
+    `number` is the row number in the spreadsheet. `cells` is the text of each of `COLUMNS`, `places` its cell, as in
+    J6. `refused` names a cell for which the row is refused, with the remedy; None where there is none.
     """
 
     number: int
@@ -88,13 +88,13 @@ def make_workbook(rows: Iterable[Mapping[str, str]]) -> Workbook:
 def read_workbook(path: Path) -> tuple[Workbook, list[ReviewRow]]:
     """The review file at `path`, and `read_rows` of it.
 
-    Raises `AbstainError` for a file that cannot be read or is no review file.
+    Raises `AbstainError` for a file that cannot be read or is not a review file.
     """
     try:
         book = load_workbook(BytesIO(path.read_bytes()))
     except OSError as error:
         raise AbstainError(f"{path}: cannot be read ({error.strerror}): name a file of the export") from None
-    except Exception as error:  # openpyxl raises whatever it trips over
+    except Exception as error:  # openpyxl has no common base class for its errors
         reason = " ".join(str(error).split())[:80]
         raise AbstainError(f"{path}: is no .xlsx workbook ({reason}): save it as one, or export again") from None
     try:
@@ -104,7 +104,7 @@ def read_workbook(path: Path) -> tuple[Workbook, list[ReviewRow]]:
 
 
 def read_rows(book: Workbook) -> list[ReviewRow]:
-    """Each row in which something is written, in the order of the sheet; columns may stand in any order, among others.
+    """Each non-empty row, in the order of the sheet; columns may be in any order, among others.
 
     LookupError that names a missing sheet or column.
     """
@@ -121,7 +121,7 @@ def to_bytes(book: Workbook) -> bytes:
 
 
 def sampled_cells(interaction: Interaction, why: str, drawn: int, of: int) -> dict[str, str]:
-    """The texts of `SAMPLED_COLUMNS` for an interaction that was drawn as one of `drawn` of `of`."""
+    """The texts of `SAMPLED_COLUMNS` for an interaction that was sampled as one of `drawn` of `of`."""
     return {
         "interaction_id": interaction.interaction_id,
         "question": interaction.question,
@@ -172,7 +172,7 @@ def split_contexts(text: str) -> list[tuple[str, str]]:
 
 
 def to_cell(text: str) -> str:
-    """`text` as a workbook stores it: what XML cannot hold is written as `_x0000_`, what is too long is cut."""
+    """`text` as a workbook stores it: characters invalid in XML are written as `_x0000_`, too long text is cut."""
     cell = _FORBIDDEN.sub(lambda match: f"_x{ord(match[0]):04X}_", text)
     units = cell.encode("utf-16-le")
     if len(units) <= 2 * MAX_CELL:
@@ -235,5 +235,5 @@ def _text(cell: Cell) -> str:
 
 
 def _digest(text: str) -> str:
-    """Stands for a text whatever a spreadsheet does to its line breaks and control characters."""
+    """A form of a text that is independent of a spreadsheet's changes to line breaks and control characters."""
     return hashlib.sha256(" ".join(re.sub(r"[\x00-\x1f]", " ", text).split()).encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""What the fictional Aurora Bank sells, and what its handbook says of each product: data, no logic.
+"""The products of the fictional Aurora Bank and the facts of its handbook: data, no logic.
 
 Six product lines of near-duplicates: all products of a line share these sections and differ only in their
 values, as real handbooks do; some even share half of their name. An attribute is one fact of each product;
 `text` is its table row's label, its list item or its sentence, with `{v}` for the value and `{p}` for the
-product. `asks` are ways to ask for it.
+product. `asks` are phrasings of questions about it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What people say of an answer: an expert's review and a user's thumb, drawn from documented rates.
+"""Simulated feedback on an answer: a reviewer's review and a user's thumb, drawn at documented rates.
 
-Reviews are drawn by stratum (thumb, product line) with a recorded probability, as review queues do: what users
-disliked first. Reviews are without noise. Thumbs are given to `THUMB_SHARE` of the answers and are noisy:
+Reviews are sampled by stratum (thumb, product line) with a recorded probability, as in review queues: disliked answers
+first. Reviews are without noise. Thumbs are given to `THUMB_SHARE` of the answers and are noisy:
 
-* a user dislikes a right answer with probability `FLIP_RIGHT`;
-* a user likes a wrong answer with probability `FLIP_CONFIDENT` where it sounds sure (a short, definite
+* a user dislikes a correct answer with probability `FLIP_RIGHT`;
+* a user likes an incorrect answer with probability `FLIP_CONFIDENT` where it sounds confident (a short, definite
   sentence), else with `FLIP_WRONG`.
 
-Together about one thumb in six says the opposite of the truth.
+Together about one thumb in six is incorrect.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FLIP_CONFIDENT = 0.24
 SURE_CHARACTERS = 80
 
 REVIEW_BY_THUMB = {"down": 0.95, None: 0.8, "up": 0.72}
-REVIEW_BY_LINE = {"transfers": 0.9, "insurance": 0.95}  # the lines whose experts have less time
+REVIEW_BY_LINE = {"transfers": 0.9, "insurance": 0.95}  # the lines whose reviewers have less time
 IDEAL_SHARE = 0.5  # of the reviews that find fault
-IDEAL_SHARE_RIGHT = 0.25  # of the others: experts word some right answers better
+IDEAL_SHARE_RIGHT = 0.25  # of the others: reviewers improve the wording of some correct answers
 REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
 
 
@@ -72,7 +72,7 @@ def draw_review(
 
 
 def ideal_answer(question: SampleQuestion, answerable: bool) -> str:
-    """What the expert would have answered."""
+    """The reviewer's ideal answer."""
     return question.fact.sentence if answerable else f"The context does not state this for the {question.fact.product}."
 
 

@@ -1,8 +1,8 @@
-"""`python -m abstain.sample.generate`: let the embedded model really answer the sample's questions.
+"""`python -m abstain.sample.generate`: answer the sample's questions with the embedded model.
 
-Writes `answers.jsonl` (question id, ids of the retrieved chunks, answer) and `answers.meta.json` (how they
-came about) beside this module. Both are committed, so that `write_sample` needs no model. The answers belong to
-one handbook and one list of questions: whoever changes either runs this again.
+Writes `answers.jsonl` (question id, ids of the retrieved chunks, answer) and `answers.meta.json` (how they were
+generated) beside this module. Both are committed, so that `write_sample` needs no model. The answers belong to one
+handbook and one list of questions: after a change of either, run this again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ META = "answers.meta.json"
 
 
 def retrieve(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> list[list[Chunk]]:
-    """For each question the at most `K` chunks that its asker may read, best first."""
+    """For each question the at most `K` chunks that its user may read, best first."""
     retriever = Retriever(FaissIndex(), Embeddings(SentenceEncoder()))
     retriever.sync(chunk for page in pages for chunk in page.chunks())
     hits = (retriever.search(question.text, K, question.entitlements, MAX_GAP) for question in questions)
@@ -84,7 +84,7 @@ def main() -> None:
     lines = [
         json.dumps({"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": text})
         for q, chunks, text in zip(questions, contexts, answers, strict=True)
-        if text  # an interaction without an answer is none
+        if text  # an interaction needs an answer
     ]
     write_atomically(FOLDER / ANSWERS, ("\n".join(lines) + "\n").encode())
     meta = {

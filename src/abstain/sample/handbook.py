@@ -1,10 +1,10 @@
 """The handbook of the fictional Aurora Bank: every fact drawn from a seed, every page written from its facts.
 
-Two decisions:
+Notes:
 
-* The facts come first and the pages are written from them, so what is true of a product is known, not read.
-* Some facts are drawn but left out of their page. They are real gaps: a question about one has no answer in
-  the handbook, while the sibling products' pages state theirs.
+* Facts are drawn first and the pages are written from them, so the true value of every fact is known.
+* Some facts are drawn but left out of their page. They are real gaps: a question about one has no answer in the
+  handbook, while the sibling products' pages state theirs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Drawn = tuple[str, Value]  # as the page writes it, and its normal form
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is true of one product. `source` is its line on the page; `stated` is false for a gap."""
+    """One fact of one product. `source` is its line on the page; `stated` is false for a gap."""
 
     doc_id: str
     key: str

@@ -1,7 +1,7 @@
-"""What customers ask of the handbook: seeded questions, each about one known fact of one product.
+"""Customers' questions about the handbook: seeded, each about one known fact of one product.
 
-A question's group is the document that it asks about, so a product's page never straddles train and test.
-Some askers lack the entitlement that the page needs, and some facts stand on no page: both have no answer.
+A question's group is the document that it is about, so a product's page never straddles train and test. Some users
+lack the entitlement that the page needs, and some facts are on no page: such questions have no answer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from abstain.sample.handbook import SEED, Fact, Page
 QUESTIONS = 1200
 FIRST_DAY = datetime(2026, 8, 1, tzinfo=UTC)
 DAYS = 106  # the last question is asked on 2026-11-14
-ENTITLED_SHARE = 0.9  # of those who ask about a page that needs an entitlement
+ENTITLED_SHARE = 0.9  # of users who ask about a page that needs an entitlement
 
 
 @dataclass(frozen=True)
 class SampleQuestion:
-    """`fact` is what it asks for; `entitlements` are what the asker may read."""
+    """`fact` is the requested fact; `entitlements` are those of the user."""
 
     question_id: str
     text: str
@@ -37,7 +37,7 @@ class SampleQuestion:
 
 
 def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = SEED) -> list[SampleQuestion]:
-    """`count` different questions over all pages, ordered by the time that they were asked."""
+    """`count` different questions over all pages, in order of time."""
     rng = random.Random(f"{seed}/questions")
     chosen = [
         pair for number, page in enumerate(pages) for pair in _of_page(page, _share(count, len(pages), number), rng)
@@ -51,7 +51,7 @@ def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = S
 
 
 def source_digest(pages: Sequence[Page], questions: Sequence[SampleQuestion]) -> str:
-    """sha256 (hex) of the handbook and the questions: what the answers depend on."""
+    """sha256 (hex) of the handbook and the questions, on which the answers depend."""
     total = hashlib.sha256()
     for page in pages:
         total.update(page.markdown.encode())
@@ -65,7 +65,7 @@ def _share(count: int, pages: int, number: int) -> int:
 
 
 def _of_page(page: Page, count: int, rng: random.Random) -> list[tuple[Fact, str]]:
-    """Each fact is asked for once before any is asked for in other words."""
+    """Every fact gets one question before any fact gets one in other words."""
     rounds: dict[int, list[tuple[Fact, str]]] = {}
     for fact in page.facts:
         for turn, ask in enumerate(rng.sample(fact.asks, len(fact.asks))):

@@ -1,6 +1,6 @@
-"""What the handbook says of single products beside the common sections: data, no logic.
+"""The handbook's facts about single products, beside the common sections: data, no logic.
 
-A product gets a few of these facts, so most of them stand on few pages. Their values are mostly words (a city,
+A product gets a few of these facts, so most of them are on few pages. Their values are mostly words (a city,
 a weekday, a shop), which a small model reads more reliably than one number among others of the same kind.
 """
 

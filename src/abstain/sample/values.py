@@ -1,10 +1,10 @@
-"""Values with a unit: how the handbook writes them, and how they are found again in free text.
+"""Values with a unit: formatting them for the handbook, and parsing them from free text.
 
-Both directions live here, so that `quantities(value.text) == [value]` holds for whatever the handbook says.
+Both directions are here, so that `quantities(value.text) == [value]` holds for every value of the handbook.
 
 Normal forms: `euros` and `percent` as they are; `days` (weeks are 7, 24 hours are 1); `months` (years are
 12); `clock` in minutes after midnight; `date` as yyyymmdd, without a year as mmdd; `number` has no unit.
-Working days are read as days: the handbook never tells them apart. Money in a foreign currency is `foreign`.
+Working days are read as days: the handbook does not distinguish them. Money in a foreign currency is `foreign`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def quantities(text: str) -> list[Value]:
 
 
 def agree(expected: Value, stated: Value) -> bool:
-    """Whether `stated` says `expected`; a number without a unit, or a date without its year, is given the benefit."""
+    """Whether `stated` equals `expected`; a number without a unit, or a date without its year, is accepted."""
     if expected.unit == "date" == stated.unit:
         return stated.amount in (expected.amount, expected.amount % 10_000)
     return abs(expected.amount - stated.amount) < 1e-6 and stated.unit in (expected.unit, "number")

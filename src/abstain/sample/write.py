@@ -1,9 +1,9 @@
 """The sample as files: the handbook, and the interactions with their thumbs and reviews, in the import format.
 
-`history.jsonl` ends on 2026-11-07; `incoming.jsonl` is the week after it, with seven rows that ingest has to see
-through: one exact duplicate of a history row, and six that belong in quarantine (`_broken_rows`). Everything
-follows from the seed and from the committed answers: no model is needed, and the bytes are always the same.
-What experts and users say of an answer, and how noisy it is, stands in `abstain.sample.feedback`.
+`history.jsonl` ends on 2026-11-07; `incoming.jsonl` is the week after it, with seven rows that ingest has to detect:
+one exact duplicate of a history row, and six for quarantine (`_broken_rows`). Everything follows from the seed and the
+committed answers: no model is needed, and the bytes are always the same. The simulation of reviews and thumbs, with its
+noise, is in `abstain.sample.feedback`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPORTED = (INCOMING_FROM, INCOMING_FROM + timedelta(days=7))  # when history an
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question, what was retrieved for it, what the base model answered, and the expert's judgement."""
+    """A question, its retrieved contexts, the base model's answer, and the reviewer's verdicts."""
 
     question: SampleQuestion
     contexts: tuple[Context, ...]
@@ -55,9 +55,9 @@ def write_sample(folder: Path) -> None:
 
 
 def answered_questions(pages: list[Page]) -> Iterator[AnsweredQuestion]:
-    """Every question that the committed answers answer, judged, in the order of asking.
+    """Every question with a committed answer, judged, in order of time.
 
-    Raises `AbstainError` where the answers were given to another handbook or to other questions.
+    Raises `AbstainError` where the answers belong to another handbook or to other questions.
     """
     texts = {chunk.chunk_id: chunk.text for page in pages for chunk in page.chunks()}
     asked = build_questions(pages)

@@ -1,7 +1,7 @@
-"""The promoted probe's confidence of many answers at once, without reading them all: what is cached first.
+"""Batch scoring: the promoted probe's confidences of many answers, with a bounded number of base-model runs.
 
-Features that the cache has cost nothing. Of the answers that it lacks, a bounded number is read by the base model, and
-kept in the cache for the day that they are labelled.
+Cached features cost nothing. Of the other answers, a bounded number is read by the base model, and cached until they
+are labelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AT_ONCE = 512
 class BatchScores:
     """Confidences by interaction, of those that have one: `cached` of them at no cost, `read` by the base model now.
 
-    `left` answers were neither.
+    `left` answers were not scored.
     """
 
     confidences: dict[str, float]
@@ -41,13 +41,13 @@ def score_backlog(
     apart: Collection[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> BatchScores:
-    """Score what is cached of `interactions`, and the `at_most` others with the smallest `rank` of their id.
+    """Score the cached ones of `interactions`, and the `at_most` others with the smallest `rank` of their id.
 
-    Those called `apart` are among the others even where they are cached. Whoever draws by chance what becomes cached
-    names them: else what was drawn would have a better chance to be scored than its like.
+    Those in `apart` are among the others even where they are cached. A caller whose own random sample becomes cached
+    passes it here: otherwise sampled rows would have a higher chance of being scored than similar ones.
 
-    `interactions` gives them anew each time it is called, twice. In memory are `AT_ONCE` of them, the keys of all, and
-    those that are to be read. What the base model cannot read has no confidence.
+    `interactions` yields all of them each time it is called, which is twice. In memory are `AT_ONCE` of them, the keys
+    of all, and those to be read. An answer that the base model cannot read has no confidence.
     """
     keys = dict(_keys(scorer, interactions()))
     order: list[str] = []

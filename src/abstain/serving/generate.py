@@ -1,7 +1,7 @@
-"""Answer and decide in one reading: the base model answers, and the probe judges the states it had while it did.
+"""Answer and decide in one pass: the base model answers, and the probe scores the states of the generation.
 
-An answer's states are captured token by token (llm/decode.py). They are those of a second pass over the finished
-answer, unless its text is split into other tokens than it was written in: then that pass is made after all.
+An answer's states are captured token by token (llm/engine/generation.py). They equal those of a second pass over the
+finished answer, unless its text is tokenized differently than it was generated: then that pass is made.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ EMPTY = "the base model gave no answer"
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """An answer, and what to do with it."""
+    """An answer, and the decision about it."""
 
     answer: str
     verdict: Decision
 
 
 def room_for(scorer: Predictor, ask: Generate) -> str:
-    """Why no question fits the base model's window together with the answer that `ask` wants; empty where one may."""
+    """Why no question fits the base model's window together with the answer length of `ask`; empty where one may."""
     shortest = scorer.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
     return shortest.reason if isinstance(shortest, UnreadableRow) else ""
 
@@ -42,14 +42,14 @@ def room_for(scorer: Predictor, ask: Generate) -> str:
 def answer(
     scorer: Predictor, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
 ) -> list[GeneratedAnswer]:
-    """Answer `questions` as `ask` says, and decide about each answer, in order.
+    """Answer `questions` with the settings of `ask`, and decide about each answer, in order.
 
-    A question that does not fit the window, or is answered by nothing, is abstained from with the reason. One without
-    any context is not answered, and the decision is `unavailable`, unless `no_context` says that it is meant. Raises
+    The decision is to abstain, with the reason, for a question that does not fit the window or has an empty answer. A
+    question without any context is not answered, and the decision is `unavailable`, unless `no_context` is set. Raises
     `AbstainError` for states that are not finite, naming the row.
     """
     source, engine = scorer.source, scorer.source.engine()
-    assert isinstance(source.ask, HiddenStates)  # what a probe listens to
+    assert isinstance(source.ask, HiddenStates)  # the input of a probe
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
     lacking = set() if no_context else {at for at, one in enumerate(questions) if scorer.lacks_context(one)}

@@ -1,12 +1,13 @@
-"""How long one answer takes each scorer: what the leaderboard cannot say, because a time differs from run to run.
+"""Latency of each scorer per answer. It is not part of the leaderboard, because times differ from run to run.
 
-Three decisions:
+Notes:
 
-* An answer comes alone, as a service has it, and the feature cache is left out: everything that it needs is computed,
+* Answers are timed one by one, as in a service, without the feature cache: everything that an answer needs is computed,
   and nothing is shared with another answer.
-* What is timed are the models. What a scorer makes of their results takes microseconds, and a served probe a fraction
-  of a millisecond (probe_latency.py).
-* One scorer after the other, the first answer once more than the others, so that no model is loaded in a timed run.
+* Only the models are timed. Scoring their results takes microseconds, and a served probe a fraction of a millisecond
+  (probe_latency.py).
+* Scorers are timed one after the other, the first answer once more than the others, so that no model is loaded in a
+  timed run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from abstain.llm.signals.registry import build_scorers
 
 Run = Callable[[Interaction], object]
 TELLING = 100
-"""Of fewer times, the 99th percentile is the longest of them."""
+"""With fewer times, the 99th percentile is the longest of them."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,11 @@ class Latency:
 def latencies(
     params: Params, settings: Settings, rows: Sequence[Interaction], progress: Progress = lambda done, total: None
 ) -> dict[str, Latency]:
-    """What each of `rows` takes, by what is timed:
+    """The times of `rows`, by what is timed:
 
-    the served probe and every other place where it might listen; each scorer of `scorers.enabled`; `perturbation` of
-    the context and `regressors`, which read it afterwards; and what all of them need together, `fusion`, the
-    perturbation left out. Rows that do not fit the base model's window are not timed; raises `AbstainError` where there
-    are no others.
+    the served probe and every other site of the ablation grid; each scorer of `scorers.enabled`; `perturbation` of the
+    context and `regressors`, which read it afterwards; and `fusion`, all of them together, without the perturbation.
+    Rows that do not fit the base model's window are not timed; raises `AbstainError` where there are no others.
     """
     source = FeatureSource(params.llm, settings)
     rows = [row for row in rows if isinstance(source.prepare(row), Prepared)]
@@ -91,7 +91,7 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
         return lambda row: base.run(requests_of(params.llm, settings, asked(row)))
 
     def scoring(scorer: Scorer) -> Run:
-        """Of a scorer with a model of its own: it keeps what that says in the cache, which is made empty."""
+        """Of a scorer with an auxiliary model: it caches the model's outputs, in a cache that is emptied before."""
 
         def run(row: Interaction) -> None:
             shutil.rmtree(settings.features, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Show or abstain: what a RAG service asks. Needs the promoted ONNX file and the base model, nothing else."""
+"""The predictor of a RAG service: show or abstain. It needs only the promoted ONNX file and the base model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NO_CONTEXT = "no context was given, and the probe was trained to judge answers b
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do with one answer, and why: shown when `confidence >= threshold`, and only then.
+    """The decision about one answer, and the reason: shown when `confidence >= threshold`, and only then.
 
-    `confidence` is the probe's own score; `probability` that the answer is right, once calibrated, with the bounds
-    `probability_low` and `probability_high` where the calibrator knows any (Venn-Abers). `guarantee` is what was
-    guaranteed of `threshold` when `version` was made. An answer that the base model cannot read has no confidence and
-    is not shown; nor is one that came without any context where the probe was trained to see some: about that one the
-    decision is `unavailable`. `reason` says why.
+    `confidence` is the probe's own score; `probability` the calibrated probability that the answer is correct, with the
+    bounds `probability_low` and `probability_high` where the calibrator has any (Venn-Abers). `guarantee` is the
+    guarantee of `threshold` when `version` was made. An answer that the base model cannot read has no confidence and is
+    not shown; nor is one without any context where the probe was trained with some: its decision is `unavailable`.
+    `reason` is the reason for either.
     """
 
     interaction_id: str
@@ -86,8 +86,8 @@ class Predictor:
         return cls(probe, FeatureSource(llm, settings), calibrator, guarantee)
 
     def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
-        """One verdict a request of a service, in order: `unavailable` about an answer without any context, unless
-        `no_context` says that it is meant."""
+        """One decision per request of a service, in order: `unavailable` for an answer without any context, unless
+        `no_context` is set."""
         fit = [request for request in requests if no_context or not self.lacks_context(request)]
         verdicts = iter(self.score(fit))
         return [
@@ -96,7 +96,7 @@ class Predictor:
         ]
 
     def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
-        """One verdict an interaction, in order; what was asked without context is scored without."""
+        """One decision per interaction, in order; a question without context is scored without."""
         found = self.source.states(interactions)
         confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
         return [

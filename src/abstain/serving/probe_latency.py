@@ -1,6 +1,6 @@
-"""How long one answer takes: `python -m abstain.serving.probe_latency probe.onnx` prints the p99 in ms.
+"""Latency of the probe per answer: `python -m abstain.serving.probe_latency probe.onnx` prints the p99 in ms.
 
-A process of its own, because the threads of whoever asks (a flow's, a server's) would be measured too.
+It is a separate process, because the threads of the caller (a flow, a server) would be measured, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from abstain.learning.estimators.onnx_probe import OnnxProbe
 def latency_p99_ms(served: OnnxProbe, tokens: int = 128, blocks: int = 25, runs: int = 100) -> float:
     """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out.
 
-    Of the quietest of several blocks: what else a shared machine does in the meantime is not the probe's latency.
+    Taken from the fastest of several blocks: other load on a shared machine is not the probe's latency.
     """
     row = [torch.randn(tokens, served.width, generator=torch.Generator().manual_seed(0))]
     served.confidence(row)

@@ -1,4 +1,4 @@
-"""What may be asked of a service: rows of a JSON Lines file, or the texts of the command line's flags."""
+"""Requests to a service: rows of a JSON Lines file, or the texts of the command line's flags."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pydantic import ValidationError
 
 from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import no_lines, one_line, repeated_keys
+from abstain.core.json_lines import parse_lines
 
 Asked = TypeVar("Asked", Question, ImportedInteraction)
 
 
 def read_interactions(file: Path) -> list[Interaction]:
-    """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is not looked at.
+    """The interactions of a JSON Lines file (`-`: standard input), which may carry feedback that is ignored.
 
-    Raises `AbstainError` naming file, line and field of the first row that is not one or has a key twice, and for JSON
-    that is no JSON Lines.
+    Raises `AbstainError` naming file, line and field of the first row that is invalid or has a duplicate key, and for
+    JSON that is not JSON Lines.
     """
     return [row.split()[0] for row in _read(file, ImportedInteraction)]
 
@@ -40,23 +40,10 @@ def question_from_flags(question: str, contexts: list[str]) -> Question:
 
 def _read(file: Path, kind: type[Asked]) -> list[Asked]:
     try:
-        lines = (sys.stdin if str(file) == "-" else file.open(encoding="utf-8")).read().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
         raise AbstainError(f"{file} cannot be read ({error}): give a JSON Lines file, as in docs/data.md") from None
-    rows: list[Asked] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(kind.model_validate_json(line))
-        except ValidationError as error:
-            if not rows and (other := no_lines("\n".join(lines).encode("utf-8", "replace"), is_whole=True)):
-                raise AbstainError(f"{file} {other}") from None
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "row"
-            raise AbstainError(f"{file}, line {number}: {where}: {problem['msg']}") from None
-        if twice := repeated_keys(line):
-            raise AbstainError(f"{file}, line {number}: {one_line(twice[0])}: this key comes twice in one object")
+    rows = list(parse_lines(content.split(b"\n"), kind, str(file), strict=False))
     if not rows:
         raise AbstainError(f"{file} holds no rows: one JSON object a line, as in docs/data.md")
     return rows

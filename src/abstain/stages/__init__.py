@@ -1,1 +1,1 @@
-"""The stages of dvc.yaml, one folder each, and what they share."""
+"""The stages of dvc.yaml, one folder each, and their shared code."""

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import parse_lines
 
 
-class _Line(BaseModel):
+class QuestionLine(BaseModel):
     """A question as `FILE.jsonl` has it, one a line; other fields are not read."""
 
     model_config = ConfigDict(extra="ignore")
@@ -65,28 +66,23 @@ def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int)
     return _draw(others, sizes[0], seed, f"{train}{apart}"), _draw(held, sizes[1], seed, str(evaluation))
 
 
-def _read(file: Path) -> Iterable[_Line]:
+def _read(file: Path) -> Iterable[QuestionLine]:
     """The questions of `file` that somebody answered; blank lines are passed over."""
     opener = gzip.open if file.suffix == ".gz" else open
-    number = 0
+    count = 0
     try:
-        with opener(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                row = _Line.model_validate_json(line) if line.strip() else None
-                if row and row.question.strip() and row.context.strip() and any(map(str.strip, row.answers)):
+        with opener(file, "rb") as lines:
+            for row in parse_lines(lines, QuestionLine, str(file), strict=False, untrusted=False):
+                count += 1
+                if row.question.strip() and row.context.strip() and any(map(str.strip, row.answers)):
                     yield row
     except FileNotFoundError:
         raise AbstainError(f"{file} is missing: say with --data where the study's files are") from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise AbstainError(f"{file} cannot be read after line {number}: {error}") from None
-    except ValidationError as error:
-        problem = error.errors()[0]
-        reason = " ".join([*map(str, problem["loc"]), problem["msg"]])
-        raise AbstainError(f"{file}, line {number}: no question with id, context and answers: {reason}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise AbstainError(f"{file} cannot be read after row {count}: {error}") from None
 
 
-def _draw(lines: Sequence[_Line], count: int, seed: int, source: str) -> Asked:
+def _draw(lines: Sequence[QuestionLine], count: int, seed: int, source: str) -> Asked:
     if len(lines) < count:
         raise AbstainError(
             f"{count} questions with an answer are wanted, and there are {len(lines)} in {source}: lower `sizes`, or "

@@ -6,9 +6,10 @@ import pytest
 from abstain.core.contracts import Document, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.json_lines import read_lines
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore, Staging, file_name_problem
-from abstain.data.store.key_index import KeyIndex, read_lines
+from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Stored, line_of
 from abstain.knowledge.documents.reader import parse_document, read_documents
 from tests.data.builders import bytes_of, feedback, interaction, markdown, review

@@ -178,7 +178,9 @@ def test_an_empty_split_is_named_with_a_remedy(missing: str) -> None:
         check_splits(splits, [True, False] * 2, "time")
 
 
-@pytest.mark.parametrize(("right", "only", "lacking"), [(True, "right", "wrong"), (False, "wrong", "right")])
+@pytest.mark.parametrize(
+    ("right", "only", "lacking"), [(True, "correct", "incorrect"), (False, "incorrect", "correct")]
+)
 def test_one_class_only_is_named_with_a_remedy(right: bool, only: str, lacking: str) -> None:
     splits: list[Split] = ["train", "train", "validation", "validation", "holdout", "holdout"]
     message = f"only {only} answers in the split 'validation' \\(2 rows\\): ingest feedback on {lacking} ones"

@@ -116,11 +116,11 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
     [
         (
             {"correct": [1] * 40},
-            "train: 100 % of the answers are right, 10 % to 90 % expected (quality.min_class_share)",
+            "train: 100 % of the answers are correct, 10 % to 90 % expected (quality.min_class_share)",
         ),
         (
             {"source": ["sme"] * 80 + ["thumb"] * 24},
-            "holdout: 40 % of the labels are by experts, 50 % expected (quality.min_reviewed_share)",
+            "holdout: 40 % of the labels are by reviewers, 50 % expected (quality.min_reviewed_share)",
         ),
         (
             {"reviews_disagree": [True] * 20},
@@ -128,7 +128,7 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
         ),
         (
             {"thumbs_disagree": [True] * 48},
-            "thumbs say the opposite of 30 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
+            "thumbs contradict 30 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
         ),
     ],
 )

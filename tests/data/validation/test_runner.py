@@ -9,7 +9,8 @@ import pytest
 
 from abstain.core.contracts import Chunk, Context, Document, Feedback
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import DataStore, as_lines, read_rows
+from abstain.core.json_lines import as_lines
+from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
 from abstain.data.validation.checks import Expectation, Known, ValidatedRows

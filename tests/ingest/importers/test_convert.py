@@ -34,7 +34,7 @@ def test_convert_refuses_files_of_other_formats(tmp_path: Path, name: str) -> No
     before = sorted(tmp_path.iterdir())
     for other, file in files.items():
         if other != name:
-            with pytest.raises(AbstainError, match=rf"{file.name}.*: is this the right FORMAT\?"):
+            with pytest.raises(AbstainError, match=rf"{file.name}.*: is this the correct FORMAT\?"):
                 convert(READ[name]([file]), tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
 

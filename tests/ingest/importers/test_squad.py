@@ -54,7 +54,7 @@ def test_squad_marked_answers_are_correct_plausible_ones_not(tmp_path: Path) -> 
 def test_squad_unanswerable_questions_may_be_skipped(tmp_path: Path) -> None:
     items = list(read([write_json(tmp_path / "a.json", FILE)], unanswerable="skip"))
     assert [row["interaction_id"] for row in rows_of(items)] == ["squad-q-1", "squad-q-3"]
-    assert Counter(item.reason for item in items if isinstance(item, Skipped))["unanswerable, as asked for"] == 2
+    assert Counter(item.reason for item in items if isinstance(item, Skipped))["unanswerable, as requested"] == 2
 
 
 def test_squad_article_in_two_files_is_one_document(tmp_path: Path) -> None:

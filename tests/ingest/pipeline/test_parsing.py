@@ -165,6 +165,7 @@ objects = st.one_of(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=150, deadline=None)
 @given(objects, st.booleans())
 def test_what_is_printed_is_what_is_read(one: tuple[type[Row], dict[str, Any]], escaped: bool) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Chunk, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, read_rows
-from abstain.data.store.key_index import read_lines
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
@@ -543,6 +543,7 @@ def test_arbitrary_lines_never_crash_always_add_up_and_twice_is_once(lines: list
         assert bytes_of(folder / "data") == before
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None)
 @given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\nbody") | st.text().map(lambda text: markdown(text)))
 def test_arbitrary_documents_never_crash(text: str) -> None:

@@ -171,6 +171,6 @@ def test_any_bytes_come_through(raw: bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ['"', '\\"', '{"a":', "[", "secret ", "\x00", '"user":"ann",'])
-def test_a_line_of_megabytes_takes_seconds(unit: str) -> None:
-    raw = (unit * (2_000_000 // len(unit))).encode()
+def test_a_line_of_a_megabyte_takes_seconds(unit: str) -> None:
+    raw = (unit * (1_000_000 // len(unit))).encode()
     assert b"secret" not in redact_raw(raw, RULES)

@@ -64,7 +64,7 @@ def test_cells_naive_time_is_utc_only_if_configured(given: Any, expected: str) -
         (["thumb.given_at", "thumb.thumb", "review"], None),
         (["a", ""], "column 2 has no name"),
         (["a", "b", "a"], "the column 'a' is there twice"),
-        (["review", "review.correct"], "the columns 'review.correct' and 'review' say the same"),
+        (["review", "review.correct"], "the columns 'review.correct' and 'review' are redundant"),
     ],
 )
 def test_cells_contradicting_columns_are_a_problem(columns: list[str], problem: str | None) -> None:

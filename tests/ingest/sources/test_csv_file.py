@@ -153,7 +153,7 @@ def test_csv_flag_other_than_true_or_false_is_refused() -> None:
         ("i-1,2026-09-02T12:00:00Z,up", r"its first line names no known column \(i-1,2026-09-02T12:00:00Z,up\): begin"),
         ("interaction_id,thumb,thumb", "the column 'thumb' is there twice"),
         (",interaction_id,thumb", "column 1 has no name"),
-        ("question,thumb,thumb.given_at", "the columns 'thumb.given_at' and 'thumb' say the same"),
+        ("question,thumb,thumb.given_at", "the columns 'thumb.given_at' and 'thumb' are redundant"),
         ("\n \n", "its first line names no known column"),
     ],
 )

@@ -147,7 +147,7 @@ def test_parquet_rows_are_numbered_across_batches(monkeypatch: pytest.MonkeyPatc
 
 
 def test_parquet_contradicting_columns_are_an_error() -> None:
-    with pytest.raises(AbstainError, match=r"folder/a\.parquet: the columns 'thumb\.thumb' and 'thumb' say the same"):
+    with pytest.raises(AbstainError, match=r"folder/a\.parquet: the columns 'thumb\.thumb' and 'thumb' are redundant"):
         read({"interaction_id": ["i"], "thumb": ["up"], "thumb.thumb": ["down"]})
 
 

@@ -111,7 +111,7 @@ def head_without(name: str) -> str:
         (page(head=HEAD.replace("Gold Card", " ")), "the page lacks 'title': add a <title>$"),
         (page(head=HEAD.replace("00Z", "00")), "page field 'updated_at': .*: write it in UTC"),
         (page(head=HEAD.replace('content="gold"', 'content=""')), "page field 'doc_id': "),
-        (page(head=HEAD.replace('content="gold"', "")), '<meta name="doc_id"> says nothing: add content="..."$'),
+        (page(head=HEAD.replace('content="gold"', "")), '<meta name="doc_id"> is empty: add content="..."$'),
         (
             page(head=HEAD + '<meta name="doc_id" content="b">'),
             '<meta name="doc_id"> is there twice, as "gold" and as "b"',

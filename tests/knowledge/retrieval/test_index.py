@@ -194,6 +194,7 @@ def brute_force(
     return [(key, score) for score, key in sorted(allowed, key=lambda pair: (-pair[0], pair[1]))]
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some_chunks, texts, rights, st.integers(1, 30), narrowed)
 def test_a_search_is_the_brute_force_over_what_the_asker_may_read(

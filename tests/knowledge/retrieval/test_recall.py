@@ -102,7 +102,7 @@ def test_a_file_of_questions_is_read(tmp_path: Path) -> None:
         ("fee?", "q.jsonl line 1: row: Invalid JSON"),
         ('{"question": "?", "gold": ["a"], "gold": ["b"]}', "q.jsonl line 1: gold: this key comes twice"),
         ('[{"question": "?", "gold": ["a"]}]', "q.jsonl: is a JSON array and not JSON Lines"),
-        (b"\xff", "q.jsonl line 1: row: "),
+        (b"\xff", "q.jsonl line 1: not valid UTF-8 (byte 1)"),
         ("\n", 'q.jsonl: holds no question: write lines like {"question": "...", "gold": ["DOC_ID"]}'),
     ],
 )

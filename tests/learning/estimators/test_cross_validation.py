@@ -75,6 +75,7 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(architecture: Archite
     assert auroc(correct, fitted.out_of_fold) < 0.75
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("architecture", ["lstm", "linear"])
 def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(architecture: Architecture) -> None:
     """By hand: the paths of the folds and of all rows, at the step that was kept."""
@@ -254,7 +255,9 @@ def test_nothing_to_learn_from_is_an_error_with_a_remedy() -> None:
     ],
 )
 def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: str, right: int, wrong: int) -> None:
-    expected = rf"right answers of only {right}, wrong ones of only {wrong}: bring feedback on more groups, or change"
+    expected = (
+        rf"correct answers of only {right}, incorrect ones of only {wrong}: bring feedback on more groups, or change"
+    )
     with pytest.raises(AbstainError, match=expected):
         folds_of(labelled(correct), np.array(list(groups), object))
 

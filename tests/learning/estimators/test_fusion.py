@@ -130,6 +130,6 @@ def test_nothing_to_learn_from_is_said() -> None:
     scores, labels = table(50)
     with pytest.raises(AbstainError, match="^the train split has answers of one class only"):
         fit_fusion(scores, Labels(np.ones(50), labels.weight, labels.groups))
-    with pytest.raises(AbstainError, match="^no scorer tells one answer from another"):
+    with pytest.raises(AbstainError, match="^no scorer separates any two answers"):
         fit_fusion(scores[["flat"]], labels)
     assert fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).strength > 0  # one group alone

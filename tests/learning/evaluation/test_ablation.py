@@ -116,6 +116,7 @@ def test_a_place_is_judged_as_the_served_probe_is(row: dict[str, object], probe_
     assert row["rouge_withheld_answers"] == (known & ~shown).sum()
 
 
+@pytest.mark.heavy
 def test_an_answer_is_out_of_fold_where_the_place_is_judged_on_training_answers(
     row: dict[str, object], probe_of_all: pd.Series
 ) -> None:

@@ -40,7 +40,7 @@ def test_a_scorer_that_says_too_little_is_not_calibrated() -> None:
 
 
 def test_too_few_answers_of_a_class_are_an_error_and_no_calibration() -> None:
-    with pytest.raises(AbstainError, match="isotonic needs 10 right and 10 wrong"):
+    with pytest.raises(AbstainError, match="isotonic needs 10 correct and 10 incorrect"):
         calibrate(judged(200, 0, wrong_share=0.0), {}, "isotonic", seed=0)
 
 

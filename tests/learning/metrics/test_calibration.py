@@ -185,12 +185,10 @@ def test_float32_confidences_and_no_rows_are_taken(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", FITTED)
-@pytest.mark.parametrize(("right", "wrong", "says"), [(50, 0, "only 0 are wrong"), (9, 40, "only 9 are right")])
+@pytest.mark.parametrize(("right", "wrong", "says"), [(50, 0, "only 0 are incorrect"), (9, 40, "only 9 are correct")])
 def test_too_few_of_a_class_say_what_to_bring(method: Method, right: int, wrong: int, says: str) -> None:
     correct = np.repeat([1, 0], [right, wrong])
-    message = (
-        f"^calibration by {method} needs 10 right and 10 wrong reviewed answers, and {says} .of {right + wrong}.: bring"
-    )
+    message = f"^calibration by {method} needs 10 correct and 10 incorrect reviewed answers, and {says} .of {right + wrong}.: bring"
     with pytest.raises(AbstainError, match=message):
         fit_calibrator(method, np.linspace(0, 1, right + wrong), correct)
 

@@ -198,7 +198,7 @@ def test_where_no_threshold_will_do_it_says_how_many_reach_each() -> None:
         "give candidates nearer to the median",
     ):
         tune_t(true, true, [0.98, 0.7], least_share=0.3)
-    with pytest.raises(AbstainError, match="there is none"):
+    with pytest.raises(AbstainError, match="there are no candidates"):
         tune_t(true, true, [])
     with pytest.raises(AbstainError):
         tune_t(true, np.full(4, NAN), [0.92])

@@ -329,7 +329,7 @@ def test_a_guarantee_by_hand() -> None:
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
         "message": "precision of at least 0.9 at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows 60%, "
-        "0.967 of them right",
+        "0.967 of them correct",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 

@@ -133,6 +133,7 @@ def test_states_equal_a_plain_forward_at_first_middle_and_last_layer(family: str
             assert ((shifted - expected[key]).abs().amax(dim=(1, 2)) > 100 * TOLERANCE).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2"])
 def test_the_mlp_site_is_the_output_of_the_feed_forward_part(family: str) -> None:
     loaded, layers = shared_model(family), (1, 3, LAYERS)
@@ -382,7 +383,7 @@ def test_only_the_interaction_that_is_not_finite_is_blamed() -> None:
 @pytest.mark.parametrize("layer", [-1, 0, LAYERS + 1])
 def test_a_layer_that_is_not_there_is_named_with_those_that_are(llama: LoadedModel, layer: int) -> None:
     with pytest.raises(
-        AbstainError, match=f"^layer {layer} asked for, but tiny-llama has layers 1 to {LAYERS}: set llm"
+        AbstainError, match=f"^layer {layer} requested, but tiny-llama has layers 1 to {LAYERS}: set llm"
     ):
         states_of(llama, {"a": tiny_pass()}, (1, layer))
 

@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def test_the_path_of_every_pass_spells_it_and_no_run_is_too_long(passes: list[li
         seen.add(id(run))
 
 
+@pytest.mark.heavy
 @given(st.lists(few_tokens, min_size=1, max_size=12))
 def test_what_is_worth_sharing_is_stored_once(passes: list[list[int]]) -> None:
     total = sum(map(len, walk(build(passes, 1000))))

@@ -197,6 +197,7 @@ def test_weights_that_lack_the_head_are_refused(tmp_path: Path, settings: Settin
         perturber(folder, settings).compute_missing([interaction("a", LONG)])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_travels_as_json_and_is_the_same_bytes(kind: str, folders: dict[str, Path], settings: Settings) -> None:
     assert ASKS["Perturb"] is Perturb

@@ -347,5 +347,5 @@ def test_bytes_written_are_those_of_the_states_and_a_header(source: FeatureSourc
 @pytest.mark.parametrize("layer", [0, 99])
 def test_a_layer_that_is_not_there_is_refused_before_anything_is_computed(source: FeatureSource, layer: int) -> None:
     wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
-    with pytest.raises(AbstainError, match=f"^layer {layer} asked for, but tiny-bank has layers 1 to"):
+    with pytest.raises(AbstainError, match=f"^layer {layer} requested, but tiny-bank has layers 1 to"):
         wrong.requests([interaction(1)])

@@ -45,6 +45,7 @@ WORDS = st.sampled_from(
 WRITTEN = st.lists(WORDS | st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8).map(" ".join)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(text=WRITTEN, how=st.sampled_from(HOW), tokens=st.integers(1, 9))

@@ -52,7 +52,7 @@ def conditions(base: Path, settings: Settings, **how: Any) -> ContextConditions:
     return ContextConditions(params, PerturbationParams(**HOW | how), settings)
 
 
-def explicit_sources(loaded: LoadedModel, layout: str, row: Interaction, condition: str) -> dict[str, np.ndarray]:
+def computed_by_hand(loaded: LoadedModel, layout: str, row: Interaction, condition: str) -> dict[str, np.ndarray]:
     """Segment -> NLLs of its tokens, by one plain forward of the prompt."""
     contexts = [] if condition == "B" else [one.text for one in row.contexts]
     encoded = encode_pass(loaded.tokenizer, load_layout(layout).render(row.question, contexts, row.answer))
@@ -73,7 +73,7 @@ def test_it_is_the_nll_of_every_segment_under_every_condition(model: Path, setti
     for at, row in enumerate(ROWS):
         found = {}
         for condition, read in (("N", row), ("B", row), ("P", changed[at])):
-            found[condition] = explicit_sources(loaded, LAYOUT, read, condition)
+            found[condition] = computed_by_hand(loaded, LAYOUT, read, condition)
             for segment, nll in found[condition].items():
                 known = nll[~np.isnan(nll)]
                 expected = (known.mean(), known.max(), known.sum(), known[-1]) if len(known) else [math.nan] * 4
@@ -100,6 +100,7 @@ def test_only_b_c_has_no_context_and_without_one_all_are_equal(model: Path, sett
     assert_near(instruction, np.full(len(ROWS), instruction[0]), np.float32)
 
 
+@pytest.mark.heavy
 def test_p_c_is_n_c_of_the_perturbed_rows(model: Path, settings: Settings) -> None:
     asked = conditions(model, settings, copies=2)
     copies, table = asked.perturber.perturb(ROWS), asked.table(ROWS)

@@ -198,7 +198,7 @@ def test_labels_that_do_not_say_so_are_listed(names: list[str], tmp_path: Path, 
     with pytest.raises(ScorerUnavailable) as caught:
         entailment_scorer(str(folder), settings)
     assert str(caught.value) == (
-        f"{folder}: which of its labels means 'supported' cannot be told: they are {', '.join(names)}; "
+        f"{folder}: the label that means 'supported' is ambiguous among {', '.join(names)}; "
         "change scorers.entailment_model"
     )
 

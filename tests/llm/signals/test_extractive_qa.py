@@ -69,7 +69,7 @@ def readouts(draw: st.DrawFn) -> list[Readout]:
     return found
 
 
-def explicit_sources(windows: Sequence[Readout], longest: int) -> dict[tuple[int, int, int], float]:
+def computed_by_hand(windows: Sequence[Readout], longest: int) -> dict[tuple[int, int, int], float]:
     """p of every span, in plain Python."""
     scores: dict[tuple[int, int, int], float] = {}
     for one in windows:
@@ -87,7 +87,7 @@ def explicit_sources(windows: Sequence[Readout], longest: int) -> dict[tuple[int
 def test_spans_have_the_probabilities_that_a_plain_loop_gives_them(
     windows: list[Readout], top: int, longest: int
 ) -> None:
-    expected = explicit_sources(windows, longest)
+    expected = computed_by_hand(windows, longest)
     found = best_spans(windows, top, longest)
     assert found.shape == (min(top, len(expected)), 4)
     spans = [(int(chunk), int(first), int(last)) for chunk, first, last, _ in found]
@@ -185,7 +185,7 @@ def score_by_hand(folder: Path, question: str, contexts: Sequence[str], answer: 
             start, end = out.start_logits[0].double().numpy(), out.end_logits[0].double().numpy()
             of_text = slice(len(asked) + 2, len(asked) + 2 + len(piece))
             windows.append(Readout(chunk, start[of_text], end[of_text], places[window], float(start[0] + end[0])))
-    spans = sorted(explicit_sources(windows, LONGEST).items(), key=lambda item: -item[1])[:TOP]
+    spans = sorted(computed_by_hand(windows, LONGEST).items(), key=lambda item: -item[1])[:TOP]
     return expected_f1(answer, [(contexts[chunk][first:last], p) for (chunk, first, last), p in spans])
 
 

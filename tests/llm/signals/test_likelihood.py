@@ -37,7 +37,7 @@ def scores(answers: Answers) -> dict[str, np.ndarray]:
     return {name: signal.score(answers) for name, signal in BY_NAME.items()}
 
 
-def explicit_sources(p: Sequence[float], h: Sequence[float], alone: Sequence[float]) -> dict[str, float]:
+def computed_by_hand(p: Sequence[float], h: Sequence[float], alone: Sequence[float]) -> dict[str, float]:
     """Equations 1 and 2 of the probe's paper, and the others, as products of probabilities."""
     own = p[:-1]
     return {
@@ -52,7 +52,7 @@ def explicit_sources(p: Sequence[float], h: Sequence[float], alone: Sequence[flo
 
 def test_signals_are_the_papers_formulas() -> None:
     answers = Answers([interaction()], {NORMAL: [surprise(P, H)], BASELINE: [surprise(P_ALONE, H)]})
-    expected = explicit_sources(P, H, P_ALONE)
+    expected = computed_by_hand(P, H, P_ALONE)
     assert expected["sequence_log_prob"] == pytest.approx(0.1 ** (1 / 3))
     assert expected["min_log_prob"] == 0.1
     found = scores(answers)
@@ -69,7 +69,7 @@ def test_every_signal_is_a_confidence_and_as_by_hand(tokens: list[tuple[float, f
     p, alone, h = (list(column) for column in zip(*tokens, strict=True))
     answers = Answers([interaction()], {NORMAL: [surprise(p, h)], BASELINE: [surprise(alone, h)]})
     found = scores(answers)
-    for name, value in explicit_sources(p, h, alone).items():
+    for name, value in computed_by_hand(p, h, alone).items():
         assert 0 <= found[name][0] <= 1
         assert found[name][0] == pytest.approx(value, rel=1e-4, abs=1e-9), name
     assert found["min_log_prob"] <= found["mean_log_prob"] + 1e-6
@@ -108,5 +108,5 @@ def test_the_embedded_models_signals_are_those_of_a_plain_forward_pass(
     for at, row in enumerate(rows):
         log_p, h = forward(embedded, row, [context.text for context in row.contexts], embedded_params.layout)
         alone, _ = forward(embedded, row, [], embedded_params.layout)
-        for name, value in explicit_sources(np.exp(log_p).tolist(), h.tolist(), np.exp(alone).tolist()).items():
+        for name, value in computed_by_hand(np.exp(log_p).tolist(), h.tolist(), np.exp(alone).tolist()).items():
             assert found[name][at] == pytest.approx(value, abs=1e-3), (name, at)

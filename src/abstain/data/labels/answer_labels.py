@@ -1,15 +1,15 @@
-"""From reviews and thumbs to labels: one an answer, with its source and weight beside it. Columnar and pure.
+"""From reviews and thumbs to labels: one per answer, with its source and weight. Columnar and pure.
 
-Four decisions:
+Notes:
 
-* A review outranks every thumb: it says whether the answer is right, a thumb only whether it was useful.
-* Correctness, completeness and truthfulness stay apart; `labels.require` says which of them a right answer needs.
-* Where reviews disagree, `labels.conflicts` says which of them decide. Deciding reviews that still differ make the
-  answer right only if all say so: showing a wrong answer costs more than withholding one.
-* Of several thumbs each counts, a known user's last one only; as many ups as downs are no label. What a thumb's
-  label weighs is `reliability`'s to say, and a label that weighs nothing is none.
+* A review outranks every thumb: it states whether the answer is correct, a thumb only whether it was useful.
+* Correctness, completeness and truthfulness are separate; `labels.require` lists those that a correct answer needs.
+* Where reviews disagree, `labels.conflicts` selects those that decide. If these still differ, the answer is correct
+  only if all agree that it is: showing an incorrect answer costs more than withholding one.
+* Every thumb counts, but only the last one of a known user; equal numbers of ups and downs give no label. The weight of
+  a thumb's label comes from `reliability`, and a label of weight 0 is dropped.
 
-Answers are known by their row, 0 to n - 1, in all tables here.
+Answers are identified by their row, 0 to n - 1, in all tables here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:
     """The thumbs that count, as (row, user, up), in an order that does not depend on that of `thumbs`.
 
     Args:
-        thumbs: row, user (0 for nobody in particular, else a number of their own), given_at, thumb.
+        thumbs: row, user (0 for anonymous, else the user's number), given_at, thumb.
 
     Of two thumbs that a user gave at one moment, the down counts.
     """
@@ -40,7 +40,7 @@ def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:
 
 
 def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
-    """Each reviewer's last word on each answer: row, reviewer, reviewed_at, the verdicts, right, inclusion_probability.
+    """Each reviewer's last review of an answer: row, reviewer, reviewed_at, the verdicts, right, inclusion_probability.
 
     Args:
         reviews: row, reviewer, reviewed_at, complete, correct, truthful, inclusion_probability (or nan).
@@ -56,7 +56,7 @@ def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
 def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     """One verdict an answer, by row: right, complete, correct, truthful, inclusion_probability.
 
-    A verdict is a yes where all deciding reviews say so, and `inclusion_probability` the largest of theirs.
+    A verdict is yes where all deciding reviews agree on yes, and `inclusion_probability` is the largest of theirs.
     """
     by_row = last.groupby("row")
     if params.conflicts == "latest":
@@ -70,7 +70,7 @@ def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
 
 
 def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
-    """The rows, ascending, of answers that were called right in one review and wrong in another, whoever gave them."""
+    """The rows, ascending, of answers with one review for correct and one for incorrect, by any reviewers."""
     right = reviews[list(params.require)].all(axis=1)
     kinds = right.groupby(reviews["row"]).agg(["min", "max"])
     return kinds.index[kinds["min"] != kinds["max"]].to_numpy()
@@ -79,13 +79,13 @@ def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
 def label_rows(
     answers: int, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
 ) -> pd.DataFrame:
-    """The label of each answer, a row each: correct (0/1), weight, source (sme, thumb, or null: no label), and what the
-    deciding review says: complete, judged_correct, truthful, inclusion_probability, null without one.
+    """The label of each answer, a row each: correct (0/1), weight, source (sme, thumb, or null: no label), and the
+    deciding review's complete, judged_correct, truthful and inclusion_probability, null without one.
 
     Args:
         verdicts: as `resolve` gives them.
         balance: (answers,) ups less downs.
-        thumbs: (answers,) right and weight, what the thumbs of an answer say; read where `balance` is not 0.
+        thumbs: (answers,) right and weight by the thumbs of an answer; read where `balance` is not 0.
     """
     reviewed = np.zeros(answers, bool)
     reviewed[verdicts.index] = True

@@ -1,7 +1,7 @@
-"""What became a label and what did not, and how far the people behind the labels agree: the data card, for JSON. Pure.
+"""The data card, for JSON: sources and counts of labels, and the agreement of reviewers and users. Pure.
 
-Small enough to be read whatever the size of the data: counts, shares and quantiles; users are never named, and lists
-of answers and of reviewers are cut at `LISTED` entries, the number of all beside them.
+It stays small for any amount of data: counts, shares and quantiles; users are never named, and lists of answers and of
+reviewers are cut at `LISTED` entries, with the total number beside them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def data_card(
     Args:
         answers: every answer with its split, its label where it has one, how many thumbs count, and their balance.
         votes: the thumbs that reliability was estimated on.
-        last: each reviewer's last word on each answer.
-        pool: these thumbs against experts.
-        known: what they tell, or None where that is not known.
+        last: each reviewer's last review of each answer.
+        pool: these thumbs against reviewers.
+        known: the estimated reliability of thumbs, or None where there is too little data for one.
     """
     used = answers["split"] != "excluded"
     by_thumb, by_expert = answers["source"] == "thumb", answers["source"] == "sme"
@@ -77,12 +77,12 @@ def _split(rows: pd.DataFrame, name: str) -> dict[str, Any]:
 def _thumbs(
     votes: pd.DataFrame, weights: np.ndarray, pool: Agreement, known: Reliability | None, params: LabelParams
 ) -> dict[str, Any]:
-    """Thumbs against experts on the training rows, and what that made of weights and users."""
+    """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""
     wrong, right = (round(effective, 1) for effective in pool.effective)
     enough = "" if known else f": {params.min_agreement} of each are needed (labels.min_agreement)"
     return {
         "weights": f"estimated, {params.thumb_model}" if known else "fixed",
-        "why": f"{right:g} right and {wrong:g} wrong training answers (effective) have thumb and review{enough}",
+        "why": f"{right:g} correct and {wrong:g} incorrect training answers (effective) have thumb and review{enough}",
         "right": _share(pool.prior),
         "agreement": [
             {

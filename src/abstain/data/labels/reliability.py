@@ -1,17 +1,18 @@
-"""How far thumbs can be trusted: what experts said of the answers that users had judged. Columnar and pure.
+"""Reliability of thumbs: how well users' thumbs agree with reviewers' verdicts on the same answers. Columnar and pure.
 
-Four decisions:
+Notes:
 
-* A reviewed answer stands for 1/inclusion_probability others, because reviews are drawn unevenly, disliked answers
-  first (where the probability is unknown, for itself). What that costs in certainty shows in the effective number of
-  answers (Kish), by which intervals and `labels.min_agreement` go.
-* What a thumb tells is a log-likelihood ratio, up and down apart, everybody's first. A user's own record moves it as
-  far as its reviewed thumbs go (`labels.user_shrinkage`); a thumb of nobody in particular is everybody's.
-* `labels.thumb_model` says where a user's record comes from: `agreement` looks at reviewed answers alone,
-  `dawid_skene` (crowd-kit) also at the thumbs that nobody reviewed. The first is the default: the second takes a user
-  who asks easy questions for one who likes everything.
-* A label weighs as much as the thumbs removed of the doubt there was about it, (p - prior) / (1 - prior), like
-  Cohen's kappa: nothing where they tell nothing, or speak against what stays likelier all the same.
+* A reviewed answer stands for 1/inclusion_probability others, because reviews are sampled unevenly, disliked answers
+  first (where the probability is unknown, for itself). The loss of precision is in the effective sample size (Kish), on
+  which intervals and `labels.min_agreement` are based.
+* The evidence of a thumb is a log-likelihood ratio, separately for up and down, pooled over all users. A user's own
+  record shifts it by the number of their reviewed thumbs (`labels.user_shrinkage`); anonymous thumbs use the pooled
+  estimate.
+* `labels.thumb_model` selects the source of a user's record: `agreement` uses reviewed answers alone, `dawid_skene`
+  (crowd-kit) also unreviewed thumbs. The first is the default: the second mistakes a user who asks easy questions for
+  one who likes everything.
+* The weight of a label is the share of the prior doubt that the thumbs removed, (p - prior) / (1 - prior), like
+  Cohen's kappa: 0 where thumbs are uninformative, or where the opposite label stays likelier in spite of them.
 
 Reference: A. P. Dawid and A. M. Skene, Maximum likelihood estimation of observer error-rates using the EM algorithm,
 JRSS C 28 (1979).
@@ -43,7 +44,7 @@ class Share:
 
     @classmethod
     def of(cls, hit: np.ndarray, weight: np.ndarray, answer: np.ndarray) -> Share:
-        """Of votes that `hit`; votes on one `answer` are taken for one, because they judge the same thing."""
+        """The share of votes that `hit`; votes on one `answer` count as one, because they judge the same answer."""
         drawn = pd.Series(weight).groupby(answer).sum().to_numpy()
         effective = float(drawn.sum() ** 2 / (drawn**2).sum()) if len(drawn) else 0.0
         hits = effective * float(np.average(hit, weights=weight)) if len(drawn) else 0.0
@@ -60,10 +61,10 @@ class Agreement:
     """Thumbs against verdicts.
 
     Attributes:
-        votes: (2, 2) counts, thumb (down, up) by verdict (wrong, right).
-        prior: right answers among those with thumbs.
-        right_of: by thumb (down, up), the right answers among those that got it.
-        up_of: by verdict (wrong, right), the ups among those that got it.
+        votes: (2, 2) counts, thumb (down, up) by verdict (incorrect, correct).
+        prior: correct answers among those with thumbs.
+        right_of: by thumb (down, up), the correct answers among those that got it.
+        up_of: by verdict (incorrect, correct), the ups among those that got it.
     """
 
     votes: np.ndarray
@@ -73,30 +74,30 @@ class Agreement:
 
     @property
     def evidence(self) -> np.ndarray:
-        """(2,) log P(thumb | right) / P(thumb | wrong) of a down and an up."""
+        """(2,) log P(thumb | correct) / P(thumb | incorrect) of a down and an up."""
         wrong, right = self.up_of[0].value, self.up_of[1].value
         return np.asarray(np.log([(1 - right) / (1 - wrong), right / wrong]))
 
     @property
     def effective(self) -> tuple[float, float]:
-        """The effective numbers of wrong and right answers that have both."""
+        """The effective numbers of incorrect and correct answers that have both."""
         return self.up_of[0].effective, self.up_of[1].effective
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """What each user's thumbs tell: `evidence` is (users + 1, 2), row 0 everybody's, columns down and up."""
+    """The evidence of each user's thumbs: `evidence` is (users + 1, 2), row 0 pooled, columns down and up."""
 
     prior: float
     evidence: np.ndarray
 
     def posterior(self, votes: pd.DataFrame, answers: int) -> np.ndarray:
-        """(answers,) the probability that each is right, given its votes (row, user, up)."""
+        """(answers,) the probability that each is correct, given its votes (row, user, up)."""
         told = self.evidence[votes["user"], votes["up"].astype(int)]
         return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], told, answers)))
 
     def labels(self, votes: pd.DataFrame, answers: int, params: LabelParams) -> pd.DataFrame:
-        """(answers,) what votes make of each: right, and the label's weight, 0 to `labels.max_thumb_weight`."""
+        """(answers,) the label by votes: right, and its weight, 0 to `labels.max_thumb_weight`."""
         probability = self.posterior(votes, answers)
         right = probability > 0.5
         sure = np.where(right, probability, 1 - probability)
@@ -105,7 +106,7 @@ class Reliability:
         return pd.DataFrame({"right": right, "weight": np.round(params.max_thumb_weight * removed, DIGITS)})
 
     def of_users(self, votes: pd.DataFrame) -> np.ndarray:
-        """Of each known user in `votes`: the share of their thumbs that is expected to say what an expert would."""
+        """Of each known user in `votes`: the expected share of their thumbs that agree with a reviewer."""
         right = expit(logit(self.prior) + self.evidence)
         agrees = np.stack([1 - right[:, DOWN], right[:, UP]], axis=1)
         known = votes[votes["user"] > 0]
@@ -138,11 +139,11 @@ def compare(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
 def estimate(
     votes: pd.DataFrame, verdicts: pd.DataFrame, pool: Agreement, users: int, params: LabelParams
 ) -> Reliability | None:
-    """What thumbs tell, from training rows' votes and verdicts; None where fewer than `labels.min_agreement` have both.
+    """The reliability of thumbs by training votes and verdicts; None if fewer than `labels.min_agreement` have both.
 
     Args:
-        pool: what `compare` says of these votes and verdicts.
-        users: how many known users there are, in these rows or others, numbered from 1.
+        pool: `compare` of these votes and verdicts.
+        users: the number of known users, in these rows or others, numbered from 1.
     """
     if min(pool.effective) < params.min_agreement:
         return None
@@ -153,7 +154,7 @@ def estimate(
 
 
 def _reviewed(votes: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """The votes on reviewed answers, with the verdict and how many answers each stands for."""
+    """The votes on reviewed answers, with the verdict and the number of answers that each stands for."""
     both = votes.join(verdicts[["right", "inclusion_probability"]], on="row", how="inner")
     return both.assign(right=both["right"].astype(bool), weight=1 / both["inclusion_probability"].fillna(1.0))
 
@@ -161,7 +162,7 @@ def _reviewed(votes: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 def _by_agreement(
     votes: pd.DataFrame, verdicts: pd.DataFrame, users: int, pool: Agreement, shrinkage: float
 ) -> np.ndarray:
-    """Everybody's evidence, moved by how often an expert called right what the user liked, and what they disliked."""
+    """The pooled evidence, shifted by how often a reviewer judged the user's liked and disliked answers correct."""
     both = _reviewed(votes, verdicts)
     evidence = np.tile(pool.evidence, (users + 1, 1))
     for thumb in (DOWN, UP):
@@ -178,9 +179,9 @@ def _by_agreement(
 def _by_dawid_skene(
     votes: pd.DataFrame, verdicts: pd.DataFrame, users: int, pool: Agreement, shrinkage: float
 ) -> np.ndarray:
-    """Error rates by expectation-maximisation over all votes, verdicts given, then shrunk towards everybody's.
+    """Error rates by expectation-maximisation over all votes, verdicts given, then shrunk towards the pooled ones.
 
-    Only users with `shrinkage` votes or more have rates of their own in it: fewer cannot tell a user from chance.
+    Only users with `shrinkage` votes or more have their own rates: fewer cannot be distinguished from chance.
     """
     if votes["up"].nunique() < 2:
         return np.tile(pool.evidence, (users + 1, 1))

@@ -1,8 +1,8 @@
-"""How far reviewers agree with each other, where more than one judged the same answer. Columnar and pure.
+"""Inter-reviewer agreement on answers with more than one reviewer. Columnar and pure.
 
-Two decisions:
+Notes:
 
-* A reviewer counts once an answer, with the last word. Who changed their mind disagrees with nobody.
+* A reviewer counts once an answer, by the last review. A changed verdict is no disagreement.
 * Chance-corrected figures are given from `labels.min_agreement` shared answers on: Krippendorff's alpha over all
   reviewers (crowd-kit), Cohen's kappa for two of them. Below, only the counts.
 """
@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from abstain.config.params import LabelParams
 
 LISTED = 20
-"""Entries of a list in a summary that people read."""
+"""The most entries of a list in a summary."""
 
 
 def reviewer_agreement(last: pd.DataFrame, params: LabelParams) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _pairs(shared: pd.DataFrame, enough: int) -> list[dict[str, Any]]:
     for a, b in zip(*np.nonzero(np.triu(counts.sum(axis=0), k=1)), strict=True):
         cells = counts[:, a, b]
         together, differ = int(cells.sum()), int(cells[1] + cells[2])
-        # Not defined where both only ever say the same one thing.
+        # Not defined where both always give the same one verdict.
         defined = together >= enough and cells[[0, 3]].max() < together
         kappa = cohen_kappa_score([0, 0, 1, 1], [0, 1, 0, 1], sample_weight=cells) if defined else None
         pairs.append(

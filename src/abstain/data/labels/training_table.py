@@ -1,12 +1,12 @@
 """The joined training table: one row a labelled answer, with its split. Columnar and pure.
 
-Three decisions:
+Notes:
 
-* The hold-out is frozen in its labels too: what is said from `split.holdout_frozen_at` on does not change it, and its
-  thumbs count by majority with a fixed weight, because how far thumbs are trusted changes as reviews come in.
-* How far that is comes from training rows alone, so that no verdict on the validation split, the hold-out or the newest
-  window reaches what is trained on.
-* The same rows in any order are the same table: by batch, moment and id.
+* The hold-out's labels are frozen too: feedback from `split.holdout_frozen_at` on does not change them, and its thumbs
+  count by majority with a fixed weight, because the estimated reliability of thumbs changes as reviews come in.
+* That reliability is estimated on training rows alone, so that no verdict on the validation split, the hold-out or the
+  newest window leaks into training.
+* The table does not depend on the order of rows: it is sorted by batch, moment and id.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ ON_CARD = ("interaction_id", "group", "split", "correct", "weight", "source", "r
 def training_table(
     interactions: pd.DataFrame, feedback: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table and its summary for the data card. Columns that are not named are not looked at.
+    """The table and its summary for the data card. Other columns are ignored.
 
     Args:
         interactions: interaction_id, asked_at, group, product, line_of_business, batch.
         feedback: interaction_id, given_at, thumb, user (or null).
         reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
 
-    Returns the table, of `COLUMNS`: correct is 0 or 1, source sme or thumb; inclusion_probability and what the deciding
-    review says (complete, judged_correct, truthful) are null without one; reviews_disagree where one review says right
-    and another wrong, thumbs_disagree where the thumbs' majority says the opposite of the experts.
+    Returns the table, of `COLUMNS`: correct is 0 or 1, source sme or thumb; inclusion_probability and the deciding
+    review's complete, judged_correct and truthful are null without one; reviews_disagree where one review is for
+    correct and another for incorrect, thumbs_disagree where the thumbs' majority contradicts the reviewers.
 
-    Raises `AbstainError` when a split that is needed lacks right or wrong answers.
+    Raises `AbstainError` when a needed split lacks correct or incorrect answers.
     """
     asked = interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
     ids = pd.Index(asked["interaction_id"])

@@ -1,4 +1,4 @@
-"""The data folder as columns: what labels, splits, reviews and reports look at, without the texts.
+"""The data folder as data frames: the columns of labels, splits, reviews and reports, without the texts.
 
 Read as a stream, part by part: a million rows are some hundred bytes each here.
 """
@@ -37,7 +37,7 @@ REVIEWS = {
 
 @dataclass(frozen=True)
 class Frames:
-    """The three tables, rows in order of arrival; `group` is what may not straddle splits, never missing."""
+    """The three tables, rows in order of arrival; `group` may not straddle splits and is never missing."""
 
     interactions: pd.DataFrame
     feedback: pd.DataFrame

@@ -4,19 +4,19 @@
     data/documents.jsonl                   every version of every document that was ever accepted
     data/chunks.jsonl                      their chunks; those of removed text stay as tombstones
     data/interactions/000001.jsonl ...     one immutable part a batch; feedback/ and reviews/ likewise
-    data/batches.jsonl                     what each batch brought, from where, when
+    data/batches.jsonl                     rows, sources and time of each batch
     data/held/feedback.jsonl, reviews.jsonl      thumbs and reviews whose interaction is not known yet
-    data/sources/<name>.json               where each configured source was left
+    data/sources/<name>.json               the state of each configured source
     data/quarantine/                       refused rows with their reasons (`quarantine`)
-    data/forgotten.json                    who asked to be forgotten (`forget`)
+    data/forgotten.json                    erased users and interactions (`erasure`)
 
-Three decisions:
+Notes:
 
-* A batch adds parts and rewrites none: DVC stores what is new, and nothing has to fit into memory.
-* Where a source was left lies beside the rows that it gave, so both become visible in one commit or not at all:
-  that is what makes ingest exactly-once.
-* A batch is written into a folder of its own and moved in at the end, files in the order of their references:
-  whatever a crash leaves behind has no row that refers to a missing one, and the same input again completes it.
+* A batch adds parts and rewrites none: DVC stores only new parts, and nothing has to fit into memory.
+* A source's state is stored with its rows, so both become visible in one commit or not at all: that makes ingest
+  exactly-once.
+* A batch is written into its own folder and moved in at the end, files in the order of their references: after a
+  crash no row refers to a missing one, and the same input again completes the batch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
-
 from abstain.core.contracts import Chunk, Interaction, Row, Text
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.json_lines import parse_lines
 from abstain.core.timestamps import Timestamp
-from abstain.data.store.key_index import IndexedWriter, KeyIndex, read_lines
+from abstain.data.store.key_index import IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profile
 from abstain.data.store.record_keys import TABLES, Record
 
@@ -57,7 +56,7 @@ _ORDER = (
     "batches.jsonl",
     "sources",
 )
-"""In which a batch's files are moved in: what is referred to comes first, where the sources were left last."""
+"""The order in which a batch's files are moved in: referenced files come first, the sources' states last."""
 
 
 class DocumentVersion(Row):
@@ -80,7 +79,7 @@ class IngestedBatch(Row):
 
 
 class ErasedUsers(Row):
-    """Who asked to be forgotten: pseudonyms of users, and the interactions (identities, hex) that went with them."""
+    """Erased users by pseudonym, and the interactions (identities, hex) that were removed with them."""
 
     users: tuple[str, ...] = ()
     interactions: tuple[str, ...] = ()
@@ -109,7 +108,7 @@ class DataStore:
         return read_rows(part, contract)
 
     def interactions(self, ids: Iterable[str]) -> list[Interaction]:
-        """These interactions, in this order. Raises `KeyError` for one that is not there."""
+        """These interactions, in this order. Raises `KeyError` for one that does not exist."""
         wanted = list(ids)
         among = set(wanted)
         found = {row.interaction_id: row for row in self.rows(Interaction) if row.interaction_id in among}
@@ -145,18 +144,18 @@ class DataStore:
         return index
 
     def state(self, source: str) -> dict[str, Any]:
-        """Where `source` was left; empty before its first reading."""
+        """The state of `source`; empty before its first reading."""
         path = self.folder / "sources" / f"{source}.json"
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return state
 
     def forgotten(self) -> ErasedUsers:
-        """Whose rows are refused."""
+        """The erased users and interactions, whose rows are refused."""
         path = self.folder / "forgotten.json"
         return ErasedUsers.model_validate_json(path.read_bytes()) if path.exists() else ErasedUsers()
 
     def require_interactions(self) -> DataStore:
-        """This store, for a stage that has nothing to do without interactions: then an `AbstainError`."""
+        """This store, for a stage that needs interactions: raises `AbstainError` where there are none."""
         if not self.parts(Interaction):
             raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
         return self
@@ -165,8 +164,8 @@ class DataStore:
 class Staging:
     """The write side: one batch, built beside the data folder and moved into it by `publish`, or thrown away.
 
-    A context manager; leaving it without `publish` leaves the data folder as it was. What is written under a name
-    that begins with a dot is scratch and never moved.
+    A context manager; leaving it without `publish` leaves the data folder as it was. Files whose name begins with a
+    dot are scratch and never moved.
     """
 
     def __init__(self, store: DataStore) -> None:
@@ -226,7 +225,7 @@ class Staging:
             path.unlink(missing_ok=True)
 
     def _complete(self) -> None:
-        """Every table is there once there are rows of any: what the DAG depends on may be empty, but not missing."""
+        """Make every table exist once there are rows of any: a dependency of the DAG may be empty, but not missing."""
         folder = self._store.folder
         for contract, table in TABLES.items():
             if table not in self._parts and not self._store.parts(contract):
@@ -252,27 +251,5 @@ def read_rows(path: Path, contract: type[R]) -> Iterator[R]:
     """The rows of a JSON Lines file; a missing one has none. Raises `AbstainError` naming file and line."""
     if not path.exists():
         return
-    for number, (_, text) in enumerate(read_lines(path), start=1):
-        yield _parse(text, contract, path, number)
-
-
-def as_lines(rows: Iterable[Row]) -> bytes:
-    """Rows as JSON Lines."""
-    return "".join(f"{row.canonical()}\n" for row in rows).encode()
-
-
-def _parse(text: bytes, contract: type[R], path: Path, number: int) -> R:
-    try:
-        return contract.model_validate_json(decode(text, f"{path} line {number}"), strict=True)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "row"
-        raise AbstainError(f"{path} line {number}: {where}: {problem['msg']}") from None
-
-
-def decode(content: bytes, where: str) -> str:
-    """UTF-8, or an `AbstainError` that names `where`."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise AbstainError(f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
+    with path.open("rb") as lines:
+        yield from parse_lines(lines, contract, str(path), untrusted=False)

@@ -1,7 +1,7 @@
-"""What is known already, by identity: small enough for millions of rows, exact enough to tell why two differ.
+"""Index of known rows by identity: small enough for millions of rows, exact enough to report why two differ.
 
-A row takes about 230 bytes here, whatever it says: its digests, its moment, and where its line lies, from where it is
-read again in the rare case that somebody has to be told what differs.
+A row takes about 230 bytes, independent of its content: its digests, its moment, and the position of its line, which is
+read again in the rare case that a difference has to be reported.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import read_lines
 from abstain.data.store.record_keys import Record, RecordKey, Stored, interaction_identity, moment_of, parse_key
 
 CONTRACTS: dict[str, type[Stored]] = {"interactions": Interaction, "feedback": Feedback, "reviews": Review}
@@ -49,7 +50,7 @@ class KeyIndex:
         return len(self._entries)
 
     def add_file(self, table: str, path: Path) -> None:
-        """Take in every line of `path`. Raises `AbstainError` naming file and line of one that is none."""
+        """Add every line of `path`. Raises `AbstainError` naming file and line of an invalid one."""
         number = self.open_file(table, path)
         for line_number, (offset, text) in enumerate(read_lines(path), start=1):
             try:
@@ -114,14 +115,3 @@ def batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(rows)
     while block := list(islice(iterator, size)):
         yield block
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without its break) of each line that is not blank."""
-    offset = 0
-    with path.open("rb") as file:  # breaks at \n alone: a text may hold U+2028, which is no line break in JSON Lines
-        for line in file:
-            text = line.removesuffix(b"\n")
-            if text.strip():
-                yield offset, text
-            offset += len(line)

@@ -1,11 +1,12 @@
-"""How a batch's interactions are written, in counts that can be kept beside the batch and added up. Pure.
+"""The profile of a batch: additive counts of its interactions' lengths and languages, stored with the batch. Pure.
 
-Three decisions:
+Notes:
 
 * Lengths are counted in half octaves of characters, languages by ISO 639 code: one kind of table for both.
-* Languages are told (py3langid) of at most `TEXTS` questions and as many answers of a batch, those whose interactions
-  have the smallest digests: the same sample whatever the order. Short texts are often of no certain language (`und`).
-* Only counts are kept. They say nothing of anybody once the texts are gone.
+* Languages are detected (py3langid) in at most `TEXTS` questions and as many answers of a batch, those whose
+  interactions have the smallest digests: a sample independent of the order. Short texts often have no certain language
+  (`und`).
+* Only counts are kept. They identify no person once the texts are deleted.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from abstain.core.contracts import Interaction, Row
 from abstain.data.store.record_keys import Record
 
 TEXTS = 1_000
-"""Texts of each kind whose language is told, a batch."""
+"""Texts of each kind whose language is detected, a batch."""
 
 TOLD_BY = 500
-"""Characters of a text by which its language is told."""
+"""Characters of a text from which its language is detected."""
 
 CERTAIN = 0.5
 """Less likely languages are `und`."""

@@ -1,8 +1,8 @@
-"""A row as it is stored: its canonical line, and two digests that tell what it is and what it says.
+"""Stored rows: the canonical line of a row, and the digests of its identity and its content.
 
-`identity` is what may be known only once: an interaction's id; the interaction, moment and person of a thumb or a
-review. `content` is of the whole line. Equal identities with equal content are duplicates, with other content a
-conflict. Both are 16 bytes of BLAKE2b: a million rows' worth fits into memory, and no two rows are mixed up by chance.
+`identity` is unique: an interaction's id; the interaction, moment and person of a thumb or a review. `content` is of
+the whole line. Equal identities with equal content are duplicates, with other content a conflict. Both are 16 bytes of
+BLAKE2b: those of a million rows fit into memory, and collisions are improbable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Record(NamedTuple):
 
 
 class RecordKey(NamedTuple):
-    """What an index keeps of a stored line, without making a row of it; `moment` in microseconds since 1970."""
+    """The index entry of a stored line, computed without parsing a row; `moment` in microseconds since 1970."""
 
     identity: bytes
     content: bytes
@@ -64,7 +64,7 @@ def line_of(row: Stored) -> Record:
 
 
 def parse_key(table: str, text: bytes) -> RecordKey:
-    """The digests of a stored line of `table`. Raises `ValueError` or `KeyError` for a line that is none."""
+    """The digests of a stored line of `table`. Raises `ValueError` or `KeyError` for an invalid line."""
     fields: Mapping[str, Any] = json.loads(text)
     content = _digest(text)
     key = fields["interaction_id"]
@@ -89,7 +89,7 @@ def moment_of(microseconds: int) -> datetime:
 
 
 def _reply(kind: bytes, interaction_id: str, moment: int, who: str | None, content: bytes) -> bytes:
-    """An anonymous thumb is itself: two may be two people's."""
+    """The content of an anonymous thumb is its identity: two equal ones may come from two people."""
     if who is None:
         return _digest(kind + b"\0" + content)
     return _digest(b"\0".join((kind, interaction_id.encode(), str(moment).encode(), who.encode())))

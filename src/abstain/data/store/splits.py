@@ -1,11 +1,11 @@
-"""Which rows train, tune and judge the probe: by group or by time (`split.by`). Pure.
+"""Splits: the rows for training, validation and hold-out, by group or by time (`split.by`). Pure.
 
-Three decisions:
+Notes:
 
-* A group never straddles what trains and what judges. By group, it goes where a hash of (seed, group) sends it, and
-  never moves as data grows. By time, the hold-out is what was asked in [`holdout_from`, `holdout_frozen_at`), and
-  earlier rows of a group that is asked about then or later are `excluded`: neither trained on nor judged.
-* The hold-out is frozen by date, the same rows for every challenger; what is asked from `holdout_frozen_at` on is
+* A group never straddles training and evaluation. By group, a hash of (seed, group) assigns the split, which never
+  changes as data grows. By time, the hold-out are the questions asked in [`holdout_from`, `holdout_frozen_at`), and
+  earlier rows of a group with questions then or later are `excluded`: used neither for training nor for evaluation.
+* The hold-out is frozen by date, with the same rows for every challenger; questions from `holdout_frozen_at` on are
   `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on.
 * Too little data is an error here, with its remedy, rather than a meaningless figure later.
 """
@@ -39,7 +39,7 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
     """The split of each row, as text, with the index of `groups`.
 
     Args:
-        groups: what may not straddle, a name a row.
+        groups: the group of each row, by name.
         asked_at: timestamps in UTC, aligned with `groups`.
     """
     codes, names = pd.factorize(groups)
@@ -58,7 +58,7 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
 
 
 def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.Series, by: str = "group") -> None:
-    """Raise `AbstainError`, naming split and remedy, unless each needed split has right and wrong answers."""
+    """Raise `AbstainError`, naming split and remedy, unless each needed split has correct and incorrect answers."""
     if len(splits) != len(right):
         raise ValueError(f"{len(splits)} splits for {len(right)} labels")
     labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "right": pd.Series(right, dtype=bool)})
@@ -68,7 +68,7 @@ def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.S
         if not rights + wrongs:
             raise AbstainError(f"no labelled rows in the split '{split}': {_remedy(split, by)}")
         if not rights or not wrongs:
-            only, lacking = ("right", "wrong") if rights else ("wrong", "right")
+            only, lacking = ("correct", "incorrect") if rights else ("incorrect", "correct")
             raise AbstainError(
                 f"only {only} answers in the split '{split}' ({rights + wrongs} rows): "
                 f"ingest feedback on {lacking} ones, or review more rows of other groups"
@@ -76,7 +76,7 @@ def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.S
 
 
 def holdout_digest(ids: Sequence[str], labels: Sequence[bool]) -> str:
-    """sha256 (hex) over rows and labels, whatever their order: equal digests, the same exam."""
+    """sha256 (hex) over rows and labels, independent of their order: equal digests mean the same hold-out."""
     pairs = sorted((key, bool(label)) for key, label in zip(ids, labels, strict=True))
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=False).encode()).hexdigest()
 
@@ -91,16 +91,16 @@ def _remedy(split: Split, by: str) -> str:
         frozen = ", or move split.holdout_frozen_at" if split == "holdout" else ""
         return f"ingest feedback on more groups{fraction}{frozen}"
     if split == "holdout":
-        return "ingest feedback on what was asked from split.holdout_from to split.holdout_frozen_at, or move these"
+        return "ingest feedback on questions asked from split.holdout_from to split.holdout_frozen_at, or move these"
     fraction = ", raise split.validation" if split == "validation" else ""
-    return f"too few groups are asked about only before split.holdout_from: move that{fraction}, or split by group"
+    return f"too few groups have all questions before split.holdout_from: move that{fraction}, or split by group"
 
 
 def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the training table that an expert judged: thumbs say useful, not correct, and are no test."""
+    """The reviewed rows of the training table: thumbs indicate usefulness, not correctness, and cannot test it."""
     return frame[frame["source"] == "sme"]
 
 
 def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
-    """Those of `rows`, one a row of the training table, that are in the hold-out and were judged by an expert."""
+    """Those of `rows`, one a row of the training table, that are in the hold-out and reviewed."""
     return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "sme")).tolist()]

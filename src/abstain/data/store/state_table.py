@@ -1,13 +1,13 @@
 """The features as a table of ragged rows: one safetensors file that is written and read a row at a time.
 
-Three decisions:
+Notes:
 
-* The file is what `safetensors.torch.save` makes of `states` (tokens of all rows, d) and `offsets` (rows + 1),
+* The file equals the output of `safetensors.torch.save` for `states` (tokens of all rows, d) and `offsets` (rows + 1),
   byte for byte, but each row is written straight to its place: rows come in any order and only one is in memory.
-* A read maps the file, copies its rows and unmaps: pages of a map that stays would pile up in the process until
-  all of the file is resident. What a process holds, and what is read from disk, is what it asked for.
-* A row may be empty: an answer whose prompt the base model could not read. It keeps its place, so that rows of
-  the table are rows of the data set.
+* A read maps the file, copies its rows and unmaps: pages of a permanent map would accumulate in the process until all
+  of the file is resident. A process holds, and reads from disk, only the requested rows.
+* A row may be empty: an answer whose prompt the base model could not read. It keeps its place, so that rows of the
+  table are rows of the data set.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write_table(
     with _room(file, size):
         descriptor, name = tempfile.mkstemp(prefix=_scratch(file), dir=file.parent)
     try:
-        with suppress(OSError):  # a file system without locks: then nobody sweeps, either
+        with suppress(OSError):  # a file system without locks: then no process sweeps, either
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with _room(file, size):
             _reserve(descriptor, size)
@@ -112,9 +112,9 @@ def write_table(
 
 
 class StateTable(Sequence[Tensor]):
-    """The rows of a file that `write_table` wrote, or some of them: each float32 (length, d), read when asked for.
+    """The rows of a file that `write_table` wrote, or some of them: each float32 (length, d), read on access.
 
-    The file as it was when it was opened is read, even where a newer one has taken its name since.
+    The file as it was when opened is read, even if a newer one has taken its name since.
 
     Attributes:
         lengths: int64 (rows,), tokens of every row; known without reading one.
@@ -199,7 +199,7 @@ class _Source:
     def read(self, starts: np.ndarray, lengths: np.ndarray) -> list[Tensor]:
         """Rows of `lengths` tokens from the tokens `starts` on, each float32 (length, d) and a copy."""
         rows = []
-        # Read-only: a private writable map would be counted as memory that is asked for, and refused by size.
+        # Read-only: a private writable map would be counted as allocated memory, and refused by size.
         with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as mapped:
             token = self.width * self._dtype.itemsize
             places = [(self._payload + a * token, n) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
@@ -250,7 +250,7 @@ def _scratch(file: Path) -> str:
 
 
 def _sweep(file: Path) -> None:
-    """Remove what killed runs left beside `file`: as large as the table, and locked by nobody who is alive."""
+    """Remove scratch files of killed runs beside `file`: as large as the table, and not locked by a live process."""
     for left in file.parent.glob(f"{_scratch(file)}*"):
         with suppress(OSError), left.open("rb") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,7 +258,7 @@ def _sweep(file: Path) -> None:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give the file its size: a disk that is too small says so before the first row is computed, not at the last."""
+    """Reserve the file's size: a disk that is too small fails before the first row is computed, not at the last."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except AttributeError:  # a system without it
@@ -278,7 +278,7 @@ def _write(descriptor: int, content: memoryview, at: int) -> None:
 
 @contextmanager
 def _room(file: Path, size: int) -> Iterator[None]:
-    """A full disk as an error for people, which names the folder."""
+    """A full disk as a one-line error that names the folder."""
     try:
         yield
     except OSError as error:

@@ -1,15 +1,14 @@
-"""What accepted rows must satisfy beyond their types: the expectations on each table.
+"""The expectations on each table: conditions on accepted rows beyond their types.
 
-Pure and declarative; `columns` computes what they look at, `validation` hands both to Great Expectations. Three
+Pure and declarative; `columns` computes their columns, `runner` passes both to Great Expectations. Three
 decisions:
 
-* An expectation is a simple one on one column. Whatever needs a look at another table, at earlier batches or at the
-  clock is a plain column too (`delay_days`, `unknown_contexts`, `known_before`), so rows can be checked a batch at a
-  time.
-* An error refuses a row; a warning is only counted and shown. An answer without contexts is a warning: the
-  contract allows it, but a rising share is a retrieval problem.
-* The document of every context must be known, removed or not. Its chunk may be a tombstone by now: the
-  interactions that saw it stay valid, so that is a warning.
+* An expectation is a simple one on one column. Conditions on other tables, earlier batches or the clock are plain
+  columns too (`delay_days`, `unknown_contexts`, `known_before`), so rows can be checked a batch at a time.
+* An error refuses a row; a warning is only counted and shown. An answer without contexts is a warning: the contract
+  allows it, but a rising share is a retrieval problem.
+* The document of every context must be known, removed or not. Its chunk may be a tombstone by now, which is a warning:
+  the interactions with that chunk stay valid.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ TABLES = ("interactions", "feedback", "reviews", "documents", "chunks")
 
 @dataclass(frozen=True)
 class Expectation:
-    """One expectation on one column; `reason` is told of a row that fails.
+    """One expectation on one column; `reason` is the message for a row that fails.
 
-    In it, `{value}` is what the row held, `{percent}` that as a share, and `{row}` its name.
+    In it, `{value}` is the row's value, `{percent}` the value as a share, and `{row}` the row's name.
 
-    A missing value (None, nan) satisfies every expectation but `present`: there is nothing to judge.
+    A missing value (None, nan) satisfies every expectation but `present`: there is nothing to check.
     """
 
     column: str
@@ -46,7 +45,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class ValidatedRows:
-    """What is checked together: a batch that arrives, or a part of the data folder."""
+    """Rows that are checked together: an arriving batch, or a part of the data folder."""
 
     interactions: Sequence[Record] = ()
     feedback: Sequence[Record] = ()
@@ -57,7 +56,7 @@ class ValidatedRows:
 
 @dataclass(frozen=True)
 class Known:
-    """What was there before: rows by identity, every document that ever was, the chunks that can be retrieved."""
+    """Earlier data: rows by identity, every document that ever existed, the retrievable chunks."""
 
     index: KeyIndex
     doc_ids: Set[str] = frozenset()
@@ -81,7 +80,7 @@ def between(column: str, reason: str, severity: Severity = "error", **bounds: An
 
 
 def percent(share: float) -> str:
-    """A share as people write it."""
+    """A share as text, in percent."""
     return f"{100 * share:.3g} %"
 
 
@@ -98,7 +97,7 @@ def _not_ahead(name: str, params: ValidationParams) -> Expectation:
 
 
 def _new(column: str, reason: str) -> tuple[Expectation, Expectation]:
-    """Neither twice in this batch nor in an earlier one."""
+    """Unique in this batch and in earlier ones."""
     return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
 
 
@@ -118,8 +117,8 @@ def suites(
 ) -> dict[str, tuple[Expectation, ...]]:
     """The expectations by table. Without any documents, contexts are not checked against them.
 
-    `unknown_contexts` is how severe it is that no document holds one: rows that were accepted before there was a
-    handbook cannot be asked to cite it.
+    `unknown_contexts` is the severity of a context that no document holds: rows that were accepted before there was a
+    handbook cannot cite it.
     """
     interactions = [
         present("interaction_id"),

@@ -1,4 +1,4 @@
-"""The columns that the expectations of `checks` look at: one table a contract, one row a row. Pure."""
+"""The columns of the expectations in `checks`: one table per contract. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Table = list[dict[str, Any]]
 
 
 def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]:
-    """The columns that the expectations look at; `row` is the key of the row they belong to."""
+    """The columns of the expectations; `row` is the key of the row they belong to."""
     asked = {line.row.interaction_id: moment_of(line.moment) for line in rows.interactions}
     chunk_counts = Counter(chunk.doc_id for chunk in rows.chunks if chunk.removed_at is None)
 
     def reply(line: Record, at: str) -> dict[str, Any]:
-        """The columns that feedback and reviews share."""
+        """The common columns of feedback and reviews."""
         row = line.row
         asked_at = asked.get(row.interaction_id) or known.index.asked_at(row.interaction_id)
         moment: datetime = getattr(row, at)

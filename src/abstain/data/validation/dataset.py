@@ -1,4 +1,4 @@
-"""Everything that was accepted, checked again as a whole: what the stage `validate` runs."""
+"""Validation of all accepted rows together, as run by the stage `validate`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def validate_store(store: DataStore, params: ValidationParams, now: datetime) ->
                 rows: dict[str, Any] = {table: block}
                 result = validate(ValidatedRows(**rows), known, params, now, unknown_contexts="warning")
                 found = ValidationResult.merge([found, result])
-                for line in block:  # where it lies does not matter here: nothing is read again
+                for line in block:  # its position does not matter here: nothing is read again
                     known.index.add(line, number, 0, len(line.text))
     return found

@@ -1,10 +1,10 @@
-"""How far the newest batch is from the batches before it, by their profiles.
+"""Drift of the newest batch against earlier ones, by their profiles.
 
-Two decisions:
+Notes:
 
-* One measure for lengths and languages alike: the population stability index. It is a warning: it says that the
-  newest window will be the one to look at, not that a row is wrong.
-* A batch too small to judge is joined by the ones before it, on both sides: `windows`.
+* Lengths and languages use one measure, the population stability index. Drift is a warning: it indicates that the
+  newest window needs attention, not that a row is invalid.
+* A batch that is too small is joined with the ones before it, on both sides: `windows`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def windows(profiles: Sequence[Profile], min_rows: int) -> tuple[Profile, Profil
 def stability_index(newest: Mapping[str, int], previous: Mapping[str, int]) -> float:
     """Population stability index: the sum of (p - q) ln(p / q) over classes, less what chance alone would give.
 
-    By custom, above 0.1 is a shift to look at, above 0.25 a large one. Half a row is added to every class, so that one
-    which only one side has counts for as much as its rows warrant. Chance gives about (classes - 1)(1/n + 1/m) to n and
+    By convention, above 0.1 is a moderate shift, above 0.25 a large one. Half a row is added to every class, so that a
+    class on one side only counts for as much as its rows warrant. Chance gives about (classes - 1)(1/n + 1/m) to n and
     m rows, which would make every small batch a shift. 0 where a side has no rows.
     """
     sides = (newest, previous)

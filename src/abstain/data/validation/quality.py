@@ -1,9 +1,9 @@
-"""The training table as a whole: balance, who labelled it, leakage across splits, labels that contradict each other.
+"""Quality of the training table: class balance, label sources, leakage across splits, contradicting labels.
 
-Two decisions:
+Notes:
 
 * Leakage is an error: a group on both sides of the split, or too many hold-out answers that are trained on word for
-  word, make every figure that follows a lie. All else is a warning: it says how far to trust the figures.
+  word, invalidate every later figure. All else is a warning that qualifies the figures.
 * Texts are equal when their words are (`text_digest`): case, punctuation and spaces do not make another answer.
 """
 
@@ -24,10 +24,10 @@ from abstain.data.validation.checks import Expectation, Severity, between, one_o
 from abstain.data.validation.runner import ValidationResult, run_suites
 
 SIDES = {"train": "train", "validation": "validation", "holdout": "the hold-out", "newest": "the hold-out"}
-"""What a group may not straddle: the newest window has the hold-out's groups, and excluded rows are on no side."""
+"""The sides that a group may not straddle: the newest window has the hold-out's groups, excluded rows are on none."""
 
 SMALL = 20
-"""Splits with fewer answers are shown, not judged."""
+"""Splits with fewer answers are shown but not checked."""
 
 _WORDS = re.compile(r"\w+")
 
@@ -51,9 +51,9 @@ def validate_training(table: pd.DataFrame, digests: pd.Series, params: QualityPa
     """Judge a training table.
 
     Args:
-        table: what `dataset.training_table` makes; columns interaction_id, group, split, correct, source,
-            reviews_disagree and thumbs_disagree are looked at.
-        digests: what `text_digests` makes of its interactions, or more.
+        table: the output of `training_table`; the columns interaction_id, group, split, correct, source,
+            reviews_disagree and thumbs_disagree are used.
+        digests: `text_digests` of its interactions, or more.
     """
     used = table[table["split"].isin(list(SIDES))].reset_index(drop=True)
     labels = _labels(used, digests)
@@ -88,8 +88,8 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
                 "answers": len(part),
                 "right": int(part["correct"].sum()),
                 "reviewed": len(reviewed),
-                "right_share": _share(part["correct"], judged),
-                "expert_share": _share(part["source"] == "sme", judged and name == "holdout"),
+                "correct_share": _share(part["correct"], judged),
+                "reviewed_share": _share(part["source"] == "sme", judged and name == "holdout"),
                 "leaked_share": _share(labels["leaked"][chosen], judged and name == "holdout"),
                 "reviews_disagree_share": _share(
                     reviewed["reviews_disagree"], len(reviewed) >= SMALL and name == "all"
@@ -111,7 +111,7 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         wanted = " to ".join(percent(bound) for bound in bounds.values())
         return between(column, f"{says}, {wanted} expected (quality.{name})", "warning", **bounds)
 
-    right = "{row}: {percent} of the answers are right"
+    right = "{row}: {percent} of the answers are correct"
     return {
         "labels": (
             one_of("straddles", [""], "group: {value}: a group may be on one side only (split.by, split.seed)"),
@@ -119,14 +119,17 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         ),
         "splits": (
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),
-            expected("right_share", "min_class_share", right, min_value=low, max_value=1 - low),
+            expected("correct_share", "min_class_share", right, min_value=low, max_value=1 - low),
             expected(
-                "expert_share", "min_reviewed_share", "{row}: {percent} of the labels are by experts", min_value=experts
+                "reviewed_share",
+                "min_reviewed_share",
+                "{row}: {percent} of the labels are by reviewers",
+                min_value=experts,
             ),
             at_most(
                 "reviews_disagree_share", "max_review_conflicts", "reviews disagree on {percent} of reviewed answers"
             ),
-            at_most("thumbs_disagree_share", "max_thumb_conflicts", "thumbs say the opposite of {percent} of reviews"),
+            at_most("thumbs_disagree_share", "max_thumb_conflicts", "thumbs contradict {percent} of reviews"),
         ),
     }
 

@@ -1,7 +1,7 @@
-"""What the checks found, as plain data: for ingest, for JSON, for a report (`validation_report`).
+"""Validation results as plain data: for ingest, for JSON, for a report (`validation_report`).
 
 Results of several batches are merged into one, which keeps the counts of all and the reasons of the first rows: a
-million refused rows are told in as little memory as ten.
+million refused rows need no more memory than ten.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SHOWN = 50
 """Failing rows that a report lists."""
 
 UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers"}
-"""What the rows of a table are called where they are no rows of data/."""
+"""Names for the rows of tables other than those of data/."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One expectation's outcome. `sample` holds the keys of the first failing rows, `told` what is said of them.
+    """One expectation's outcome. `sample` holds the keys of the first failing rows, `told` their messages.
 
-    `note` is what is said of a failing row without what it held.
+    `note` is the message for a failing row without its value.
     """
 
     suite: str
@@ -62,7 +62,7 @@ class CheckResult:
 class ValidationResult:
     """`rows` by table. `reasons`: why each failing row fails, by its key; warnings fail no row.
 
-    `unlisted` counts failing rows whose reasons were not kept. `figures` is what charts are drawn from.
+    `unlisted` counts failing rows whose reasons were not kept. `figures` is the data of the charts.
     """
 
     rows: Mapping[str, int]
@@ -87,12 +87,12 @@ class ValidationResult:
 
     @property
     def errors(self) -> tuple[CheckResult, ...]:
-        """The errors that found something."""
+        """The error checks with failing rows."""
         return tuple(check for check in self.checks if check.severity == "error" and not check.success)
 
     @property
     def warnings(self) -> tuple[CheckResult, ...]:
-        """The warnings that found something."""
+        """The warning checks with failing rows."""
         return tuple(check for check in self.checks if check.severity == "warning" and not check.success)
 
     @property
@@ -102,11 +102,11 @@ class ValidationResult:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Tables without rows, of which nothing can be said."""
+        """Tables without rows, which are not checked."""
         return tuple(name for name, count in self.rows.items() if not count)
 
     def warning_lines(self) -> list[str]:
-        """What the warnings found, one line each; of figures each is told, of rows how many there are."""
+        """The warnings, one line each: every figure, but for rows only their number."""
         lines: list[str] = []
         for check in self.warnings:
             if check.suite in TABLES:
@@ -152,7 +152,7 @@ class ValidationResult:
 
 
 def condition(expectation: str, arguments: Mapping[str, Any]) -> str:
-    """What a column must be, in few words."""
+    """The condition on a column, in few words."""
     if expectation == "ExpectColumnValuesToBeBetween":
         low, high = arguments.get("min_value"), arguments.get("max_value")
         lower = "" if low is None else f"{'above' if arguments.get('strict_min') else 'at least'} {_figure(low)}"

@@ -1,13 +1,13 @@
-"""Run the expectations over tables, with Great Expectations: at ingest on what arrives, later on all of data/.
+"""Run the expectations over tables, with Great Expectations: at ingest on the new batch, later on all of data/.
 
-Three decisions:
+Notes:
 
-* One mechanism for everything that is judged: rows, the training table, the figures that drift is told by. A table of
-  plain columns, a suite of `Expectation`s, `run_suites`.
+* One mechanism checks rows, the training table and the drift figures: a table of plain columns, a suite of
+  `Expectation`s, `run_suites`.
 * Great Expectations is imported inside the one function that needs it: it costs seconds, and most commands
   never validate.
 * `batch.validate` on an ephemeral context, without a checkpoint: nothing is stored or sent, and the failing
-  rows come back by key. Its results are taken over into plain dataclasses at once.
+  rows come back by key. Its results are converted into plain dataclasses at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckResult", "ValidationResult", "run_suites", "validate"]
 
 Failing = list[tuple[str, Any]]
-"""Keys of the rows that fail a check, and what they held."""
+"""Keys of the rows that fail a check, and their values."""
 
 
 def validate(
@@ -132,7 +132,7 @@ def _failing(result: Any, check: Expectation) -> Failing:
     indices = result.result.get("unexpected_index_list")
     if result.success:
         return []
-    if not indices:  # neither passed nor failed by rows: it was never evaluated
+    if not indices:  # neither passed nor failed: it was never evaluated
         raise RuntimeError(f"{check.expectation} on {check.column} could not be evaluated: {result.exception_info}")
     return [(index["row"], index[check.column]) for index in indices]
 

@@ -24,13 +24,13 @@ class DocumentFile:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A record that is not imported, and why."""
+    """A record that is not imported, and the reason."""
 
     reason: str
 
 
 Item = Mapping[str, Any] | DocumentFile | Skipped
-"""What an importer gives. A mapping is a row for a JSON Lines file: of the import format, a thumb, or a review."""
+"""The output of an importer. A mapping is a row for a JSON Lines file: an import-format row, a thumb, or a review."""
 
 
 def review(reviewed_at: str, reviewer: str, flags: Flags) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`abstain import`: write what an importer gives into a new folder, completely or not at all.
+"""`abstain import`: write the output of an importer into a new folder, completely or not at all.
 
 rows.jsonl          rows of the import format, thumbs and reviews
 documents/*.md      documents for the knowledge base
@@ -22,7 +22,7 @@ DOCUMENTS = "documents"
 
 @dataclass
 class Converted:
-    """How much was written, and how many records were skipped, by reason."""
+    """The number of rows and documents written, and of records skipped, by reason."""
 
     interactions: int = 0
     feedback: int = 0

@@ -14,7 +14,7 @@ from typing import Literal
 from abstain.core.errors import AbstainError
 from abstain.ingest.importers import Flags, Item, Skipped, review
 from abstain.ingest.importers.pages import doc_id, page
-from abstain.ingest.importers.upstream import Record, read_records
+from abstain.ingest.importers.upstream import UpstreamRecord, read_records
 
 _FLAGS: dict[str, Flags] = {
     "Excellent": (True, True, True),
@@ -28,7 +28,7 @@ PUBLISHED = datetime(2022, 1, 1, tzinfo=UTC)
 """The year of the set; the ratings have no times of their own."""
 
 
-class _Passage(Record):
+class _Passage(UpstreamRecord):
     domain: str
     uri: str
     page_title: str
@@ -44,7 +44,7 @@ class _AnswerPassage(_Passage):
     passage_id: int | str
 
 
-class _Rated(Record):
+class _Rated(UpstreamRecord):
     id: str
     domain: str
     question: str
@@ -52,7 +52,7 @@ class _Rated(Record):
     ratings: tuple[Literal["Excellent", "Acceptable", "Could be Improved", "Bad"], ...]
 
 
-class _Kind(Record):
+class _Kind(UpstreamRecord):
     """Enough of a record to distinguish the published files."""
 
     kb_id: str | None = None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from abstain.ingest.importers import Flags, Item, Skipped, review
 from abstain.ingest.importers.pages import Articles
-from abstain.ingest.importers.upstream import Record, read_records
+from abstain.ingest.importers.upstream import UpstreamRecord, read_records
 
 ABSTENTION = "[Unanswerable given the paragraph below]"
 """The answer of a record in which the model gave none."""
@@ -30,7 +30,7 @@ _FLAGS: dict[str, Flags] = {
 }
 
 
-class _Judged(Record):
+class _Judged(UpstreamRecord):
     id: str
     study: str
     round: int

@@ -13,17 +13,17 @@ from typing import Literal
 
 from abstain.ingest.importers import Item, Skipped, review
 from abstain.ingest.importers.pages import Articles
-from abstain.ingest.importers.upstream import Record, read_document
+from abstain.ingest.importers.upstream import UpstreamRecord, read_document
 
 PUBLISHED = datetime(2018, 6, 11, tzinfo=UTC)
 """The day of v2.0; the questions have no times of their own."""
 
 
-class _Answer(Record):
+class _Answer(UpstreamRecord):
     text: str
 
 
-class _Question(Record):
+class _Question(UpstreamRecord):
     id: str
     question: str
     answers: tuple[_Answer, ...] = ()
@@ -31,17 +31,17 @@ class _Question(Record):
     plausible_answers: tuple[_Answer, ...] = ()
 
 
-class _Paragraph(Record):
+class _Paragraph(UpstreamRecord):
     context: str
     qas: tuple[_Question, ...]
 
 
-class _Article(Record):
+class _Article(UpstreamRecord):
     title: str
     paragraphs: tuple[_Paragraph, ...]
 
 
-class _File(Record):
+class _File(UpstreamRecord):
     data: tuple[_Article, ...]
 
 
@@ -65,7 +65,7 @@ def _convert(question: _Question, title: str, context: dict[str, str], at: str, 
     if not question.question.strip():
         return Skipped("the question is empty")
     if question.is_impossible and unanswerable == "skip":
-        return Skipped("unanswerable, as asked for")
+        return Skipped("unanswerable, as requested")
     answers = question.plausible_answers if question.is_impossible else question.answers
     answer = next((answer.text for answer in answers if answer.text.strip()), None)
     if answer is None:

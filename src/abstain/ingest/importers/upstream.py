@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 M = TypeVar("M", bound=BaseModel)
 
 
-class Record(BaseModel):
+class UpstreamRecord(BaseModel):
     """Base of the models of published records."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -52,4 +52,4 @@ def _parse(content: bytes, model: type[M], where: str) -> M:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
         place = f"{where}: {field}" if field else where
-        raise AbstainError(f"{place}: {problem['msg']}: is this the right FORMAT?") from None
+        raise AbstainError(f"{place}: {problem['msg']}: is this the correct FORMAT?") from None

@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import IO, cast
 
 from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review, document_of
-from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, as_lines, suffix_of
-from abstain.data.store.key_index import AT_ONCE, CONTRACTS, IndexedWriter, KeyIndex, batched, read_lines
+from abstain.core.json_lines import as_lines, read_lines
+from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
+from abstain.data.store.key_index import AT_ONCE, CONTRACTS, IndexedWriter, KeyIndex, batched
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
 from abstain.data.validation.checks import Known, ValidatedRows
@@ -40,12 +41,12 @@ Validate = Callable[[ValidatedRows, Known], ValidationResult]
 HELD = ("feedback", "reviews")
 """The tables of rows that may come before their interaction."""
 
-FORGOTTEN = ParsedRow("", 0, b"", reasons=("user: asked to be forgotten, so the row was not kept",))
-"""What is left of a row that a forgotten user gave: that it came."""
+FORGOTTEN = ParsedRow("", 0, b"", reasons=("user: erasure was requested, so the row was not kept",))
+"""The record of a row from an erased user: only that it came."""
 
 
 class IngestPipeline:
-    """Takes documents, then rows, then what was held; counts what became of each."""
+    """Takes documents, then rows, then pending rows; counts the outcome of each."""
 
     def __init__(self, store: DataStore, staging: Staging, privacy: Privacy, check: Validate, now: datetime) -> None:
         self._store, self._staging, self._privacy, self._check, self._now = store, staging, privacy, check, now
@@ -80,7 +81,7 @@ class IngestPipeline:
     # Documents
 
     def take_documents(self, rows: Sequence[ParsedRow]) -> None:
-        """Settle and check `rows`, which hold documents or the reasons why not."""
+        """Deduplicate and check `rows`, which hold documents or the reasons why they are invalid."""
         self.read += len(rows)
         known = {(version.doc_id, version.version) for version in self._versions if version.state == "current"}
         refused: dict[str, Reasons] = {}
@@ -106,7 +107,7 @@ class IngestPipeline:
             self._count(row, decision)
 
     def remove_documents(self, doc_ids: Iterable[str]) -> None:
-        """Documents that their source does not have any more: their chunks become tombstones."""
+        """Documents that vanished from their source: their chunks become tombstones."""
         for doc_id in sorted(self._documents.keys() & set(doc_ids)):
             self._adopt(doc_id, None, self._revise(doc_id, None))
 
@@ -135,7 +136,7 @@ class IngestPipeline:
     # Rows
 
     def take_rows(self, rows: Iterable[ParsedRow]) -> None:
-        """Settle and check `rows`, block by block."""
+        """Deduplicate and check `rows`, block by block."""
         known = self._known()
         for block in batched(rows, AT_ONCE):
             self.read += len(block)
@@ -146,9 +147,9 @@ class IngestPipeline:
                     self._again[one.lines[0].content] += 1  # of a row that is held
 
     def join_held(self) -> None:
-        """Rows held now or earlier whose interaction is known by now are settled; the others go on waiting."""
+        """Match pending rows, of this batch or earlier ones, with known interactions; the others stay pending."""
         known, before = self._known(), self._store.held()
-        self._held = KeyIndex()  # whatever is settled below is no duplicate of itself
+        self._held = KeyIndex()  # so that a row matched below is no duplicate of itself
         for table, waiting in self._waiting.items():
             waiting.close()
             left = self._staging.folder / "held" / f"{table}.jsonl"
@@ -177,7 +178,7 @@ class IngestPipeline:
             else:
                 self.joined[decision[0]] += 1
                 self._keep_if_refused(parsed.row, decision)
-            # What was the same as a row that is refused by now is refused like it.
+            # Duplicates of a row that is refused by now are refused, too.
             for _ in range(self._again[parsed.lines[0].content] if decision[0] == "quarantined" else 0):
                 self.outcomes["duplicate"] -= 1
                 self._count(parsed.row, decision)
@@ -207,7 +208,7 @@ class IngestPipeline:
         return settled.decisions
 
     def _admit(self, row: ParsedRow) -> ParsedRow:
-        """`row` without what must not be kept: personal data, and whatever a forgotten user said."""
+        """`row` without content that must not be kept: personal data, and all content from an erased user."""
         admitted = self._privacy.apply(row)
         part = admitted.interaction or admitted.feedback or admitted.review
         is_gone = part is not None and interaction_identity(part.interaction_id).hex() in self._gone
@@ -217,7 +218,7 @@ class IngestPipeline:
         return replace(admitted, feedback=None) if is_theirs else admitted
 
     def _count(self, row: ParsedRow, decision: Decision) -> None:
-        """Count what became of a row of this batch. Only these are held against the failure limit."""
+        """Count the outcome of a row of this batch. Only these rows count towards the failure limit."""
         outcome, reasons = decision
         self.outcomes[outcome] += 1
         if outcome == "quarantined" and reasons != FORGOTTEN.reasons and not self.quarantine.was_seen(row):
@@ -247,7 +248,7 @@ class IngestPipeline:
         return sum(row is not None for row in self._changed.values())
 
     def stage(self) -> None:
-        """Write what the rows' parts do not hold: documents, chunks, what was refused."""
+        """Write everything other than row parts: documents, chunks, refused rows."""
         self.quarantined_in = self._writer.close()
         for old in self._store.document_files() if self._changed else ():
             row = self._changed.get(old.stem)
@@ -262,7 +263,7 @@ class IngestPipeline:
             self._staging.write("chunks.jsonl", as_lines(chunks))
 
     def accept(self, sources: Sequence[str]) -> None:
-        """Take what was accepted after all out of the quarantine; lift what earlier batches of `sources` blocked."""
+        """Remove accepted rows from the quarantine; unblock the `sources` that earlier batches blocked."""
         self.quarantine.without(self._cleared, self._staging)
         self.quarantine.lift(sources)
         self.quarantine.stage_blocking(self._staging)

@@ -1,6 +1,6 @@
-"""Which rows of a batch are new, known, too early, or contradict what is known. Pure.
+"""Classify the rows of a batch: new, duplicate, pending, or conflicting with known rows. Pure.
 
-Three decisions:
+Notes:
 
 * The first content of an identity wins, in order of arrival; other content is a conflict. Known content with a
   new thumb or review beside it is new feedback.
@@ -29,7 +29,7 @@ Decision = tuple[Outcome, Reasons]
 
 @dataclass(frozen=True)
 class Resolution:
-    """What becomes of each input row, in order; the rows that are new; those that wait for their interaction."""
+    """The outcome of each input row, in order; the new rows; the rows pending until their interaction comes."""
 
     decisions: tuple[Decision, ...]
     new: tuple[Record, ...] = ()
@@ -53,9 +53,9 @@ class Parsed:
 def resolve_duplicates(
     batch: Sequence[Parsed], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons]
 ) -> Resolution:
-    """Decide on `batch` against `index`, against what is `held`, and against itself.
+    """Decide on `batch` against `index`, against the pending rows `held`, and against itself.
 
-    Rows with contents in `refused`, by their content's digest, are out.
+    Rows with contents in `refused`, by their content's digest, are left out.
     """
     new: dict[bytes, Record] = {}
     waiting: dict[bytes, Record] = {}
@@ -83,7 +83,7 @@ def resolve_duplicates(
         return identity in new or index.find(identity) is not None
 
     def conflict(line: Record) -> Reasons:
-        """Why `line` contradicts what is known; nothing where it does not."""
+        """Why `line` contradicts known rows; empty where it does not."""
         known = new.get(line.identity) or waiting.get(line.identity)
         if known is not None:
             return () if known.content == line.content else (_difference(line.row, known.row),)
@@ -98,7 +98,7 @@ def resolve_duplicates(
 
 
 def version_of(source: bytes) -> str:
-    """What tells two versions of a document apart: the digest of its source."""
+    """What distinguishes two versions of a document: the digest of its source."""
     return hashlib.sha256(source).hexdigest()
 
 
@@ -110,7 +110,7 @@ def settle_documents(
 ) -> tuple[tuple[Decision, ...], dict[str, ParsedRow]]:
     """Decide on documents. Returns the decisions, in order, and the rows that win, by `doc_id`.
 
-    `current` are the documents of now; `is_known(doc_id, version)` says whether a version was ever accepted;
+    `current` are the current documents; `is_known(doc_id, version)` tests whether a version was ever accepted;
     `refused` is by version.
     """
     versions = [version_of(row.raw) for row in rows]

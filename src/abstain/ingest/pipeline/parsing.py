@@ -1,13 +1,13 @@
-"""From the bytes of a line or a document to typed rows, or to the reasons why not.
+"""Parse the bytes of a line or a document into typed rows, or into the reasons why they are invalid.
 
-Three decisions:
+Notes:
 
 * Types are checked strictly: `"complete": "yes"` is refused, not read as true. A guess about a verdict
   would be a wrong label.
-* A line that cannot be read is a row like any other, with reasons instead of contents, so that nothing
-  after this module has to know how rows can be broken, and every line is counted.
-* Whatever a row came from, `raw` is what it can be read from again (`reparse`): a row refused today may be
-  released once the rules or the rest of the data allow it.
+* An unreadable line is a row like any other, with reasons instead of contents, so that later modules need no special
+  cases for broken rows, and every line is counted.
+* `raw` is the text from which a row can be parsed again (`reparse`), for every kind of source: a row refused today may
+  be released once the rules or the rest of the data allow it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", "complete", "correct", "trut
 class ParsedRow:
     """One record of a source, or one document: either its typed contents or the reasons why not.
 
-    `source` and `line` say where it stood: file and line (from 1), or table and key. `digest` is what the quarantine
-    knows it by, where it comes from there: `raw` is not the text that first came, because personal data was redacted.
+    `source` and `line` are its position: file and line (from 1), or table and key. `digest` is its key in the
+    quarantine, if it comes from there: `raw` is not the original text, because personal data was redacted.
     """
 
     source: str
@@ -73,17 +73,17 @@ class ParsedRow:
 
 
 def is_document(source: str) -> bool:
-    """Whether what stands in `source` is a document, by its name."""
+    """Whether `source` holds a document, by its name."""
     return source.lower().endswith(tuple(KINDS))
 
 
 def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
-    """Read a `ParsedRow`'s `raw` once more."""
+    """Parse a `ParsedRow`'s `raw` again."""
     return read_document(raw, source) if is_document(source) else parse_line(raw, source, number)
 
 
 def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
-    """One JSON object: a row of the import format, a `Feedback` or a `Review`, told apart by its fields."""
+    """One JSON object: a row of the import format, a `Feedback` or a `Review`, distinguished by its fields."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -111,7 +111,7 @@ def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
 
 
 def parse_object(fields: Mapping[str, Any], source: str, number: int) -> ParsedRow:
-    """The same for an object whose values JSON can hold; undecodable bytes in its texts are surrogates (PEP 383)."""
+    """The same for an object of JSON values; undecodable bytes in its texts are surrogates (PEP 383)."""
     text = json.dumps(fields, ensure_ascii=False)
     try:
         raw = text.encode("utf-8", "surrogateescape")
@@ -141,7 +141,7 @@ def _guess(line: bytes) -> type[Row]:
 
 
 def _contract_of(fields: Any) -> type[Row]:
-    """What `fields` are meant to be; what is nothing of all is held against the import format."""
+    """The contract that `fields` are meant for; if none is recognised, the import format."""
     if not isinstance(fields, dict) or fields.keys() & _OF_INTERACTIONS:
         return ImportedInteraction
     if fields.keys() & _OF_REVIEWS:
@@ -151,7 +151,7 @@ def _contract_of(fields: Any) -> type[Row]:
 
 
 def _reasons(text: str) -> Row | tuple[str, ...]:
-    """Every reason why `text` is no row; the row where it is one after all."""
+    """Every reason why `text` is not a valid row; the row where it is valid after all."""
     twice: tuple[str, ...] = ()
     try:
         contract = _contract_of(from_json(text))
@@ -167,12 +167,12 @@ def _reasons(text: str) -> Row | tuple[str, ...]:
 
 
 def _said_twice(text: str) -> tuple[str, ...]:
-    """A reason for each key that one object of `text` has twice: nobody knows which of its values is meant."""
+    """A reason for each key that one object of `text` has twice: which of its values is meant is unknown."""
     return tuple(f"{one_line(key)}: this key comes twice in one object" for key in repeated_keys(text))
 
 
 def _reason(problem: Any, contract: type[BaseModel]) -> str:
-    """A pydantic problem as one line that opens with the field."""
+    """A pydantic problem as one line that begins with the field."""
     where = ".".join(str(part) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
     if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):

@@ -1,4 +1,4 @@
-"""What an ingest did: counts that must add up, and the reasons of what was refused."""
+"""The ingest report: counts that must add up, and the reasons for refused rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from abstain.core.markdown import document, heading, key_figures, paragraph, points
 from abstain.data.validation.runner import ValidationResult
 
-# A reason opens with its field; quoted values and figures after that are what tells rows apart, not reasons;
+# A reason begins with its field; quoted values and figures after that distinguish rows, not reasons;
 # the hint of a misspelt field, and an example of how to write it, stay.
 _PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
 
@@ -19,10 +19,9 @@ _PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(
 class IngestReport:
     """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
 
-    `newly_refused` are the quarantined rows that nobody had been told of before. `joined` says what became of rows
-    held by earlier batches whose interaction came with this one. `quarantine` is relative to the data folder and names
-    the file of rows that were not there before. Raises `RuntimeError` when the counts do not add up: a row would have
-    been lost.
+    `newly_refused` are the quarantined rows that were not reported before. `joined` counts the outcomes of rows held by
+    earlier batches whose interaction came with this one. `quarantine`, relative to the data folder, is the file of the
+    newly quarantined rows. Raises `RuntimeError` when the counts do not add up: a row would have been lost.
     """
 
     read: int
@@ -47,7 +46,7 @@ class IngestReport:
             )
 
     def to_markdown(self) -> str:
-        """Return a short report: the counts, what was refused and why, what to look at."""
+        """Return a short report: the counts, the refused rows with their reasons, the warnings."""
         return document([heading(1, "Ingest"), *self.summary()])
 
     def summary(self, accepted: str = "accepted") -> list[str]:
@@ -85,7 +84,7 @@ class IngestReport:
 
 
 def kinds(reasons: Iterable[str]) -> list[str]:
-    """Reasons as kinds of reasons: particulars are blanked, and each counts once a row."""
+    """Reasons grouped into kinds: values are blanked, and each kind counts once a row."""
     return list(dict.fromkeys(_PARTICULARS.sub(lambda found: found[1] or "…", reason) for reason in reasons))
 
 

@@ -1,15 +1,15 @@
-"""From sources of feedback and documents to accepted rows in data/: read, settle, validate, then write, in a stream.
+"""The ingest pipeline: read sources, deduplicate, validate, then write accepted rows to data/, as a stream.
 
-Four decisions:
+Notes:
 
 * An input row is accepted, a duplicate, held until its interaction comes, or quarantined, as a whole; the four counts
   must add up to the rows read (`IngestReport` raises where they do not).
-* Documents come first, so that every row can be held against them, and what was held comes last, once every
-  interaction is known (`intake`).
-* Everything is written beside data/ and moved in at the end, together with where the sources were left. A batch in
-  which too many rows are refused leaves only its quarantine behind, and blocks the retrain until it is decided on.
-* The failure limit looks at rows that nobody has been told of: bad rows that stay in a drop folder do not refuse every
-  batch after them, and known good ones do not hide that a new export is broken.
+* Documents come first, so that every row can be checked against them, and pending rows come last, once every
+  interaction is known (`batch`).
+* Everything is written beside data/ and moved in at the end, together with the sources' states. A batch in which too
+  many rows are refused leaves only its quarantine behind, and blocks the retrain until a user decides on it.
+* The failure limit counts rows that were not reported before: bad rows that stay in a drop folder do not refuse every
+  later batch, and known good ones do not hide that a new export is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 
 from abstain.config.params import QualityParams, ValidationParams
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import DataStore, IngestedBatch, Staging, as_lines
+from abstain.core.json_lines import as_lines
+from abstain.data.store.dataset import DataStore, IngestedBatch, Staging
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
@@ -37,7 +38,7 @@ Validate = Callable[[ValidatedRows, Known, ValidationParams, datetime], Validati
 
 
 class BatchRefused(AbstainError):
-    """Too many rows of a batch fail; `report` says what became of each, had the others been accepted."""
+    """Too many rows of a batch fail; `report` has the outcomes as if the other rows had been accepted."""
 
     def __init__(self, message: str, report: IngestReport) -> None:
         super().__init__(message)
@@ -55,10 +56,10 @@ def ingest(
     quality: QualityParams | None = None,
     validate: Validate = validate,
 ) -> IngestReport:
-    """Take what `sources` give into the folder `data`.
+    """Ingest the rows of `sources` into the folder `data`.
 
-    `now` is the moment that no timestamp may lie behind. With `remember`, each source goes on where the last ingest
-    left it; with `quality`, the report says how far the batch is from those before. Raises `AbstainError`, with
+    `now` is the latest moment that a timestamp may have. With `remember`, each source continues where the last ingest
+    left it; with `quality`, the report has the drift of the batch against earlier ones. Raises `AbstainError`, with
     nothing written, for a source that cannot be read; and `BatchRefused`, with the quarantine written but nothing
     accepted, where more than `params.max_failed_fraction` of the new rows are refused.
     """
@@ -89,7 +90,7 @@ def ingest(
 
 
 def _documents_first(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
-    """All documents (and what could not be read as one), and the rest: every source gives its documents first."""
+    """All documents (and unreadable ones), and the other rows: every source gives its documents first."""
     documents: list[ParsedRow] = []
     rest: list[Iterator[ParsedRow]] = []
     for reading in readings:
@@ -141,7 +142,7 @@ def _require_few_refused(
     quarantine.stage_blocking(staging)
     staging.publish(FOLDER)
     raise BatchRefused(
-        f"{message}: mend the rows listed by `abstain quarantine list` at their source and ingest again, or do without "
+        f"{message}: fix the rows listed by `abstain quarantine list` at the source and ingest again, or discard "
         f"them: `abstain quarantine discard {name}`",
         report,
     )

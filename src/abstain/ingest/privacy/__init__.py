@@ -1,12 +1,12 @@
 """Personal data, kept out of data/: redaction and pseudonyms, between reading a row and deciding on it.
 
-Three decisions:
+Notes:
 
-* Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is nobody's secret
-  and must stay what the base model saw; `privacy.redact_contexts` is for those who retrieve other things.
-* It happens before a row is compared with what is known, so that a row ingested again is a duplicate, and nothing that
-  is held, refused or reported has what an accepted row has not.
-* Reviewers are experts who answer for a verdict, so their names stay unless `privacy.pseudonymise_reviewers` is set.
+* Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is not secret and
+  must stay as the base model read it; `privacy.redact_contexts` is for other retrieved content.
+* Redaction comes before deduplication, so that a row ingested again is a duplicate, and held, refused or reported rows
+  contain no more than an accepted row.
+* Reviewers are accountable for their verdicts, so their names stay unless `privacy.pseudonymise_reviewers` is set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Change = Callable[[str], str]
 
 
 class Privacy:
-    """What is done to each row that comes in. Made by `open` or `off`; may be shared by threads."""
+    """Redaction and pseudonymisation of each incoming row. Made by `open` or `off`; may be shared by threads."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Privacy:
 
     @classmethod
     def open(cls, params: PrivacyParams, settings: Settings) -> Privacy:
-        """What `params` ask for. Makes the key of the pseudonyms where there is none.
+        """The privacy rules of `params`. Makes the pseudonym key where there is none.
 
-        Raises `AbstainError` for an entity that is none or can never be found, a spaCy pipeline that is missing, and
+        Raises `AbstainError` for an entity that is unknown or can never be found, a spaCy pipeline that is missing, and
         a key that is missing, too short or damaged.
         """
         people = params.pseudonymise or params.pseudonymise_reviewers
@@ -103,14 +103,14 @@ class Privacy:
         return redacted
 
     def redact_raw(self, raw: bytes) -> bytes:
-        """The raw text of a refused row without what `apply` takes out of an accepted one; nothing is counted.
+        """The raw text of a refused row, redacted as `apply` redacts an accepted one; nothing is counted.
 
-        JSON stays JSON, and the row that it gives is the one that `apply` gives. Not for documents.
+        JSON stays JSON, and parsing it gives the row that `apply` gives. Not for documents.
         """
         return raw if self._is_off else redact_raw(raw, self._rules)
 
     def pseudonym(self, user: str) -> str:
-        """The name that `user` goes by in data/: the id itself where `privacy.pseudonymise` is off."""
+        """The name of `user` in data/: the id itself where `privacy.pseudonymise` is off."""
         return self._user(user) if self._user else user
 
     def _interaction(self, row: Interaction) -> Interaction:

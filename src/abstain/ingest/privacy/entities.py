@@ -1,10 +1,10 @@
 """Which personal data can be removed, by Presidio's names, and where in a text each may stand.
 
-Two decisions:
+Notes:
 
-* The names are a table here, although Presidio knows them too: Presidio takes seconds to import, and a misspelt
-  name must be told at once. A test holds the table to what is installed.
-* With a name goes the best score that its recognizer can give. What is asked for and can never reach
+* The names are a table here, although Presidio knows them too: Presidio takes seconds to import, and a misspelt name
+  must be reported at once. A test compares the table with the installed Presidio.
+* Each name has the best score that its recognizer can give. A requested entity that can never reach
   `privacy.min_score` would silently stay, so it is an error.
 """
 
@@ -73,7 +73,7 @@ PATTERNS: dict[str, tuple[str, float]] = {
 """Found by a pattern: the class in `presidio_analyzer.predefined_recognizers`, and its best score."""
 
 NAMES: dict[str, float] = {"LOCATION": 0.85, "NRP": 0.85, "ORGANIZATION": 0.85, "PERSON": 0.85}
-"""Found by a spaCy pipeline, which does not say how sure it is: the score that Presidio gives all of them."""
+"""Found by a spaCy pipeline, which gives no scores: the score that Presidio gives all of them."""
 
 _SSN = hinted(r"\d{3}[- .]?\d{2}[- .]?\d{4}")
 _INTERNATIONAL_PHONE = hinted(r"[+\uff0b]\W{0,8}\d")
@@ -81,11 +81,11 @@ _NATIONAL_PHONE = hinted(r"\d(?:\W{0,4}\d){6}")
 
 
 RARE = frozenset({"CREDIT_CARD", "EMAIL_ADDRESS", "IBAN_CODE", "PHONE_NUMBER", "US_SSN"})
-"""What a text can hold only where `pieces.may_hold_any` says so; of phone numbers, the international ones."""
+"""Entities that are possible only where `pieces.may_hold_any` is true; of phone numbers, the international ones."""
 
 
 def require_known(names: Iterable[str], min_score: float) -> None:
-    """Raise `AbstainError` for a name that is none, or that could never be found with `min_score`."""
+    """Raise `AbstainError` for a name that is unknown, or that could never be found with `min_score`."""
     valid = {**{name: best for name, (_, best) in PATTERNS.items()}, **NAMES}
     for name in names:
         if name not in valid:

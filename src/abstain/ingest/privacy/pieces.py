@@ -23,7 +23,7 @@ WINDOW, OVERLAP = 2_000, 320
 """Characters. The overlap is more than the longest thing looked for, an e-mail address (254)."""
 
 SIGNS = "@\ufe6b\uff20+\u207a\u208a\ufb29\ufe62\uff0b"
-"""At signs and plus signs of every width: no e-mail address or international phone number does without one."""
+"""At signs and plus signs of every width: every e-mail address or international phone number has one."""
 
 _NUMBER = re.compile(r"\d(?:\d(?<=[^\W\d_]{2}\d{2})|(?:\W?\d){8})")
 
@@ -42,7 +42,7 @@ _LAST_SPACE = re.compile(r"\s\S*\Z")
 
 
 def may_hold_any(text: str) -> bool:
-    """Whether `text` can hold any of the entities that have pieces of their own: seldom, and told in microseconds.
+    """Whether `text` can hold any of the entities that have pieces of their own: seldom true, decided in microseconds.
 
     It can with a sign, with nine digits not far apart (numbers of social security have nine, of cards more), or with
     two digits after two letters (an IBAN's beginning).
@@ -104,7 +104,7 @@ def cards(text: str) -> Iterator[Piece]:
 def ibans(text: str) -> Iterator[Piece]:
     """Two letters, two digits and what follows, up to where 15 to 34 characters have the right checksum.
 
-    Presidio looks at checksum and country's format again; asking it about every possible end would take much longer.
+    Presidio checks checksum and country's format again; running it on every possible end would take much longer.
     """
     for match in _IBAN.finditer(text):
         begin = match.start(1)

@@ -1,13 +1,13 @@
-"""Pseudonyms for people: the same person is the same name, and only who has the key can tell which.
+"""Keyed pseudonyms for people: the same person has the same name, which only the key links to the id.
 
-Three decisions:
+Notes:
 
 * HMAC-SHA256 with a secret key, not a bare hash: user ids are few and can be guessed, so a hash of them is no secret.
-  80 bits of it are kept: a million users share no name by chance.
-* An id that is a pseudonym already stays as it is, so that data can be ingested again. Somebody whose id in the source
-  looks like one would go by it; ids come from the assistant's own log-in and are not typed by users.
-* The key lies in the home, made once, where one machine does all of the ingest. Several machines would make several
-  keys, one user several names, and `abstain erase-user` would miss rows: with ABSTAIN_ORIGIN the key has to be given.
+  80 bits of it are kept: collisions among a million users are unlikely.
+* An id that is a pseudonym already stays as it is, so that data can be ingested again. A source id that looks like a
+  pseudonym would be kept; ids come from the assistant's own log-in and are not typed by users.
+* Where one machine does all of the ingest, the key is made once in its home. Several machines would make several keys,
+  and so several names for one user, and `abstain erase-user` would miss rows: with ABSTAIN_ORIGIN the key must be set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHORTEST = 32
 
 
 class Pseudonyms:
-    """Names for users (`u-...`) and reviewers (`r-...`): somebody who is both has two that nobody can join."""
+    """Names for users (`u-...`) and reviewers (`r-...`): a person who is both has two unlinkable names."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

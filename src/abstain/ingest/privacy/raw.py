@@ -1,12 +1,12 @@
-"""The raw text of a refused row, without what an accepted row would not keep.
+"""Redaction of a refused row's raw text, as for an accepted row.
 
-Two decisions:
+Notes:
 
 * The text is changed where it stands: string by string, in a walk over the JSON's tokens that needs no valid JSON.
   Line breaks, order, repeated keys and numbers stay as they came, so valid JSON stays valid, and a line that was cut
   short or has a field too many is redacted as far as it goes.
-* What is in doubt is redacted. Only ids, moments and (unless asked for) contexts are left alone, each in its place; a
-  misspelt field is looked through, and one that is nearly `user` is taken for it, with all that is in it.
+* In doubt, text is redacted. Only ids, moments and (unless configured) contexts stay, each in its place; a misspelt
+  field is redacted as text, and a field that is nearly `user` is treated as it, with all of its content.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEEPEST = 100
 
 @dataclass(frozen=True)
 class Rules:
-    """What becomes of typed text, of users and of reviewers (None: they stay); `contexts`: redact those, too."""
+    """Replacements for typed text, users and reviewers (None: they stay); `contexts`: redact those, too."""
 
     text: Change
     user: Change | None
@@ -67,7 +67,7 @@ class _Open:
 
 
 class _Walk:
-    """Where a walk over tokens is, as far as that can be told."""
+    """The position of a walk over tokens, as far as it is known."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -100,7 +100,7 @@ class _Walk:
         inner.whose = outer.whose or _whose(key, self._rules)
 
     def change(self, value: str) -> str:
-        """What becomes of a value that stands here."""
+        """The replacement for a value at this position."""
         here = self._open[-1]
         if here.whose:
             return here.whose(value)
@@ -111,7 +111,7 @@ class _Walk:
 
 
 def _whose(key: str, rules: Rules) -> Change | None:
-    """What becomes of everything under `key`, where it names a person."""
+    """The replacement for everything under `key`, where it names a person."""
     if key == "reviewer":
         return rules.reviewer
     return rules.user if _means_user(key) else None
@@ -157,7 +157,7 @@ def _in_string(token: re.Match[str], change: Change) -> str:
 
 
 def _decoded(literal: str) -> str | None:
-    """The value of a string of JSON; None where it is cut short within an escape, or has a wrong one."""
+    """The value of a string of JSON; None where it is cut short within an escape, or has an invalid one."""
     if "\\" not in literal:
         return literal
     try:

@@ -1,6 +1,6 @@
-"""Presidio's recognizers, one function an entity; the only module that imports Presidio and spaCy, and only when asked.
+"""Presidio's recognizers, one function an entity; the only module that imports Presidio and spaCy, and only on use.
 
-Four decisions:
+Notes:
 
 * Recognizers of patterns are called by themselves. Presidio's `AnalyzerEngine` would run an NLP pipeline over every
   text, a hundred times as slow, to raise scores by the words around; without it a score is the pattern's own.
@@ -52,7 +52,7 @@ def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
     with _hidden("torch", "transformers"):
         from presidio_analyzer import predefined_recognizers
 
-    logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)  # what it has to say quotes the text
+    logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)  # its log messages quote the text
     recognizer: Any
     match entity:
         case "CREDIT_CARD":
@@ -76,7 +76,7 @@ def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
 
 
 def require_regions(regions: Sequence[str]) -> None:
-    """Raise `AbstainError` for a phone region that is none."""
+    """Raise `AbstainError` for an unknown phone region."""
     if not regions:
         return
     import phonenumbers

@@ -1,11 +1,11 @@
-"""Personal data out of a text: `mail ann@example.org` becomes `mail <EMAIL_ADDRESS>`.
+"""Redaction of personal data in a text: `mail ann@example.org` becomes `mail <EMAIL_ADDRESS>`.
 
-Three decisions:
+Notes:
 
-* Spans that overlap become one, named after the longest: no part of any of them stays.
-* A text is gone through until nothing more is found, and what stands in a placeholder is never looked at. So the same
-  text always gives the same, and a text that was redacted before gives itself: data can be ingested again.
-* What is found is exact only as far as Presidio is; `privacy.keep` names what is no secret, such as one's own hotline.
+* Overlapping spans are merged into one, named after the longest: no part of any of them stays.
+* A text is searched until nothing more is found, and placeholders are skipped. So redaction is deterministic and
+  idempotent: data can be ingested again.
+* Detection is only as exact as Presidio; `privacy.keep` lists texts that are not secret, such as the own hotline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLACEHOLDER = re.compile(f"<(?:{'|'.join((*PATTERNS, *NAMES))})>")
 class Redactor:
     """Removes the entities of `params.redact`. Recognizers are made when the first text needs them.
 
-    Raises `AbstainError` for an entity or a phone region that is none, and for a spaCy pipeline that is missing.
+    Raises `AbstainError` for an unknown entity or phone region, and for a spaCy pipeline that is missing.
     """
 
     def __init__(self, params: PrivacyParams) -> None:
@@ -79,7 +79,7 @@ class Redactor:
                 yield from self._first(_ANY_NAME, seen, start, ends)
 
     def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[EntityHit]:
-        """What is found from `start` to the first of `ends` at which anything is."""
+        """The hits from `start` to the first of `ends` that gives any."""
         find = self._finders.get(entity) or self._make(entity)
         for end in ends:
             hits = [hit for hit in find(text[start:end]) if hit.score >= self._params.min_score]

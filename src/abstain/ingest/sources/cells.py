@@ -32,7 +32,7 @@ _WORDS = {"true": True, "false": False}
 
 
 def column_problem(columns: Sequence[str]) -> str | None:
-    """Return why no row can be read from these columns; None if rows can."""
+    """Return why no row can be read from these columns; None if rows can be read."""
     for number, column in enumerate(columns, start=1):
         part, dot, _ = column.partition(".")
         if not column:
@@ -40,7 +40,7 @@ def column_problem(columns: Sequence[str]) -> str | None:
         if columns.count(column) > 1:
             return f"the column '{column}' is there twice: rename one of them"
         if dot and part in _OBJECTS.intersection(columns):
-            return f"the columns '{column}' and '{part}' say the same: keep one of them"
+            return f"the columns '{column}' and '{part}' are redundant: keep one of them"
     return None
 
 

@@ -34,7 +34,7 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
     Args:
         lines: the lines of the file, in UTF-8.
         source: the source of the rows; `ParsedRow.line` is the line in which a record begins, from 1.
-        shown: what the file is called in error messages.
+        shown: the file's name in error messages.
 
     Raises:
         AbstainError: the header names no known column or one twice, or too many quotes are not closed.

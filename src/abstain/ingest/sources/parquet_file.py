@@ -21,7 +21,7 @@ def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow
     Args:
         file: the open Parquet file, which must be seekable.
         source: the source of the rows.
-        shown: what the file is called in error messages.
+        shown: the file's name in error messages.
 
     Raises:
         AbstainError: the file cannot be read to its end, or its columns contradict each other.

@@ -54,7 +54,7 @@ class Database:
         return AbstainError(f"{self._shown}: {message.replace(self._secret, '***') if self._secret else message}")
 
     def ask(self, question: Callable[[Connection], T], about: str = "") -> T:
-        """Return the answer to one question; `about` is what an error message calls its subject."""
+        """Return the result of one query; `about` is its subject in error messages."""
         with self._translate_errors(about):
             answer: T = self._retrying()(self._ask_once, question)
             return answer

@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 @dataclass(frozen=True)
 class Stored:
     """One file: `name` relative to the folder that was listed (its own name, where that is a file), where the backend
-    has it, what it is called in messages, and what changes when its content does (None where the backend is silent)."""
+    has it, its name in messages, and a version that changes with its content (None where the backend gives none)."""
 
     name: str
     path: str
@@ -31,7 +31,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files at a place, by name, hidden ones left out; `is_folder` says what the place is."""
+    """The files at a place, by name, hidden ones left out; `is_folder`: whether the place is a folder."""
 
     files: tuple[Stored, ...]
     is_folder: bool
@@ -60,14 +60,14 @@ class Storage:
             if here["type"] != "directory":
                 only = Stored(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
                 return Listing((only,), is_folder=False)
-            # What may not be listed is an error, and not empty.
+            # A folder that may not be listed is an error, not empty.
             found = self._fs.find(self._root, detail=True, **({"on_error": "raise"} if self.is_local else {}))
             files = []
             for path, info in sorted(found.items()):
                 name = path[len(self._root) :].lstrip("/")
                 if any(part.startswith(".") for part in name.split("/")):
                     continue
-                if info.get("islink"):  # the listing tells of the link
+                if info.get("islink"):  # the listing describes the link
                     try:
                         info = self._fs.info(path)
                     except FileNotFoundError:
@@ -100,7 +100,7 @@ class Storage:
                 yield chunk
 
     def _why_not_found(self, error: FileNotFoundError) -> str:
-        """Over HTTP whatever went wrong comes as a file that was not found; its cause tells what it was."""
+        """Over HTTP every failure comes as a file that was not found; its cause has the details."""
         cause = error.__cause__
         if "http" not in self._protocols or cause is None:
             return "no such file or folder"
@@ -108,8 +108,8 @@ class Storage:
         if isinstance(status, int) and status:
             return "no such file or folder" if status in (404, 410) else f"the server answers with HTTP status {status}"
         if isinstance(cause, ValueError):
-            return "is no URL that a host can be asked for: check its spelling"
-        failed = getattr(cause, "os_error", cause)  # the system's own words: others tell the whole URL again
+            return "is not a valid URL: check its spelling"
+        failed = getattr(cause, "os_error", cause)  # the system's own message: others repeat the whole URL
         number = getattr(failed, "errno", None) or 0
         said = os.strerror(number) if number > 0 else getattr(failed, "strerror", None)
         said = getattr(failed, "reason", None) or said or type(failed).__name__  # of TLS it is the reason
@@ -127,7 +127,7 @@ def _translate_errors(name: str) -> AbstractContextManager[None]:
 
 
 def _version(info: Mapping[str, Any]) -> str | None:
-    """From an object store its checksum, else size and time; the inode tells a file from another in its place."""
+    """From an object store its checksum, else size and time; the inode detects a file that replaced another."""
     for key in ("ETag", "etag", "md5Hash", "md5"):
         if info.get(key):
             return str(info[key])

@@ -1,15 +1,15 @@
 """`Document` -> retrievable `Chunk`s, section by section.
 
-Five decisions:
+Notes:
 
-* A chunk never leaves its section, and holds one kind of content: running text, one table, or one list.
-* A table row and a list item, with all that is nested in it, are atoms: a chunk may exceed the budget rather than cut
-  one. Text is cut between blocks, else lines, else sentences, else words. A table that needs several chunks repeats its
-  header in each. Raw HTML and block quotes are no way around this: see `normalize_markdown`.
-* The budget counts tokens of the encoder's own tokenizer: what it cuts off, no search can find.
-* Every chunk opens with its section path ("Aurora Gold Card > Fees"), so that it can be read alone; the line counts
-  towards the budget, but never takes more than half of it from the content.
-* A chunk's id is its document and its content: the same id is the same text for ever, and identical text in one
+* A chunk stays within its section and holds one kind of content: running text, one table, or one list.
+* Table rows and list items, with everything nested in them, are not cut: a chunk may exceed the budget instead. Text is
+  cut between blocks, else lines, else sentences, else words. A table that needs several chunks repeats its header in
+  each. The same holds for raw HTML and block quotes: see `normalize_markdown`.
+* The budget counts tokens of the encoder's own tokenizer: text that the encoder cuts off cannot be found.
+* Every chunk begins with its section path ("Aurora Gold Card > Fees"), so that it can be read alone; the line counts
+  towards the budget, but takes at most half of it.
+* A chunk's id is made of its document and its content: one id always means the same text, and identical text in one
   document is one chunk.
 """
 
@@ -46,7 +46,7 @@ _WHITE_SPACE = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class _Piece:
-    """What is not cut, and the white space that joins it to the piece before it in the same chunk."""
+    """A piece that is not cut, and the white space that joins it to the piece before it in the same chunk."""
 
     joint: str
     text: str
@@ -160,7 +160,7 @@ def _cut(piece: _Piece, size: int, room: int, count: Count) -> Iterator[_Piece]:
 
 
 def _divided(text: str, length: int) -> tuple[str, list[str]]:
-    """What joins the parts of `text`, and they: lines, else sentences, else words, else runs of `length` characters."""
+    """The separator and the parts of `text`: lines, else sentences, else words, else runs of `length` characters."""
     for joint, end in (("\n", _LINE_END), (" ", _SENTENCE_END), (" ", _WHITE_SPACE)):
         parts = [part for part in end.split(text) if part]
         if len(parts) > 1:

@@ -1,11 +1,11 @@
-"""An HTML page, or HTML inside Markdown -> its content as Markdown, so that there is one way to chunks.
+"""Convert an HTML page, or HTML inside Markdown, to Markdown, so that all documents are chunked in one way.
 
-Two decisions:
+Notes:
 
-* What is no content goes: scripts, styles, navigation, controls, hidden parts, and the page's own header and footer.
-  Where there is one `<main>`, only it counts.
-* A table becomes a grid in which every row can be read alone: a cell that spans columns or rows stands in each of them,
-  and several header rows become one. A table that only arranges a page (headings or tables inside, no `<th>`) is none.
+* Scripts, styles, navigation, controls, hidden parts, and the page's own header and footer are removed. Where there is
+  one `<main>`, only its content counts.
+* A table becomes a grid in which every row can be read alone: a cell that spans columns or rows is repeated in each of
+  them, and several header rows become one. A layout table (headings or tables inside, no `<th>`) is not a table.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PARTS = ["caption", "thead", "tbody", "tfoot", "tr", "th", "td"]
 
 
 class UnreadablePage(ValueError):
-    """Why a page's fields cannot be taken from it."""
+    """A page's fields cannot be read; the message is the reason."""
 
 
 def html_to_markdown(text: str) -> tuple[dict[str, Any], str]:
     """The fields of an HTML page (`FIELDS` from its `<meta>`, `title` from its `<title>`) and its content as Markdown.
 
-    A field that the page does not give is not there. Raises `UnreadablePage` where fields contradict or are misspelt.
+    A missing field is left out. Raises `UnreadablePage` where fields contradict or are misspelt.
     """
     soup = BeautifulSoup(text, "lxml")
     return _fields(soup), _markdown(soup)
@@ -61,12 +61,12 @@ def _fields(soup: BeautifulSoup) -> dict[str, Any]:
     for meta in soup.find_all("meta"):
         name, content = str(meta.get("name", "")).strip().lower(), meta.get("content")
         if name not in FIELDS:
-            # A misspelt one would open the page to everybody.
+            # A misspelt one would give every user access to the page.
             if nearest(name, ["entitlements"], cutoff=0.8):
                 raise UnreadablePage(f'<meta name="{name}"> is unknown: did you mean "entitlements"?')
             continue
         if content is None:
-            raise UnreadablePage(f'<meta name="{name}"> says nothing: add content="..."')
+            raise UnreadablePage(f'<meta name="{name}"> is empty: add content="..."')
         value = " ".join(str(content).split())
         if name == "entitlements":
             fields[name] = list(dict.fromkeys([*fields.get(name, ()), *filter(None, map(str.strip, value.split(",")))]))
@@ -78,7 +78,7 @@ def _fields(soup: BeautifulSoup) -> dict[str, Any]:
 
 
 def _tidy(content: Tag) -> None:
-    """Put right what Markdown cannot say: tables that arrange a page, cells without a row, lists straight in lists."""
+    """Normalise what Markdown cannot represent: layout tables, cells without a row, lists directly in lists."""
     for table in content.find_all("table"):
         own = [tag for tag in table.find_all(_PARTS) if tag.find_parent("table") is table]
         has_header = any(tag.name == "th" for tag in own)

@@ -1,9 +1,9 @@
 """The content of an HTML page -> Markdown: markdownify's converter, for text that is to be read, not drawn.
 
-Two decisions:
+Notes:
 
 * Emphasis, links and pictures are reduced to their text.
-* What would be markup at the beginning of a line of Markdown, and is none in the page, is escaped; nothing else is.
+* Text that would be markup at the beginning of a line of Markdown is escaped; nothing else is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from abstain.knowledge.documents.html_tables import grid_of, write_grid
 
 HEADINGS = ["h1", "h2", "h3", "h4", "h5", "h6"]
 INVISIBLE = {0xA0: " ", 0xAD: None, 0x200B: None, 0xFEFF: None}
-"""What is no letter, or only a space: for `str.translate`."""
+"""Characters that are removed or become a space: for `str.translate`."""
 
 _BLOCKS = frozenset(
     re.findall(

@@ -13,8 +13,8 @@ MOST = 1000
 def grid_of(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
     """The rows of `table`, equally long, the first of them its header (empty texts where it has none).
 
-    `texts`: the text of each cell by its identity. A cell that spans columns or rows stands in each of them. An
-    impossible span is one of 1, and none is wider than the row with the most cells.
+    `texts`: the text of each cell by its identity. A cell that spans columns or rows is repeated in each. An
+    invalid span counts as 1, and no span is wider than the row with the most cells.
     """
     rows = [row for row in table.find_all("tr") if row.find_parent("table") is table]
     cells = [row.find_all(["td", "th"], recursive=False) for row in rows]

@@ -1,11 +1,11 @@
 """Markdown -> Markdown whose tables and lists are all plain: raw HTML is converted, and block quotes are opened.
 
-Three decisions:
+Notes:
 
-* Raw HTML that holds a table or a list goes the way of a page. It reaches to the end tag, over blank lines, which for
-  Markdown would end it; without an end tag it is the one block that Markdown sees.
+* Raw HTML that holds a table or a list is converted like a page. It reaches to the end tag, over blank lines, which
+  would end it in Markdown; without an end tag it is the one block that Markdown parses.
 * A block quote that holds a table or a list loses its `>`; one of text keeps it.
-* Everything else stays as it is, to the letter: an id of a chunk is its content.
+* Everything else stays unchanged: a chunk's id depends on its content.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def normalize_markdown(body: str) -> str:
 
 
 def _visible(lines: Sequence[str], token: Token) -> str:
-    """The source of a block in which what is no markup of HTML is blanked; as long as the source."""
+    """The source of a block with everything but HTML markup blanked; as long as the source."""
     source = "\n".join(lines[slice(*(token.map or [0, 0]))])
     if token.type == "fence" or (token.type == "html_block" and _LITERAL.match(source)):
         return ""

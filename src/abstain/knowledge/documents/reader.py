@@ -1,12 +1,12 @@
 """A handbook file, Markdown or HTML -> `Document`.
 
-Three decisions:
+Notes:
 
-* Markdown says what it is in YAML front matter, HTML in its `<meta>` and `<title>`; from there on both are the same,
+* Markdown has its metadata in YAML front matter, HTML in `<meta>` and `<title>`; after that both are treated alike,
   because a document's body is Markdown.
-* Fields are checked strictly: a misspelt entitlement would open a document to everybody, and so would a second line of
-  `entitlements`, of which YAML keeps the last.
-* Whatever is wrong with a file is one `AbstainError` of one line: file, problem, remedy.
+* Fields are checked strictly: a misspelt entitlement would give every user access to a document, and so would a second
+  line of `entitlements`, of which YAML keeps the last.
+* Every problem of a file is an `AbstainError` of one line: file, problem, remedy.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from abstain.core.errors import AbstainError
 Kind = Literal["markdown", "html"]
 
 KINDS: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm": "html"}
-"""What a file is, by the suffix of its name in lower case."""
+"""The kind of a file, by the suffix of its name in lower case."""
 
 MAX_TITLE = 300  # characters: it is repeated in every chunk
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _WINDOWS = frozenset(
     {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
 )  # what browsers take them for
-# What PyYAML's constructors and parsers raise on odd input: 2026-13-45, `!!bool x`, a thousand brackets or nested tags.
+# Errors of PyYAML's constructors and parsers for odd input: 2026-13-45, `!!bool x`, a thousand brackets or nested tags.
 _ODD = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, RecursionError)
 
 
 def parse_document(content: bytes | str, source_name: str, kind: Kind | None = None) -> Document:
     """Read a Markdown file with front matter, or an HTML page; `source_name` names it in messages.
 
-    `kind`: by default what the suffix of `source_name` says (`KINDS`), else Markdown. Fields: `doc_id`, `title`,
+    `kind`: by default the suffix of `source_name` decides (`KINDS`), else Markdown. Fields: `doc_id`, `title`,
     `updated_at`, and where there are any `product`, `entitlements`. Bytes of Markdown are UTF-8; a page may declare its
     charset. Raises `AbstainError` with one line: file, problem, remedy.
     """
@@ -55,7 +55,7 @@ def parse_document(content: bytes | str, source_name: str, kind: Kind | None = N
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
-    """The documents in `files`, each named by its document's id. Raises `AbstainError` for one that is not."""
+    """The documents in `files`, each named by its document's id. Raises `AbstainError` for any other name."""
     for path in files:
         document = parse_document(path.read_bytes(), str(path))
         if document.doc_id != path.stem:
@@ -66,7 +66,7 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
 
 
 class _Unreadable(Exception):
-    """What is wrong with a file, and the remedy."""
+    """The problem of a file, and the remedy."""
 
 
 def _decode(content: bytes, kind: Kind) -> str:
@@ -76,7 +76,7 @@ def _decode(content: bytes, kind: Kind) -> str:
 
         content, marked = EncodingDetector.strip_byte_order_mark(content)
         found = marked or EncodingDetector.find_declared_encoding(content, is_html=True, search_entire_document=False)
-        # Whoever can read a declaration in ASCII knows that it is not UTF-16.
+        # A declaration that is readable as ASCII cannot be in UTF-16.
         if found and (marked or not found.lower().startswith("utf-16")):
             encoding, declared = found, True
             encoding = "windows-1252" if found.lower() in _WINDOWS else found
@@ -110,7 +110,7 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses a name that stands twice in one mapping, merged ones (`<<`) included."""
+    """YAML's safe loader, which refuses duplicate names in one mapping, merged ones (`<<`) included."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         if isinstance(node, yaml.MappingNode):

@@ -1,7 +1,7 @@
-"""`Document` -> its sections: what stands under one heading, up to the next heading of any level.
+"""Split a `Document` into sections: the content under one heading, up to the next heading of any level.
 
-A section is a document of its own: retrieval finds it and never mixes it with another. A heading with nothing under it
-makes none: it lives on in the paths of its subsections. Headings may skip levels and repeat each other.
+Chunks never mix two sections. A heading without content makes no section: it only appears in the paths of its
+subsections. Headings may skip levels and repeat each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from markdown_it.token import Token
 from abstain.core.contracts import Document
 
 MAX_HEADING = 200
-"""Characters; what is longer is a paragraph that somebody made large, and stays in the section above it."""
+"""Characters; a longer heading is taken for a paragraph in large type and stays in the section above it."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are told apart here

@@ -15,9 +15,9 @@ CHARACTERS_A_TOKEN = 4
 def token_counter(folder: Path | None = None) -> Callable[[str], int]:
     """Counts the tokens of a text by the `tokenizer.json` in `folder`, by default the embedded encoder's.
 
-    The encoder's own marks at the beginning and the end are not counted, and nothing is cut off. What the encoder gives
-    up on (to all-MiniLM a word of more than 100 characters is one unknown token) counts a token for 4 characters: the
-    language model that is to read the chunk has no such mercy.
+    The encoder's own marks at the beginning and the end are not counted, and nothing is cut off. Words that the encoder
+    does not tokenize (to all-MiniLM a word of more than 100 characters is one unknown token) count a token per 4
+    characters, because the language model that reads the chunk tokenizes them.
     """
     return _counter(folder or embedded_encoder_folder())
 

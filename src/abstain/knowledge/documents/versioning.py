@@ -1,10 +1,10 @@
-"""What a new version of a document, or its removal, does to its chunks.
+"""Update the chunks of a document for a new version of it, or for its removal.
 
-Two decisions:
+Notes:
 
 * An unchanged document is not cut again.
-* No chunk is ever deleted: what vanishes becomes a tombstone, which nobody finds but old interactions still name, and
-  what comes back is the same chunk again, because its id is its content.
+* Chunks are never deleted: a removed chunk becomes a tombstone, which retrieval does not find but old interactions
+  still name; if its text comes back, it is the same chunk again, because the id depends on the content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from abstain.knowledge.documents.chunks import chunk_document
 
 @dataclass(frozen=True)
 class ChunkUpdate:
-    """All chunks of one document, tombstones last; `added` and `removed`: ids that can be found now, or no more.
+    """All chunks of one document, tombstones last; `added`, `removed`: ids that can be found now, or no longer.
 
     `rechunked` is false where nothing was cut.
     """

@@ -1,1 +1,1 @@
-"""Embeddings, vector indexes, and search among the chunks that an asker may read."""
+"""Embeddings, vector indexes, and search among the chunks that a user may read."""

@@ -1,10 +1,10 @@
-"""Embeddings, kept by content: a text that this encoder has seen is never encoded again.
+"""Embedding cache, keyed by content: a text is encoded once per encoder.
 
-Three decisions:
+Notes:
 
-* One SQLite file an encoder, under its identity; a row's key is the sha256 of its text. Documents, versions and runs
-  play no part, so a chunk that moves, comes back or stands in two documents costs nothing.
-* Texts are encoded and kept block by block: a run that is killed loses one block. Writers wait for each other.
+* One SQLite file per encoder, under its identity; a row's key is the sha256 of its text, independent of documents,
+  versions and runs, so a chunk that moves, comes back or is in two documents is not encoded again.
+* Texts are encoded and stored block by block: a killed run loses one block. Writers wait for each other.
 * Vectors are of unit length, so that an inner product is the cosine.
 """
 
@@ -27,16 +27,16 @@ _AT_ONCE = 500  # SQLite's default limit of a statement's parameters is 999 in o
 
 
 class Embeddings:
-    """Unit-length embeddings by `encoder`, kept in `folder`, made when needed; without one they are not kept."""
+    """Unit-length embeddings by `encoder`, cached in `folder`, which is made when needed; None: not cached."""
 
     def __init__(self, encoder: Encoder, folder: Path | None = None) -> None:
         self.encoder = encoder
         self._file = folder and folder / f"{encoder.identity}.sqlite"
 
     def of(self, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None) -> Vectors:
-        """The (n, d) float32 matrix of `texts`; only those that are not kept yet are encoded, each once.
+        """The (n, d) float32 matrix of `texts`; only those that are not cached yet are encoded, each once.
 
-        `progress` is called with how many of them are done, and how many they are. Raises `AbstainError` where the file
+        `progress` is called with the number of encoded texts and their total. Raises `AbstainError` where the file
         cannot be read or written.
         """
         keys = [hashlib.sha256(text.encode()).digest() for text in texts]
@@ -56,7 +56,7 @@ class Embeddings:
         return np.stack([vectors[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
     def of_question(self, text: str) -> Vectors:
-        """The (d,) vector of a question that is asked once: it is not kept."""
+        """The (d,) vector of a one-off question: it is not cached."""
         vector: Vectors = unit(self.encoder.encode([text]))[0]
         return vector
 

@@ -1,10 +1,10 @@
 """Texts -> embeddings: the encoder behind all retrieval.
 
-Two decisions:
+Notes:
 
-* An encoder has an identity, a digest of its files: embeddings are kept under it, never mixed with another's.
-* The embedded default is all-MiniLM-L6-v2. It is loaded when the first text is encoded, so what needs only its identity
-  or its tokenizer does not pay the seconds.
+* An encoder has an identity, a digest of its files, under which embeddings are cached: encoders are never mixed.
+* The embedded default is all-MiniLM-L6-v2. It is loaded when the first text is encoded, so using only its identity or
+  tokenizer does not take seconds.
 """
 
 from __future__ import annotations

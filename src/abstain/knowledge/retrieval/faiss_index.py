@@ -1,13 +1,13 @@
 """The embedded vector index: faiss in this process, exact, meant for up to some 100,000 chunks.
 
-Three decisions:
+Notes:
 
-* Who may read what becomes a bitmap over the vectors before every search, and faiss scores only what it selects. Chunks
-  share few different rights, so the bitmap costs far less than the search.
+* Before every search the entitlements become a bitmap over the vectors, and faiss scores only the selected ones. Chunks
+  share few different entitlements, so the bitmap costs far less than the search.
 * faiss keeps any of several equal scores at the edge of the k nearest; then all of that score are fetched, and the
   first by chunk id are taken.
-* faiss answers -1 where it has nothing, which Python reads as the last entry, whoever may read that. So vectors that
-  have no nearest are refused, and what is below 0 is no hit.
+* faiss returns -1 for no result, which Python would read as the index of the last entry, whose entitlements were not
+  checked. So vectors without a nearest one are refused, and ids below 0 are no hits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FaissIndex:
         bits = np.packbits(allowed, bitorder="little")  # lives as long as the selector that points to it
         chosen = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bits))
         query = np.ascontiguousarray(vector[None])
-        # One more than asked for: an equal one that just misses shows that the choice at the edge is arbitrary.
+        # One more than requested: an equal one that just misses shows that the choice at the edge is arbitrary.
         (scores,), (found,) = self._index.search(query, min(k + 1, readable), params=chosen)
         if k < readable and scores[k - 1] == scores[k]:
             below = float(np.nextafter(scores[k], np.float32(-np.inf)))
@@ -98,7 +98,7 @@ class FaissIndex:
 
 
 class _Facet:
-    """One property of every entry, its few different values told apart once."""
+    """One property of every entry, encoded by its few distinct values."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = list(dict.fromkeys(values))

@@ -1,11 +1,11 @@
-"""What every vector index promises, wherever it runs.
+"""The protocol of all vector indexes.
 
-Three decisions:
+Notes:
 
-* Filters are part of the search: what the asker may not read, or did not ask for, is not there when the nearest are
-  taken. So it cannot show up for any query and k, and cannot crowd out what the asker may read.
-* Whoever reads a chunk must hold every entitlement on it. A chunk without entitlements is for everyone.
-* Search is exact, and equal scores are ordered by chunk id: the same chunks give the same hits, however they came in.
+* Filters are part of the search: chunks that the user may not read, or that the filter excludes, are left out before
+  the nearest are taken. So they cannot appear for any query and k, and cannot displace readable ones.
+* A user must hold every entitlement of a chunk to read it. A chunk without entitlements is for everyone.
+* Search is exact, and equal scores are ordered by chunk id: hits do not depend on the order of insertion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from abstain.core.contracts import Chunk
 from abstain.knowledge.retrieval.encoder import Vectors
 
 FILTERS = ("product", "doc_id", "kind")
-"""What a search can be narrowed to, besides what the asker may read."""
+"""The filters of a search, besides entitlements."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class IndexEntry:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for entries that are equal: what an index needs not be told again."""
+        """Equal for equal entries, which need not be written to an index again."""
         return hashlib.sha256(f"{self.product or ''}\n{self.chunk.canonical()}".encode()).hexdigest()
 
     @property
@@ -56,7 +56,7 @@ class VectorIndex(Protocol):
     """Entries with unit-length vectors, by chunk id."""
 
     def digests(self) -> Mapping[str, str]:
-        """chunk id -> `IndexEntry.digest` of all that can be found."""
+        """chunk id -> `IndexEntry.digest` of all entries."""
 
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
@@ -65,7 +65,7 @@ class VectorIndex(Protocol):
         """
 
     def remove(self, chunk_ids: Iterable[str]) -> None:
-        """Forget these; those that are not there are passed over."""
+        """Remove these; unknown ones are ignored."""
 
     def search(
         self, vector: Vectors, k: int, entitlements: Collection[str] = (), where: Mapping[str, str] | None = None
@@ -77,11 +77,11 @@ class VectorIndex(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of what serves the index; what a server holds stays there."""
+        """Release the index's resources; data on a server stays."""
 
 
 def check_search(k: int, where: Mapping[str, str] | None) -> None:
-    """ValueError for what no index can search."""
+    """ValueError for a search that no index supports."""
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
     if unknown := sorted(set(where or ()) - set(FILTERS)):
@@ -97,7 +97,7 @@ def check_vectors(vectors: Vectors, shape: tuple[int, ...]) -> None:
 
 
 def check_alive(entries: Iterable[IndexEntry]) -> None:
-    """ValueError for a tombstone: whoever indexed it would let it be found."""
+    """ValueError for a tombstone: an indexed one could be found."""
     for entry in entries:
         if entry.chunk.removed_at is not None:
             raise ValueError(f"{entry.chunk.chunk_id} was removed from its document: it cannot be indexed")

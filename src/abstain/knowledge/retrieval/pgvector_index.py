@@ -1,9 +1,9 @@
 """A vector index that many processes share: PostgreSQL with the extension pgvector.
 
-Three decisions:
+Notes:
 
-* The filters stand in the query itself, and every search is a scan of all vectors: with an approximate index the filter
-  would come after it and starve k. So no such index is made, and none that somebody made is used.
+* The filters are part of the query, and every search is a scan of all vectors: with an approximate index the filter
+  would come after it and leave fewer than k hits. So no such index is made, and an existing one is not used.
 * One table for one encoder: embeddings of different encoders cannot be compared.
 * psycopg is an extra (`abstain[postgres]`), imported when an index is opened. A password never stands in a message.
 """
@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 # Kept in the row itself: fetched from elsewhere, vectors would cost the scan several times as much.
 _INLINE = "ALTER TABLE {table} ALTER COLUMN embedding SET STORAGE PLAIN"
-# The dimension that the column was made with: asking the encoder would load its model.
+# The dimension of the column: reading it from the encoder would load its model.
 _DIMENSION = "SELECT atttypmod FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attname = 'embedding'"
 _UPSERT = """
 INSERT INTO {table} VALUES (%s, %s, %s, %s::jsonb, %s, %s::vector)
@@ -137,11 +137,11 @@ class PgVectorIndex:
 
 
 def shown(url: str) -> str:
-    """`url` as it may be shown: no user, no password."""
+    """`url` without user and password, for messages."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _written(vector: Vectors) -> str:
-    """pgvector's own notation; nine digits tell every float32 from its neighbours."""
+    """pgvector's own notation; nine digits distinguish all float32 values."""
     return "[" + ",".join(f"{value:.9g}" for value in vector.tolist()) + "]"

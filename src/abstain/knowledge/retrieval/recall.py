@@ -1,7 +1,7 @@
-"""Recall@k: how often retrieval puts what answers a question among the first k chunks.
+"""Recall@k: how often retrieval returns a gold chunk of a question among the first k chunks.
 
 Table 3 of *Confidence-Based Response Abstinence* (Huang et al.) reports it for the paper's own system. Here a question
-is found at k when any of its gold chunks, or any chunk of its gold documents, is among the first k that its asker may
+is found at k when any of its gold chunks, or any chunk of its gold documents, is among the first k that its user may
 read; with one gold chunk that is recall in the strict sense.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from abstain.core.contracts import Chunk, Row, Text
 from abstain.core.errors import AbstainError
-from abstain.core.json_lines import no_lines, one_line, repeated_keys
+from abstain.core.json_lines import parse_lines
 from abstain.knowledge.retrieval.retriever import Retriever
 
 KS = (1, 3, 5, 10, 25)
@@ -25,7 +25,7 @@ PAPER = {1: 0.54, 3: 0.75, 5: 0.80, 10: 0.84, 25: 0.88}
 
 
 class GoldQuestion(Row):
-    """A question and what answers it."""
+    """A question and its gold chunks or documents."""
 
     question: Text
     gold: tuple[Text, ...] = Field(min_length=1, description="ids of chunks, or of documents; any one will do")
@@ -43,31 +43,19 @@ class Recall:
 
 
 def read_questions(file: Path) -> list[GoldQuestion]:
-    """JSON Lines of `GoldQuestion`. Raises `AbstainError` naming the line that is wrong."""
+    """JSON Lines of `GoldQuestion`. Raises `AbstainError` naming an invalid line."""
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise AbstainError(f"{file}: cannot be read: {error.strerror}") from None
-    questions = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                questions.append(GoldQuestion.model_validate_json(line, strict=True))
-            except ValidationError as error:
-                if not questions and (other := no_lines(b"\n".join(lines), is_whole=True)):
-                    raise AbstainError(f"{file}: {other}") from None
-                problem = error.errors()[0]
-                where = ".".join(str(part) for part in problem["loc"]) or "row"
-                raise AbstainError(f"{file} line {number}: {where}: {problem['msg']}") from None
-            if twice := repeated_keys(line.decode()):
-                raise AbstainError(f"{file} line {number}: {one_line(twice[0])}: this key comes twice in one object")
+    questions = list(parse_lines(lines, GoldQuestion, str(file)))
     if not questions:
         raise AbstainError(f'{file}: holds no question: write lines like {{"question": "...", "gold": ["DOC_ID"]}}')
     return questions
 
 
 def answerable(questions: Iterable[GoldQuestion], chunks: Iterable[Chunk]) -> list[GoldQuestion]:
-    """Those `questions` of which a gold chunk is among `chunks`, is no tombstone, and may be read by the asker."""
+    """Those `questions` of which a gold chunk is among `chunks`, is no tombstone, and may be read by the user."""
     needed: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     for chunk in chunks:
         if chunk.removed_at is None:
@@ -85,10 +73,10 @@ def measure(
     questions: Sequence[GoldQuestion],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[int | None]:
-    """Ask each question for the first `max(KS)` chunks; the place of its first gold chunk, None where there is none.
+    """Search the first `max(KS)` chunks for each question; the rank of its first gold chunk, None where there is none.
 
-    The questions' embeddings are kept like those of chunks: the same file is asked again after every change.
-    `progress` is called with how many of the missing ones are done, and how many they are.
+    The questions' embeddings are cached like those of chunks: the same file is evaluated again after every change.
+    `progress` is called with the number of encoded questions and their total.
     """
     vectors = retriever.embeddings.of([question.question for question in questions], progress)
     hits = (
@@ -102,13 +90,13 @@ def measure(
 
 
 def rank_of_gold(found: Iterable[Chunk], gold: Collection[str]) -> int | None:
-    """The place, from 1, of the first gold chunk in `found`, best first; None where there is none."""
+    """The rank, from 1, of the first gold chunk in `found`, best first; None where there is none."""
     places = (at for at, chunk in enumerate(found, start=1) if chunk.chunk_id in gold or chunk.doc_id in gold)
     return next(places, None)
 
 
 def recall_at(ranks: Sequence[int | None], ks: Sequence[int] = KS) -> list[Recall]:
-    """For each k the share of `ranks` (places of the first gold chunk, None for not found) that are at most k.
+    """For each k the share of `ranks` (of the first gold chunk, None for not found) that are at most k.
 
     ValueError where there are no ranks.
     """

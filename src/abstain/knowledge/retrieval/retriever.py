@@ -1,8 +1,8 @@
-"""From a question to the chunks that its asker may read: encoder, kept embeddings and an index, put together.
+"""Retrieval from a question to the chunks that its user may read: encoder, cached embeddings and index together.
 
-`sync` brings an index up to date by difference: only chunks that are new or changed are sent to it, and only texts that
-were never seen are encoded. An index in this process is filled anew from kept embeddings, one on a server stays:
-what was removed, or may be read by fewer, goes first, before anything new is encoded.
+`sync` updates an index by difference: only new or changed chunks are sent to it, and only unknown texts are encoded. An
+index in this process is filled anew from cached embeddings, one on a server persists: chunks that were removed or have
+more entitlements now are removed first, before anything new is encoded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Synced:
-    """How many chunks an index was told of (`written`) and had to forget (`removed`), and how many it holds."""
+    """The number of chunks `written` to an index and `removed` from it, and the number that it holds."""
 
     written: int
     removed: int
@@ -33,7 +33,7 @@ class Synced:
 
 
 class Retriever:
-    """Finds chunks by meaning; `index` holds what can be found."""
+    """Finds chunks by embedding similarity in `index`."""
 
     def __init__(self, index: VectorIndex, embeddings: Embeddings) -> None:
         self.index = index
@@ -47,8 +47,8 @@ class Retriever:
     ) -> Synced:
         """Make the index hold `chunks`, all there are, without the tombstones among them, and nothing else.
 
-        `products`: the product of each document, for the filter. `progress` is called with how many chunks are sent,
-        and how many there are to send.
+        `products`: the product of each document, for the filter. `progress` is called with the number of chunks
+        sent and their total.
         """
         products = products or {}
         entries = {
@@ -63,7 +63,7 @@ class Retriever:
         changed = [entry for key, entry in entries.items() if key in known and known[key] != entry.digest]
         new = [entry for key, entry in entries.items() if key not in known]
         done, total = 0, len(changed) + len(new)
-        for todo in (changed, new):  # apart: whoever lost a right does not keep it while new texts are encoded
+        for todo in (changed, new):  # separate: revoked entitlements take effect before new texts are encoded
             for some in (todo[at : at + AT_ONCE] for at in range(0, len(todo), AT_ONCE)):
                 self.index.upsert(some, self.embeddings.of([entry.chunk.text for entry in some]))
                 done += len(some)
@@ -89,7 +89,7 @@ class Retriever:
 
 @contextmanager
 def open_retriever(settings: Settings) -> Iterator[Retriever]:
-    """A retriever over the index that `settings` name, with the embedded encoder; `sync` says what it can find."""
+    """A retriever over the index that `settings` name, with the embedded encoder; `sync` fills it."""
     encoder = SentenceEncoder(device=settings.device)
     url = settings.index.get_secret_value() if settings.index else None
     with closing(open_index(url, encoder)) as index:

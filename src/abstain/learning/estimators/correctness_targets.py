@@ -1,12 +1,14 @@
-"""How correct an answer is, as a number in [0, 1] against what should have been said: what the regressors predict.
+"""Correctness scores of answers against reference answers, in [0, 1]: the targets of the regressors.
 
 "An Automatic Method to Estimate Correctness of RAG" (Zhang et al.), section 4.2 and table 9: cosine similarity of
-sentence embeddings and ROUGE; with them the two of SQuAD. Three decisions:
+sentence embeddings and ROUGE; with them the two of SQuAD.
+
+Notes:
 
 * Of several references the best one counts, for each metric by itself, as in SQuAD's own evaluation.
-* A reference in which a metric reads nothing (no text; for ROUGE no a-z or 0-9; for SQuAD's nothing but articles and
-  punctuation) is none for that metric, and a row without one is nan: a 0 would say that the answer is wrong.
-* Figures have six decimals. A threshold is a round number, and float32 says 0.80000008 where 0.8 is meant; the last
+* A reference that is empty for a metric (no text; for ROUGE no a-z or 0-9; for SQuAD's nothing but articles and
+  punctuation) is skipped, and a row without a reference is nan: a 0 would mean an incorrect answer.
+* Figures have six decimals. A threshold is a round number, and float32 gives 0.80000008 where 0.8 is meant; the last
   bits of an embedding change with the texts beside it.
 """
 
@@ -31,7 +33,7 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True)
 class CorrectnessMetric:
-    """`of_pairs(answers, references, encoder)`: n answers, a reference each -> (n,), nan where that is none."""
+    """`of_pairs(answers, references, encoder)`: n answers, a reference each -> (n,), nan without a valid reference."""
 
     description: str
     of_pairs: Callable[[Texts, Texts, Encoder | None], np.ndarray]
@@ -45,10 +47,14 @@ def correctness(
 ) -> pd.DataFrame:
     """The metrics `names` of `METRICS` of every answer: a float64 column each, a row an answer, in [0, 1] or nan.
 
-    `references`: of each row what would have been right, in any number; nan where there is none. `encoder`: for
-    `cosine`; None: the embedded one, loaded where it is needed. Raises `AbstainError` for a name that is none, listing
-    them all, ValueError where answers and references are not of the same rows, TypeError where a row's references are
-    one string.
+    Args:
+        references: of each row any number of correct answers; nan where there is none.
+        encoder: for `cosine`; None: the embedded one, loaded where it is needed.
+
+    Raises:
+        AbstainError: a name is unknown; the message lists all names.
+        ValueError: answers and references are not of the same rows.
+        TypeError: a row's references are one string.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -65,7 +71,7 @@ def correctness(
     found = pd.DataFrame(index=pd.RangeIndex(len(answers)))
     for name in dict.fromkeys(names):
         best = np.full(len(answers), np.nan)
-        np.fmax.at(best, rows, METRICS[name].of_pairs(*paired, encoder))  # fmax passes over nan
+        np.fmax.at(best, rows, METRICS[name].of_pairs(*paired, encoder))  # fmax ignores nan
         found[name] = best.round(DECIMALS)
     return found
 
@@ -128,4 +134,4 @@ METRICS: Mapping[str, CorrectnessMetric] = {
         lambda answers, references, _: squad(answers, references, "f1"),
     ),
 }
-"""What can be measured, by name, each with a line that says what it is."""
+"""The available metrics by name, each with a one-line description."""

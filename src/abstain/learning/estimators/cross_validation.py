@@ -1,12 +1,12 @@
-"""Fitting a probe on training answers alone, with a confidence for each that was made without its group.
+"""Grouped cross-validation of a probe on the training answers, with out-of-fold confidences.
 
-Three decisions:
+Notes:
 
-* The validation split is not looked at, whichever way is gone here: it is for calibration and thresholds.
-* The probes of all folds go along their paths together; the step with the least loss over all held-out answers is
-  kept, and the probe that is served goes as far, on all of them. One rule for epochs and for penalties.
-* A fold is of whole groups, because answers about one document err together, and right and wrong answers are spread
-  over the folds.
+* The validation split is not used here: it is reserved for calibration and thresholds.
+* The probes of all folds follow their paths in step; the step with the least loss over all held-out answers is kept,
+  and the served probe is fitted up to that step on all training answers. Epochs and penalties share this rule.
+* Folds consist of whole groups, because errors of answers about one document are correlated. Correct and incorrect
+  answers are spread over the folds.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class History:
 
 @dataclass(frozen=True)
 class FittedProbe:
-    """A probe, trained on all rows; `out_of_fold`, float32 (rows,), their confidences by probes that had not seen
-    their group, trained just as far; and how that was found."""
+    """A probe, trained on all rows; `out_of_fold`, float32 (rows,), their confidences by probes of the same step that
+    were not trained on their group; and the fitting path."""
 
     probe: Probe
     out_of_fold: np.ndarray
@@ -64,11 +64,11 @@ def fit_probe(
 ) -> FittedProbe:
     """Fit `architecture` on `train`, whose rows are of `groups` (rows,).
 
-    Rows of weight 0 are not learnt from, and get their out-of-fold confidence all the same. Deterministic under
-    `params.seed` on one kind of hardware. Memory is bounded by a batch and by `rows.MEMORY_VALUES`.
+    Rows of weight 0 are not trained on, but get an out-of-fold confidence. Deterministic under `params.seed` on one
+    kind of hardware. Memory is bounded by a batch and by `rows.MEMORY_VALUES`.
 
-    Raises `AbstainError` where right, or wrong, answers are of fewer than two groups, where states are not finite, and
-    where training diverges at once.
+    Raises `AbstainError` where correct, or incorrect, answers are of fewer than two groups, where states are not
+    finite, and where training diverges at once.
     """
     # The order of a sum, and so its last bits, depends on the number of threads: torch's, and of what numpy calls.
     torch.set_num_threads(1)
@@ -122,9 +122,9 @@ def _fit(
 def assign_folds(train: TrainingRows, groups: np.ndarray, params: ProbeParams) -> Tensor:
     """The fold of every row, int64 (rows,), counted from 0: `params.folds` of them, of whole groups.
 
-    There are no more folds than groups with right, or with wrong, answers that count; outside of every fold there are
-    answers of both kinds. Groups of which no answer counts are in the first one. Raises `AbstainError` where there are
-    too few groups for that.
+    There are no more folds than groups with correct, or with incorrect, answers of positive weight; outside of every
+    fold there are answers of both kinds. Groups without positive weight are in the first fold. Raises `AbstainError`
+    where there are too few groups for that.
     """
     counts = (train.weight > 0).numpy()
     correct, named = train.correct.numpy()[counts], groups[counts]
@@ -141,8 +141,8 @@ def assign_folds(train: TrainingRows, groups: np.ndarray, params: ProbeParams) -
                 number_of |= dict.fromkeys(named[held_out], number)
     if len(number_of) < len(np.unique(named)):
         raise AbstainError(
-            "a probe is tried on groups that it has not seen, and the train split has right answers of only "
-            f"{of_kind[0]}, wrong ones of only {of_kind[1]}: bring feedback on more groups, or change split.seed"
+            "a probe is tried on groups that it has not seen, and the train split has correct answers of only "
+            f"{of_kind[0]}, incorrect ones of only {of_kind[1]}: bring feedback on more groups, or change split.seed"
         )
     return torch.tensor([number_of.get(group, 0) for group in groups])
 

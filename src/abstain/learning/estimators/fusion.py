@@ -1,15 +1,14 @@
-"""Fusion: one confidence out of all others, by stacking (Wolpert 1992).
+"""Fusion: logistic stacking of all scorers into one confidence (Wolpert 1992).
 
-Three decisions:
+Notes:
 
-* It learns from confidences of training answers that nothing of theirs was fitted to: the probes' out-of-fold ones.
-  Confidences of answers that a probe was trained on would teach it to trust that probe alone.
-* Logistic regression on the scores' log-odds, with as much regularisation as cross-validation by group asks for: its
-  coefficients say in the report which scores it listens to, and it is stored as JSON.
-* No score counts against an answer by being higher: its coefficient is not negative (Breiman, *Stacked Regressions*,
-  1996); that it is missing may count either way. Every score means "higher is more likely right", so what would be
-  heard as its opposite is noise of the training answers, and the more scores are worth nothing, the more of that a free
-  regression hears.
+* It is fitted on out-of-fold confidences of the training answers. In-sample confidences would put all weight on the
+  trained probes.
+* Logistic regression on the scores' log-odds, with the regularisation that grouped cross-validation chooses. The report
+  shows its coefficients, the weights of the scores; it is stored as JSON.
+* Coefficients of scores are not negative (Breiman, *Stacked Regressions*, 1996); those of the missing-score indicators
+  may have either sign. Every score means "higher is more likely correct", so a negative weight would fit noise of the
+  training answers; an unconstrained regression fits more of it, the more scores are uninformative.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ class Fusion:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """How far it listens to each score, per standard deviation of that score's log-odds."""
+        """The weight of each score, per standard deviation of that score's log-odds."""
         return dict(zip(self.names, self.coefficient, strict=True))
 
     @property
     def coefficients_if_missing(self) -> dict[str, float]:
-        """What is added to the log-odds of an answer that a score says nothing of."""
+        """Per score, the term added to the log-odds of an answer where that score is missing."""
         return dict(zip(self.names, self.missing, strict=True))
 
     def score(self, scores: pd.DataFrame) -> np.ndarray:
@@ -73,13 +72,13 @@ class Fusion:
 def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
     """Fit to training answers: `scores` (rows, scorers) in [0, 1] or nan, the trained scorers' out of fold.
 
-    Raises `AbstainError` where the answers are all right, or all wrong.
+    Raises `AbstainError` where the answers are all correct, or all incorrect.
     """
     labels.require_both_kinds()
-    # Of the log-odds as they are kept: a score that is below `EDGE` on all training answers tells none from another.
+    # Of the clipped log-odds: a score that is below `EDGE` on all training answers separates none of them.
     names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
     if not names:
-        raise AbstainError("no scorer tells one answer from another: nothing to fuse")
+        raise AbstainError("no scorer separates any two answers: nothing to fuse")
     odds = _log_odds(scores, names)
     mean = np.nanmean(odds, axis=0)
     scale = np.nanstd(odds, axis=0)
@@ -147,7 +146,7 @@ def _known(values: np.ndarray) -> np.ndarray:
 
 
 def _inputs(scores: pd.DataFrame, names: tuple[str, ...], mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """(rows, 2 x scorers): standardised log-odds, 0 where one is missing, and a column that says so."""
+    """(rows, 2 x scorers): standardised log-odds, 0 where one is missing, and an indicator column of missing ones."""
     standardised = (_log_odds(scores, names) - mean) / scale
     gone = np.isnan(standardised)
     return np.hstack([np.where(gone, 0.0, standardised), gone.astype(float)])

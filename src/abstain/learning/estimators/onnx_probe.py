@@ -1,13 +1,13 @@
 """The probe as an ONNX file: export, metadata, and the session that serves it.
 
-Three decisions:
+Notes:
 
-* The graph is that of one answer. Served answers come one by one, what most nodes of a batch's graph do is to mask its
-  padding, and next to a probe's few products a node is not free.
-* What depends on weights alone is done in export: by `Probe.served`, and by folding what reorders the LSTM's gates.
+* The graph takes one answer. Served answers come one by one, most nodes of a batched graph only mask padding, and nodes
+  are not free beside a probe's few products.
+* Computations on weights alone are done at export: by `Probe.served`, and by folding the LSTM's gate reordering.
 * `torch.onnx.export(dynamo=True)` keeps the time axis dynamic only for the first LSTM exported in a process, and
-  refuses the next: call `export_probe` once a process (a DVC stage is one). Believe only `parity`, which tries many
-  lengths.
+  refuses the next: call `export_probe` once a process (a DVC stage is one). Verify an export with `parity`, which
+  tries many lengths.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class OnnxProbe:
     def confidence(self, rows: Iterable[Tensor]) -> np.ndarray:
         """Confidences, float32 (rows,), of ragged `rows` of float32 states, each (L + 1, d); one row in memory.
 
-        Each is scored alone: nothing is padded, an answer's states stay in the processor's cache, and what an answer
-        gets does not depend on the others.
+        Each is scored alone: nothing is padded, an answer's states stay in the processor's cache, and its score does
+        not depend on the others.
         """
         run = self._session.run
         return np.array([run([OUTPUT], {INPUT: row.numpy()})[0].item() for row in rows], np.float32)

@@ -1,7 +1,7 @@
 """Labelled rows of ragged states, and how they become padded batches.
 
-States are a sequence of tensors that may lie in memory or on disk (`StateTable`): whoever reads them holds a batch, and
-what fits into `MEMORY_VALUES` is read once instead of once an epoch.
+States are a sequence of tensors in memory or on disk (`StateTable`): a reader holds one batch, and states that fit into
+`MEMORY_VALUES` are read once instead of once an epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEMORY_VALUES = 2**25
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Labelled answers: states, each float32 (L + 1, d), in memory or read when asked for; `correct` 0/1 and
+    """Labelled answers: states, each float32 (L + 1, d), in memory or read on access; `correct` 0/1 and
     `weight` >= 0, both (rows,)."""
 
     states: Sequence[Tensor]

@@ -1,7 +1,6 @@
-"""The probes there are, by name, and their files. To add one is to write its module and to enter it here.
+"""The model zoo: probes by name, and their files. To add one, write its module and register it here.
 
-A file is safetensors, weights alone, and says in its header which probe they are of and of what shape: nothing else is
-needed to load it.
+A file is safetensors; its header states architecture and shape, so nothing else is needed to load the weights.
 """
 
 from __future__ import annotations

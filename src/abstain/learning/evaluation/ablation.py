@@ -1,6 +1,6 @@
-"""What changes when the probe listens elsewhere, or has never heard of a product: a probe is trained for each case.
+"""Ablations: probes of other layers and sites, and probes trained without one product.
 
-Both are judged as the served probe is: trained on the training split, a threshold tuned on validation, measured on the
+Each is evaluated like the served probe: trained on the training split, a threshold tuned on validation, measured on the
 reviewed hold-out, weighted.
 """
 
@@ -37,7 +37,7 @@ def listening_row(
     resamples: Resamples,
     rouge: np.ndarray,
 ) -> dict[str, Any]:
-    """One row of the paper's table 4: a probe on the states of `take`, with the threshold that validation asks for.
+    """One row of the paper's table 4: a probe on the states of `take`, with the threshold tuned on validation.
 
     `frame`: the data set. `rouge`: of every row of `frame`, nan where there is no ideal answer. Where the target is out
     of reach on validation, there is a `note`, and no threshold.
@@ -71,8 +71,8 @@ def left_out_rows(
 ) -> list[dict[str, Any]]:
     """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
 
-    `confidence`: of the served probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`, and what is `lost`
-    by it has an interval of its own, on the same resamples. Too few answers to judge: a `note` instead.
+    `confidence`: of the served probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the paired
+    difference on the same resamples, has its own interval. Too few answers to evaluate: a `note` instead.
     """
     holdout = reviewed(frame[frame["split"] == "holdout"])
     rows = []

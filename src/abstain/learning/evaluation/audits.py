@@ -1,4 +1,4 @@
-"""What a confidence listens to: how it changes when the context is taken away, and when the answer is another's."""
+"""Audits of a confidence: how it changes without the context, and with the answer to another question."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def context_removed(
 ) -> list[dict[str, Any]]:
     """A row a scorer: AUROC and mean confidence with the context, and of the same answers without it.
 
-    `scores`, `changed`: (rows, scorers) of the same answers, nan where a scorer cannot say. A scorer that ranks answers
-    as well without the context does not look whether they are grounded in it: `auroc_lost`, what it loses, has a 95 %
-    interval by `groups`, both sides on the same resamples.
+    `scores`, `changed`: (rows, scorers) of the same answers, nan without a score. A scorer that ranks answers as well
+    without the context does not use it to check them: `auroc_lost`, the paired difference on the same resamples, has a
+    95 % interval by `groups`.
     """
     figures = {
         (name, kind): partial(metrics.auroc, correct, of[name].to_numpy())
@@ -48,10 +48,10 @@ def context_removed(
 def answers_shuffled(
     correct: np.ndarray, scores: pd.DataFrame, changed: pd.DataFrame, weight: np.ndarray, threshold: dict[str, float]
 ) -> list[dict[str, Any]]:
-    """A row a scorer: how well right answers in place outscore the same questions with the answer to another one.
+    """A row a scorer: how well correct answers outscore shuffled ones to the same questions.
 
-    `auroc_against_shuffled` is of the right answers against their own questions' shuffled ones; `shown_changed` is the
-    share of shuffled answers that a scorer with a `threshold` would show.
+    `auroc_against_shuffled` compares correct answers with the shuffled answers to the same questions; `shown_changed`
+    is the share of shuffled answers that a scorer with a `threshold` would show.
     """
     right = correct == 1
     labels = np.repeat([1, 0], right.sum())

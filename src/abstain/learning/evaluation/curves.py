@@ -1,4 +1,4 @@
-"""The tables behind the plots, which DVC plots too: a row a point."""
+"""The tables of the report's plots and of DVC's plots: a row a point."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BINS = 20
 COARSE = 5
 """Bins of a slice's probabilities, which has fewer answers."""
 SHOWN = 4
-"""Slices that a plot can tell apart."""
+"""The most slices that remain distinguishable in one plot."""
 
 
 def tables(judged: ReviewedSplit, served: str, several: Sequence[str], min_rows: int) -> dict[str, pd.DataFrame]:
-    """The tables of this module by name: of the scorer `served`, and where scorers are compared, of `several`.
+    """The tables of this module by name: of the scorer `served`, and of `several` where scorers are compared.
 
     A product's reliability is drawn where its effective sample size is at least `min_rows`.
     """
@@ -46,7 +46,7 @@ def roc(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.Dat
 
 
 def risk_coverage(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
-    """`scorer`, `coverage`, `risk`: the share of errors among the shown, as more and more is shown."""
+    """`scorer`, `coverage`, `risk`: the share of errors among the shown answers, by rising coverage."""
     parts = []
     for name in scores:
         coverage, risk = metrics.risk_coverage(correct, scores[name].to_numpy(), weight)
@@ -55,7 +55,7 @@ def risk_coverage(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray)
 
 
 def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
-    """`kind` (raw or calibrated) and what `metrics.reliability` says of a bin of confidence: a row each."""
+    """`kind` (raw or calibrated) and the columns of `metrics.reliability`, a row a bin of confidence."""
     bins = {"raw": raw, "calibrated": calibrated}
     return pd.DataFrame(
         [{"kind": kind, **row} for kind, of in bins.items() for row in metrics.reliability(correct, of, weight)]
@@ -65,7 +65,7 @@ def reliability(correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, we
 def reliability_by(
     stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_rows: int
 ) -> pd.DataFrame:
-    """`kind`, the slice of `stratum` (rows,), and what `metrics.reliability` says of a bin, of `COARSE`: a row each.
+    """`kind`, the slice of `stratum` (rows,), and the columns of `metrics.reliability`, a row each of `COARSE` bins.
 
     Of the slices with an effective sample size of at least `min_rows`, the `SHOWN` largest.
     """

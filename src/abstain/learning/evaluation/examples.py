@@ -1,4 +1,4 @@
-"""Answers that say more than a figure: errors that were caught, errors that were shown, right answers withheld."""
+"""Example answers: withheld errors, shown errors, and withheld correct answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHARACTERS = 400
 
 
 def examples(rows: pd.DataFrame, threshold: float) -> Mapping[str, list[dict[str, Any]]]:
-    """Up to `EXAMPLES` of each kind, the most telling first: those that the confidence was surest of.
+    """Up to `EXAMPLES` of each kind, the most confident ones first.
 
     `rows`: `interaction_id`, `product`, `question`, `answer`, `ideal_answer` (or None), `correct`, `confidence`,
     `probability`. Texts are cut to `CHARACTERS`.

@@ -1,14 +1,14 @@
 """The leaderboard: every scorer of the same answers, by the same metrics, with paired intervals by group.
 
-Three decisions:
+Notes:
 
-* How a scorer ranks answers is measured on its raw confidence, whatever its scale; what it guarantees (Brier, ECE,
-  accuracy, F1) on its calibrated probability, whose calibrator was fitted on the validation split. So a calibrator that
-  makes many answers equally likely costs no AUROC, and a log-probability is not judged as if it were a probability.
-* Every scorer is measured on the same resamples of groups, so that its difference to the champion has an interval and a
-  chance of its own: two intervals that overlap say little.
-* An answer without a score is withheld and counted, not left out: left out, a scorer that says nothing about hard
-  answers would look good.
+* Ranking metrics use the raw confidence, on any scale; probability metrics (Brier, ECE, accuracy, F1) use the
+  calibrated probability, whose calibrator was fitted on the validation split. So a calibrator that makes many answers
+  equally likely costs no AUROC, and a log-probability is not evaluated as if it were a probability.
+* All scorers are measured on the same resamples of groups, so that the paired difference to the champion has its own
+  interval and probability: overlapping intervals are not conclusive.
+* Answers without a score are withheld and counted, not left out: otherwise a scorer that skips hard answers would look
+  good.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALIBRATION: dict[str, metrics.Metric] = {
     "accuracy": metrics.accuracy,
     "f1": metrics.f1,
 }
-"""Of the calibrated probability; accuracy and F1 of calling an answer right from 0.5 on."""
+"""Of the calibrated probability; accuracy and F1 of calling an answer correct from 0.5 on."""
 
 
 def leaderboard(
@@ -58,17 +58,18 @@ def leaderboard(
     """One row a scorer, in the order of `scores`.
 
     Args:
-        correct: (rows,) of 0/1. scores: name -> raw confidence (rows,), nan where the scorer cannot say.
+        correct: (rows,) of 0/1. scores: name -> raw confidence (rows,), nan where the scorer has no score.
         calibrated: name -> probability (rows,). A scorer that is not in it, or has no probability at all, has no
             figures of `CALIBRATION`.
-        groups: (rows,). weight: (rows,), None for equal ones. champion: whom the others are compared with, if anyone.
+        groups: (rows,). weight: (rows,), None for equal ones.
+        champion: the scorer that the others are compared with, if any.
 
     Returns `scorer`, `unscored` (rows without a score), every metric of `RANKING` and `CALIBRATION` with the bounds of
     its 95 % interval (`auroc`, `auroc_low`, `auroc_high`), and `auroc_difference`, `auroc_difference_low`,
     `auroc_difference_high` and `chance_better` against the champion: the share of draws in which it ranks better. What
     is not defined is nan; so is the champion's difference to itself.
 
-    Raises `AbstainError` when the champion is not among the scorers, `ValueError` when what is calibrated is no
+    Raises `AbstainError` when the champion is not among the scorers, `ValueError` when a calibrated value is not a
     probability.
     """
     names = [str(name) for name in scores]

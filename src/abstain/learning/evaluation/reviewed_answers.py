@@ -1,4 +1,4 @@
-"""Answers that experts judged, with what every scorer says of them: what all of an evaluation is computed from."""
+"""Reviewed answers with the scores of every scorer: the input of all evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReviewedSplit:
     """Reviewed answers of one split.
 
     Attributes:
-        rows: of the data set. scores: (rows, scorers), raw confidences, nan where a scorer cannot say.
+        rows: of the data set. scores: (rows, scorers), raw confidences, nan where a scorer has no score.
         calibrated: the same as probabilities.
     """
 
@@ -55,11 +55,11 @@ class ReviewedSplit:
         }
 
     def raw(self, name: str) -> np.ndarray:
-        """What the scorer `name` says, float64 (rows,)."""
+        """The raw confidences of the scorer `name`, float64 (rows,)."""
         return self.scores[name].to_numpy(float)
 
     def said_by(self, name: str) -> Confidences:
-        """The answers with what the scorer `name` says of them."""
+        """The answers with the confidences of the scorer `name`."""
         return Confidences(self.correct, self.raw(name), self.weight)
 
     def probability(self, name: str) -> np.ndarray:
@@ -67,11 +67,11 @@ class ReviewedSplit:
         return self.calibrated[name].to_numpy(float)
 
     def shown(self, name: str, threshold: float, resamples: Resamples) -> dict[str, float]:
-        """What `name` shows from `threshold` on: the number of answers, `shown`, their effective sample size,
+        """The answers that `name` shows from `threshold` on: their number, `shown`, their effective sample size,
         `shown_n_eff`, and 95 % intervals, by groups, of their precision and of the error rate: `precision_low`,
         `precision_high`, `error_rate_low`, `error_rate_high`.
 
-        An interval of no width is none: where all that is shown is right, so is every draw of it.
+        An interval of width 0 is nan: where all shown answers are correct, they are in every draw.
         """
         shown = (self.raw(name) >= threshold).astype(float)
         figures = {
@@ -91,8 +91,8 @@ def calibrate(
 ) -> dict[str, pd.DataFrame]:
     """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
 
-    An answer that a scorer cannot score has no probability. Where a scorer has scored too few of the validation split's
-    answers to be calibrated, it has none at all; raises `AbstainError` where that split itself has too few.
+    An answer without a score has no probability. A scorer that scored too few of the validation split's answers to be
+    calibrated has no probabilities at all; raises `AbstainError` where that split itself has too few.
     """
     fit_calibrator(method, np.full(len(validation.rows), 0.5), validation.correct, validation.weight, seed)
     calibrators: dict[Any, Calibrator] = {}
@@ -119,7 +119,7 @@ def calibration_rows(
 ) -> list[dict[str, Any]]:
     """ECE and Brier score of `name` on the hold-out, with 95 % intervals, a row a method that is fitted on validation.
 
-    `uncalibrated`: scorers that are shown beside them as they are.
+    `uncalibrated`: scorers whose raw confidences are shown beside them.
     """
     probabilities: dict[str, np.ndarray] = {}
     for method in get_args(Method):

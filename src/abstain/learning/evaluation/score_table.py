@@ -19,7 +19,7 @@ Kind = Literal["served probe", "probe", "regressor", "signal", "fusion", "baseli
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """The served file, the zoo by architecture, the fusion, the training answers' share of right ones, and which of
+    """The served file, the zoo by architecture, the fusion, the training answers' share of correct ones, and which of
     the signals are regressors of correctness.
 
     The zoo's probe that is served stands in a table once, as `probe`, with the confidences of the served file.
@@ -37,7 +37,7 @@ class ScoreTable:
         return self.served.metadata["architecture"]
 
     def table(self, states: Sequence[Tensor], signals: pd.DataFrame) -> pd.DataFrame:
-        """Raw confidences, float64 (rows, scorers), nan where a scorer cannot say, with the index of `signals`.
+        """Raw confidences, float64 (rows, scorers), nan where a scorer has no score, with the index of `signals`.
 
         Args:
             states: S_in of every answer. signals: (rows, signals), as the stage `features` writes them.
@@ -49,7 +49,7 @@ class ScoreTable:
         return pd.DataFrame(table, signals.index).join(others).assign(**{BASE_RATE: self.base_rate})
 
     def kinds(self, names: Sequence[str]) -> dict[str, Kind]:
-        """What each of the scorers of a table is."""
+        """The kind of each scorer of a table."""
         return {name: self._kind(name) for name in names}
 
     def _kind(self, name: str) -> Kind:

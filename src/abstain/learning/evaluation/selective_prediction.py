@@ -1,7 +1,7 @@
-"""What a threshold does to the answers that people see: the paper's tables 2 and 4, weighted.
+"""Selective prediction: which answers a threshold shows and how good they are (the paper's tables 2 and 4, weighted).
 
-Huang et al., section 4: answers with a confidence below the threshold are withheld; what is shown should be right more
-often, and closer to the expert's ideal answer, than what is withheld.
+Huang et al., section 4: answers with a confidence below the threshold are withheld; shown answers should be correct
+more often, and closer to the reviewer's ideal answer, than withheld ones.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def at_threshold(
     weight: metrics.Weight = None,
     rouge: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """One row of the paper's tables 2 and 4: what showing every answer with confidence >= `threshold` gives.
+    """One row of the paper's tables 2 and 4: the result of showing every answer with confidence >= `threshold`.
 
     Args:
-        correct: (rows,) of 0/1. confidence: (rows,), nan where the scorer cannot say: such an answer is withheld.
+        correct: (rows,) of 0/1. confidence: (rows,), nan without a score: such an answer is withheld.
         weight: (rows,), None for equal ones. rouge: (rows,) in [0, 1], nan where there is no ideal answer (`rouge`).
 
     Returns `threshold`, `precision`, `recall`, `coverage`, `abstention_rate`, and `accuracy` and `f1` of taking what is
-    shown for right; with `rouge`, also its mean over shown and over withheld answers, `rouge_shown` and
+    shown for correct; with `rouge`, also its mean over shown and over withheld answers, `rouge_shown` and
     `rouge_withheld`, and of how many answers each is the mean, `rouge_shown_answers` and `rouge_withheld_answers`. A
     figure of nothing is nan.
     """
@@ -56,8 +56,8 @@ def at_threshold(
 
 @dataclass(frozen=True)
 class Confidences:
-    """Reviewed answers and what somebody says of them: `correct` of 0/1, `confidence`, nan where it cannot say, and
-    `weight`, each (rows,)."""
+    """Reviewed answers and one scorer's confidence: `correct` of 0/1, `confidence`, nan without a score, and `weight`,
+    each (rows,)."""
 
     correct: np.ndarray
     confidence: np.ndarray
@@ -69,7 +69,7 @@ def at_tuned_threshold(
 ) -> dict[str, Any]:
     """`at_threshold` of the hold-out at the heuristic threshold of `validation`, and an empty `note`.
 
-    Where the target is out of reach on validation there is only a `note`, which says so.
+    Where the target is out of reach on validation, the row has only a `note` that states it.
     """
     known = ~np.isnan(validation.confidence)
     try:

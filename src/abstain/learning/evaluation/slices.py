@@ -1,7 +1,7 @@
 """One scorer, slice by slice: by product, line of business, retrieved chunks and answer length.
 
-A good figure of all answers may hide a product that the scorer knows nothing about. A slice too small to be judged is
-shown, with the reason in words in place of its figures.
+A good overall figure may hide a product on which the scorer fails. A slice too small to evaluate is listed with the
+reason in place of its figures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NOT_GIVEN = "not given"
 
 @dataclass(frozen=True)
 class Scored:
-    """Answers, and what one scorer says of them. All are (rows,).
+    """Answers, and the scores of one scorer. All are (rows,).
 
-    `correct` is 0/1; `confidence` raw, nan where the scorer cannot say; `probability` calibrated, nan there too;
+    `correct` is 0/1; `confidence` raw, nan without a score; `probability` calibrated, nan there too;
     `shown` of bool, what the threshold shows; `weight` that of `metrics.row_weights`.
     """
 
@@ -47,7 +47,7 @@ def strata(
     retrieved_chunks: np.ndarray,
     answer_characters: np.ndarray,
 ) -> pd.DataFrame:
-    """What answers are sliced by, a column each, (rows,): ordered categories whose values name the slices.
+    """The strata of answers, a column each, (rows,): ordered categories whose values name the slices.
 
     A product or line of business is a text or null; `retrieved_chunks` and `answer_characters` are counts (rows,).
     Lengths fall into the quartiles of these rows, fewer than four where many answers are equally long; a slice is named
@@ -77,7 +77,7 @@ def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min
 
     Returns `stratum`, `slice`, `rows`, `n_eff` (`metrics.effective_sample_size`), `base_rate`, `auroc` of the
     confidence with its 95 % interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows),
-    `precision`, and `note`: why figures are nan, "" where none is.
+    `precision`, and `note`: why figures are nan, "" where no figure is.
     """
     return pd.DataFrame(
         [
@@ -114,7 +114,7 @@ def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, 
 
 
 def _undefined(scored: Scored) -> dict[str, bool]:
-    """What would leave a figure of a slice without a value, and whether it does."""
+    """Reasons for which a figure of a slice is undefined, and whether each applies."""
     return {
         "no answer has a score": bool(np.isnan(scored.confidence).all()),
         "no answer has a probability": bool(np.isnan(scored.probability).all()),

@@ -1,7 +1,7 @@
-"""How sure a figure is: the same resamples of whole groups for everything that is compared.
+"""Cluster bootstrap: intervals and paired differences of metrics, on the same resamples of whole groups.
 
-Whole groups are drawn with replacement, because answers about one document err together; a row keeps its weight. A draw
-is a number per row, how often it was drawn, so that a figure of many draws is one computation (`metrics`).
+Whole groups are drawn with replacement, because errors of answers about one document are correlated; a row keeps its
+weight. A draw is a count per row, so that a figure of many draws is one computation (`metrics`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Figure = Callable[[np.ndarray], Any]
 Key = TypeVar("Key", bound=Hashable)
 
 UNDEFINED = 0.05
-"""Where a figure is not defined in more than this share of the draws, those in which it is are no sample of it."""
+"""A figure that is undefined in more than this share of the draws has no interval: the others are a biased sample."""
 CELLS = 2**16
 """Most weights that are held at once: 512 KiB, and what is computed of them, stay in a core's cache."""
 
 
 @dataclass(frozen=True)
 class Resamples:
-    """How many draws, and under which seed: equal ones are the same draws, for whoever takes them of equal groups."""
+    """The number of draws and their seed; equal ones give the same draws of equal groups."""
 
     draws: int
     seed: int
@@ -35,7 +35,7 @@ class Resamples:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of the rows as they are, and of every draw, (draws,), some of them nan."""
+    """A figure of the original rows, and of every draw, (draws,), some of them nan."""
 
     value: float
     draws: np.ndarray
@@ -59,7 +59,7 @@ def bootstrap(
     Args:
         groups: (rows,), whatever compares equal within a group. weight: (rows,), None for equal ones.
 
-    Fewer than two groups say nothing about how others would differ: all draws are nan.
+    With fewer than two groups the variation between groups is unknown: all draws are nan.
     """
     own = np.ones(len(groups)) if weight is None else np.asarray(weight, dtype=float)
     drawn: dict[Key, list[np.ndarray]] = {key: [] for key in figures}
@@ -79,7 +79,7 @@ def paired(own: Estimate, other: Estimate) -> Estimate:
 
 
 def bounded(name: str, estimate: Estimate) -> dict[str, float]:
-    """`name`, `name_low` and `name_high`: a figure and its 95 % interval, as the reports read them."""
+    """`name`, `name_low` and `name_high`: a figure and its 95 % interval, in the reports' columns."""
     low, high = estimate.interval
     return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
 

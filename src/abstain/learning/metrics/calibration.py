@@ -1,11 +1,12 @@
-"""From a raw confidence to a probability that can be taken at its word.
+"""Calibration: from a raw confidence to a probability of being correct.
 
-Three decisions:
+Notes:
 
-* A calibrator is a few numbers and a formula of numpy: it travels as JSON in the ONNX file, gives the same figures to
-  the last bit after it, and serving needs neither the library that fitted it nor a pickle.
-* Every calibrator is non-decreasing, so it changes what a confidence says and never which answers are shown first.
-* Rows count by `metrics.row_weights`. Venn-Abers' library takes no weights, so its rows are thinned to an even sample.
+* A calibrator is a few numbers and a numpy formula: it is stored as JSON in the ONNX file and reproduces the same
+  figures to the last bit; serving needs neither the library that fitted it nor a pickle.
+* Every calibrator is non-decreasing, so it changes probabilities but never the ranking of answers.
+* Rows are weighted by `metrics.row_weights`. Venn-Abers' library takes no weights, so its rows are thinned to an even
+  sample.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from abstain.core.errors import AbstainError
 
-if TYPE_CHECKING:  # it imports scikit-learn, which a service can do without
+if TYPE_CHECKING:  # it imports scikit-learn, which serving does not need
     from abstain.learning.metrics.weighted_metrics import Weight
 
 Method = Literal["none", "temperature", "isotonic", "venn_abers"]
@@ -27,7 +28,7 @@ Interval = tuple[np.ndarray, np.ndarray]
 Numbers = tuple[float, ...]
 
 MIN_OF_A_CLASS = 10
-"""With fewer right or fewer wrong answers nothing is calibrated: the result would be those few answers' noise."""
+"""With fewer correct or incorrect answers nothing is calibrated: the result would be noise."""
 LARGEST_LOGIT = float(np.log(1e6))
 """Confidences of 0 and 1 have no logit; they count as one in a million from it."""
 STEEPEST = 50.0
@@ -57,7 +58,7 @@ class Calibrator:
 class Temperature(Calibrator):
     """sigmoid(scale * logit(confidence)), scale = 1 / temperature (Guo et al. 2017): one number for all rows.
 
-    A confidence of 0.5 stays 0.5: what is off by a constant is not mended.
+    A confidence of 0.5 stays 0.5: a constant offset is not corrected.
     """
 
     method: ClassVar[Method] = "temperature"
@@ -84,8 +85,8 @@ class Isotonic(Calibrator):
 
 @dataclass(frozen=True)
 class VennAbers(Calibrator):
-    """Inductive Venn-Abers (Vovk, Petej and Fedorova 2015): two isotonic fits, one that counts the new answer as wrong
-    (p0) and one that counts it as right (p1). One of the two is perfectly calibrated, whatever the data.
+    """Inductive Venn-Abers (Vovk, Petej and Fedorova 2015): two isotonic fits, one that counts the new answer as
+    incorrect (p0) and one that counts it as correct (p1). One of the two is perfectly calibrated for any data.
 
     Both are step functions, kept as their steps: p0 is `low[i]` from confidence `low_at[i - 1]` on, that one included;
     p1 is `high[i]` above `high_at[i - 1]`, that one left out. The probability is p1 / (1 - p0 + p1).
@@ -118,8 +119,8 @@ def fit_calibrator(
         confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,) > 0, None for equal ones.
         seed: of the thinning, for `venn_abers`; the others do not draw.
 
-    Raises `AbstainError` where a value is none of these, and where fewer than 10 answers are right, or wrong; `none`
-    has nothing to learn and takes any number.
+    Raises `AbstainError` where a value is out of these ranges, and where fewer than 10 answers are correct, or
+    incorrect; `none` fits nothing and takes any number.
     """
     if method not in get_args(Method):
         raise AbstainError(f"unknown calibration '{method}': choose one of {', '.join(get_args(Method))}")
@@ -153,8 +154,8 @@ def thin(weight: np.ndarray, seed: int, groups: np.ndarray | None = None) -> np.
     """Which rows make an even sample of all answers (rejection sampling): a mask (rows,), all of it for equal weights.
 
     A row stays with probability weight / max(weight). With `groups` (rows,), at most one row of a group stays, drawn
-    by weight, with probability (the group's weight) / (the heaviest group's): even rows that are independent where
-    groups are, for methods that take rows to be.
+    by weight, with probability (the group's weight) / (the heaviest group's): evenly sampled rows, independent where
+    groups are, for methods that assume independent rows.
     """
     drawn = np.random.default_rng(seed).random((2, len(weight)))
     if groups is None:
@@ -172,7 +173,7 @@ def thin(weight: np.ndarray, seed: int, groups: np.ndarray | None = None) -> np.
 def checked_rows(
     confidence: np.ndarray, correct: np.ndarray, weight: Weight
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Confidences and weights as float64, `correct` as int, each (rows,). `AbstainError` names what is wrong."""
+    """Confidences and weights as float64, `correct` as int, each (rows,). `AbstainError` names the invalid one."""
     confidence, correct = np.asarray(confidence, float), np.asarray(correct)
     weight = np.ones(len(confidence)) if weight is None else np.asarray(weight, float)
     if not confidence.shape == correct.shape == weight.shape or confidence.ndim != 1:
@@ -192,11 +193,11 @@ def checked_rows(
 
 def _check_classes(method: Method, correct: np.ndarray, reviewed: int) -> None:
     n_eff = "" if reviewed == len(correct) else f", effective sample size {len(correct)}"
-    for count, name in ((int(correct.sum()), "right"), (int(len(correct) - correct.sum()), "wrong")):
+    for count, name in ((int(correct.sum()), "correct"), (int(len(correct) - correct.sum()), "incorrect")):
         if count < MIN_OF_A_CLASS:
             raise AbstainError(
-                f"calibration by {method} needs {MIN_OF_A_CLASS} right and {MIN_OF_A_CLASS} wrong reviewed answers, "
-                f"and only {count} are {name} (of {reviewed}{n_eff}): bring more reviews, "
+                f"calibration by {method} needs {MIN_OF_A_CLASS} correct and {MIN_OF_A_CLASS} incorrect reviewed "
+                f"answers, and only {count} are {name} (of {reviewed}{n_eff}): bring more reviews, "
                 "or set calibration.method to none"
             )
 

@@ -1,15 +1,17 @@
-"""How well a correctness score is estimated: the figures of the paper's tables 2 to 12 (section 4.2).
+"""Metrics of estimated correctness scores: the figures of the paper's tables 2 to 12 (section 4.2).
 
 `true` is the correctness score of each answer, nan where it is unknown, `predicted` the regressor's, both (rows,) in
-[0, 1]; t is a threshold on the true score that calls an answer correct, and on the prediction as well. Four decisions:
+[0, 1]; t is a threshold on the true score that calls an answer correct, and on the prediction as well.
 
-* Correct is a score of at least t, on both sides, as answers are shown here. The paper says "exceeds t": that
+Notes:
+
+* Correct means a score of at least t, for true and predicted scores, as for shown answers. The paper's "exceeds t"
   differs for scores of exactly t, and at t = 1 would call no verdict and no ROUGE correct.
-* Accuracy and F1 depend on how many answers are correct at t more than on the regressor: of 9 in 10, saying yes to all
-  has an F1 of 0.95. So the share of correct ones (`positive`) stands beside them.
-* An AUROC of one class is nan, with a `note` that says which; accuracy and F1 of it are what they are.
+* Accuracy and F1 depend on the share of correct answers at t more than on the regressor: at 9 in 10, predicting correct
+  for all has an F1 of 0.95. So this share (`positive`) is reported beside them.
+* An AUROC of one class is nan, with a `note` that names the class; accuracy and F1 are still given.
 * A prediction that is nan counts as 0 and ranks below all others, where there are others (`metrics`); a row whose true
-  score is unknown counts nowhere, and `judged` says how many do count.
+  score is unknown is left out, and `judged` is the number of the rows that count.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def tune_t(
         if min(positive[t], 1 - positive[t]) >= least_share and not np.isnan(of_both):
             merit[t] = of_both
     if not merit:
-        shares = ", ".join(f"{share:.0%} reach {t:g}" for t, share in positive.items()) or "there is none"
+        shares = ", ".join(f"{share:.0%} reach {t:g}" for t, share in positive.items()) or "there are no candidates"
         raise AbstainError(
             f"no candidate for t leaves both classes {least_share:.0%} of the training answers ({shares}): give "
             "candidates nearer to the median of the correctness score"

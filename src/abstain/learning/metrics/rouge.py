@@ -1,4 +1,4 @@
-"""How close an answer is to the one that the expert would have given: ROUGE, for the papers' tables.
+"""ROUGE of answers against the reviewers' ideal answers, for the papers' tables.
 
 Google's `rouge_score`, without the stemmer: that is the library's default and Hugging Face's, so that figures compare,
 and a stemmer of English would favour English answers.
@@ -24,8 +24,8 @@ def rouge(answers: Iterable[str], ideal_answers: Iterable[str | None], kind: Kin
     """One figure of one kind of ROUGE of every answer against its ideal answer: (rows,) float64 in [0, 1].
 
     Precision is of the answer's words, recall of the ideal answer's. Nan where there is no ideal answer, and where it
-    has no word that the library reads, which takes words for runs of a-z and 0-9: a 0 would say that the answer is far
-    from it. An answer without such a word has nothing of its ideal answer: 0.
+    has no word that the library reads (runs of a-z and 0-9): a 0 would mean that the answer is far from it. An answer
+    without such a word scores 0.
     """
     from rouge_score.rouge_scorer import RougeScorer  # with nltk, a second
     from rouge_score.tokenizers import DefaultTokenizer

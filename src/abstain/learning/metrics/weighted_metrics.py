@@ -1,15 +1,17 @@
-"""Metrics of a confidence: one vocabulary for every scorer.
+"""Weighted metrics of a confidence, the same for every scorer.
 
-`correct` is 0/1 and `confidence` higher where an answer is more likely right, both (rows,). Three decisions:
+`correct` is 0/1 and `confidence` higher where an answer is more likely correct, both (rows,).
+
+Notes:
 
 * `weight` is (rows,), how many answers of the whole each row stands for, and a metric then is a float; or it is
-  (draws, rows), and a metric is (draws,), all draws computed at once: a bootstrap draw says how often each row was
-  drawn, which is a weight (`bootstrap`). Where reviewers were given some kinds of answers more often than others, only
-  weighted figures are those of all answers (`row_weights`; Horvitz-Thompson, in Hajek's ratio form). Without weights,
-  as with equal ones, every row stands for itself.
-* What is not defined for the rows at hand (an AUROC of one class, a precision of nothing) is nan, never made up.
-* A confidence that is nan is that of a scorer that cannot say: the answer is withheld, so it ranks below all others,
-  and its probability to be right counts as 0. Where no answer has a confidence, every figure is nan.
+  (draws, rows), and a metric is (draws,), all draws computed at once: a bootstrap draw is the number of times each
+  row was drawn, which is a weight (`bootstrap`). Where some kinds of answers were reviewed more often than others, only
+  weighted figures estimate those of all answers (`row_weights`; Horvitz-Thompson, in Hajek's ratio form). Without
+  weights, as with equal ones, every row stands for itself.
+* Undefined figures (an AUROC of one class, a precision of no answers) are nan.
+* A nan confidence means that the scorer has no score: the answer is withheld, so it ranks below all others, and its
+  probability of being correct counts as 0. Where no answer has a confidence, every figure is nan.
 
 `auroc`, `auprc`, `aurc` and the `error_recall` family depend on the order alone, so any scale will do; `brier`, `ece`
 and `reliability` need a probability and raise `ValueError` for anything else.
@@ -58,7 +60,7 @@ def row_weights(inclusion_probability: np.ndarray) -> np.ndarray:
 
 
 def effective_sample_size(weight: np.ndarray) -> float:
-    """How many equally weighted rows say as much (Kish): (sum w)^2 / sum w^2; 0 of none."""
+    """The effective sample size (Kish): (sum w)^2 / sum w^2; 0 of no rows."""
     if not len(weight):
         return 0.0
     weight = weight / weight.max()  # so that equal weights give whole numbers
@@ -74,9 +76,9 @@ def mean(values: np.ndarray, weight: Weight = None) -> Any:
 
 @_metric
 def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve: the chance that a right answer outscores a wrong one; ties count half."""
+    """Area under the ROC curve: the chance that a correct answer outscores an incorrect one; ties count half."""
     right, wrong = _shown(correct, confidence, weight)
-    # Trapezes: between two confidences, the wrong answers that are added times the right ones above, half of the new.
+    # Trapezes: between two confidences, the added incorrect answers times the correct ones above, half of the new.
     above = np.diff(right, axis=1, prepend=0)
     np.subtract(right, above / 2, out=above)
     above *= np.diff(wrong, axis=1, prepend=0)
@@ -145,27 +147,27 @@ def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, bins: i
 
 @_metric
 def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """The share of answers that are right and shown, or wrong and withheld, at `threshold`."""
+    """The share of answers that are correct and shown, or incorrect and withheld, at `threshold`."""
     return _ratio(_sum(weight, (confidence >= threshold) == (correct == 1)), weight.sum(axis=1))
 
 
 @_metric
 def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """The harmonic mean of `precision` and `recall`; nan where nothing is shown and nothing right."""
+    """The harmonic mean of `precision` and `recall`; nan where nothing is shown and nothing correct."""
     shown = confidence >= threshold
     return _ratio(2 * _sum(weight, shown & (correct == 1)), _sum(weight, shown) + _sum(weight, correct))
 
 
 @_metric
 def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """The share of right answers among those shown, with a confidence of at least `threshold`; nan of none."""
+    """The share of correct answers among those shown, with a confidence of at least `threshold`; nan of none."""
     shown = confidence >= threshold
     return _ratio(_sum(weight, shown & (correct == 1)), _sum(weight, shown))
 
 
 @_metric
 def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """The share of the right answers that is shown; nan where none is right."""
+    """The share of the correct answers that is shown; nan where no answer is correct."""
     return _ratio(_sum(weight, (confidence >= threshold) & (correct == 1)), _sum(weight, correct))
 
 
@@ -207,10 +209,10 @@ def risk_coverage(correct: np.ndarray, confidence: np.ndarray, weight: Weight = 
 
 
 def _shown(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many right and how many wrong answers have at least each distinct confidence, highest first.
+    """How many correct and how many incorrect answers have at least each distinct confidence, highest first.
 
-    Both (draws, distinct confidences). Each is summed by itself: a difference of sums would turn no wrong answer into
-    1e-16 of one, and what is not defined into a figure.
+    Both (draws, distinct confidences). Each is summed by itself: a difference of sums could turn 0 incorrect answers
+    into 1e-16, and an undefined figure into a defined one.
     """
     order, ends = _ranking(confidence)
     ordered = np.take(weight, order, axis=1)

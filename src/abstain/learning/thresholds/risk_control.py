@@ -1,20 +1,23 @@
-"""A threshold with a guarantee: with a stated confidence, what it shows of *all* answers is as good as was guaranteed.
+"""Risk control (Learn then Test): a threshold whose shown answers meet the target with a stated confidence.
 
 Learn then Test (Angelopoulos et al. 2022), by MAPIE's `BinaryClassificationController`: each threshold tried is a
-hypothesis, "the guarantee is broken here", to be rejected by an exact binomial p-value; the chance that any rejection
-is wrong is at most 1 - confidence. The decisions, all of them measured (docs/decisions.md):
+hypothesis, "the guarantee is broken here", to be rejected by an exact binomial p-value; the chance of any false
+rejection is at most 1 - confidence. The guarantee is for *all* answers, not only for the reviewed ones.
 
-* MAPIE takes no weights, and a binomial p-value wants even rows: rows are thinned by their weight (`calibration.thin`).
-  That finds more than weighted bounds do, because the p-value stays exact.
-* Thresholds are tried one after another, each at the whole risk of being wrong, until one is not rejected: from the one
-  that looks most significant on rows that do not test (the training split, out of fold) downwards. Those rows alone say
-  which ones are tried, and in which order. An error rate falls as the threshold rises: there, from the highest down.
-* The risk is written as an error: MAPIE's own `precision` tests 1 - precision, and its rounding makes that one wrong
-  answer too many for every fifth pair of counts. And no threshold is tried that shows no training row: its p-value
-  would be nan, which MAPIE takes for the most significant one.
+Notes (each measured, docs/decisions.md):
 
-The guarantee is for answers like the tested ones, and takes these to be independent. Answers about one document err
-together: with `ReviewedAnswers.groups` one answer a group tests, so the rows are independent again, and fewer.
+* MAPIE takes no weights, and a binomial p-value needs evenly sampled rows: rows are thinned by their weight
+  (`calibration.thin`). That finds more than weighted bounds do, because the p-value stays exact.
+* Fixed-sequence testing: thresholds are tried one after another, each at the whole error level, until one is not
+  rejected: from the one that looks most significant on rows that do not test (the training split, out of fold)
+  downwards. Only those rows decide which thresholds are tried, and in which order. An error rate falls as the threshold
+  rises: there, from the highest down.
+* The risk is written as an error: MAPIE's own `precision` tests 1 - precision, and its rounding makes that one
+  incorrect answer too many for every fifth pair of counts. Thresholds that show no training row are not tried: their
+  p-value would be nan, which MAPIE takes for the most significant one.
+
+The guarantee is for answers like the tested ones, and assumes that these are independent. Errors of answers about one
+document are correlated: with `ReviewedAnswers.groups` one answer a group tests, so the rows are independent, and fewer.
 """
 
 from __future__ import annotations
@@ -34,18 +37,18 @@ from abstain.learning.thresholds.selection import Threshold, operating_point
 Metric = Literal["precision", "error_rate"]
 
 TRIED = 50
-"""Thresholds to choose from, evenly spaced by how much they show; with 20 or 200 as much is shown."""
+"""Candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
 POWER = 0.8
-"""The chance of a guarantee with as many reviews as `reviews_needed` says."""
+"""The chance of a guarantee with `reviews_needed` reviews."""
 MOST_REVIEWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class ReviewedAnswers:
-    """Answers with an expert's verdict. All arrays are (rows,).
+    """Answers with a reviewer's verdict. All arrays are (rows,).
 
     `confidence` is in [0, 1], `correct` 0/1, `weight` that of `metrics.row_weights` (None: all answers were as likely
-    to be reviewed). `groups` names what errs together; None: every answer errs on its own.
+    to be reviewed). `groups`: answers whose errors are correlated; None: all answers are independent.
     """
 
     confidence: np.ndarray
@@ -54,7 +57,7 @@ class ReviewedAnswers:
     groups: np.ndarray | None = None
 
     def checked(self, what: str) -> ReviewedAnswers:
-        """The same with float64 confidences and weights. Raises `AbstainError` where there are none, or nan."""
+        """The same with float64 confidences and weights. Raises `AbstainError` for no rows, or nan."""
         if not len(self.confidence):
             raise AbstainError(f"no reviewed answers {what}: bring reviews")
         return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), self.groups)
@@ -99,7 +102,7 @@ class _Outcome:
     n_eff: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, whether anything is `guaranteed`, and the line that `says` it."""
+        """Every field, whether anything is `guaranteed`, and its one-line `message`."""
         return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "message": str(self)}
 
     def _counted(self) -> str:
@@ -112,8 +115,8 @@ class ControlledThreshold(_Outcome):
     """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
 
     `rows` were reviewed, an effective sample size of `n_eff`. Of these, `shown` were shown (`coverage`),
-    `precision` of those right, and `error_rate` of all shown and wrong. `p_value` is the chance to see so few wrong
-    ones, or fewer, if the guarantee were just broken at this threshold.
+    `precision` of those correct, and `error_rate` of all shown and incorrect. `p_value` is the chance to see as few
+    incorrect ones, or fewer, if the guarantee were just broken at this threshold.
     """
 
     shown: int
@@ -123,7 +126,7 @@ class ControlledThreshold(_Outcome):
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
         return (
             f"{limit} {self.target:g} at {self._counted()}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} of them right"
+            f"{self.coverage:.0%}, {self.precision:.3f} of them correct"
         )
 
 
@@ -131,9 +134,9 @@ class ControlledThreshold(_Outcome):
 class NoControlledThreshold(_Outcome):
     """Why nothing is guaranteed, and what would help.
 
-    `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are what it gives of all
-    answers, as far as is known. `reviews_needed` answers, reviewed like these, would make a guarantee with a chance of
-    80 % if that is how it is. None: no number of them, because it is not better than the target.
+    `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for all
+    answers. `reviews_needed` answers, sampled like these, would give a guarantee with a chance of 80 % if these
+    estimates are true. None: no number of them would, because the estimate is not better than the target.
     """
 
     reviews_needed: int | None
@@ -159,10 +162,10 @@ def control_risk(
     """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
 
     Args:
-        tested: the validation split, which nothing was fitted on: neither the probe nor a calibrator, so these are raw
+        tested: the validation split, on which neither the probe nor a calibrator was fitted, so these are raw
             confidences.
-        training: other answers, on the same scale (out of fold), to learn from where to start. The guarantee holds
-            whatever they are; the more they are like the others, the more is found.
+        training: other answers, on the same scale (out of fold), which decide where testing starts. The guarantee does
+            not depend on them; the more they resemble the tested ones, the higher the coverage.
 
     Raises `AbstainError` where there is no row, where a value is nan or out of range, and where confidences of the two
     are so far apart that no tested answer is shown.
@@ -193,9 +196,9 @@ def reviews_needed(
 
     Args:
         reached: the precision (error rate) at the threshold; coverage: the share of all answers that it shows.
-        even_share: how many evenly drawn answers one reviewed answer is worth (`ReviewedAnswers.even_share`).
+        even_share: evenly sampled answers per reviewed answer (`ReviewedAnswers.even_share`).
 
-    None where what is reached is not better than the target, or not by enough for a million reviews.
+    None where `reached` is not better than the target, or not by enough for a million reviews.
     """
     from scipy.stats import binom
 
@@ -204,7 +207,7 @@ def reviews_needed(
         return None
     size = np.unique(np.geomspace(1, MOST_REVIEWS, 1000).astype(int))
     most = binom.ppf(1 - confidence, size, tolerated)
-    most = np.where(binom.cdf(most, size, tolerated) <= 1 - confidence, most, most - 1)  # wrong ones that may be seen
+    most = np.where(binom.cdf(most, size, tolerated) <= 1 - confidence, most, most - 1)  # incorrect ones allowed
     short = np.flatnonzero(binom.cdf(most, size, wrong) < POWER)
     enough = short[-1] + 1 if len(short) else 0
     if enough == len(size):
@@ -214,7 +217,7 @@ def reviews_needed(
 
 
 def _tried(learn: ReviewedAnswers, params: ThresholdParams) -> tuple[np.ndarray, np.ndarray]:
-    """The thresholds to try (ascending, (tried,)) and their p-values on the rows that they are learnt from."""
+    """The thresholds to try (ascending, (tried,)) and their p-values on the training rows."""
     thresholds = np.unique(np.quantile(learn.confidence, np.arange(TRIED) / TRIED, method="lower"))
     p_values = _p_values(thresholds, learn, params)
     tried = slice(None if params.metric == "error_rate" else int(np.argmin(p_values)) + 1)
@@ -222,7 +225,7 @@ def _tried(learn: ReviewedAnswers, params: ThresholdParams) -> tuple[np.ndarray,
 
 
 def _p_values(thresholds: np.ndarray, rows: ReviewedAnswers, params: ThresholdParams) -> np.ndarray:
-    """P(as few wrong answers or fewer | the guarantee is just broken) for each of (thresholds,): exact, binomial."""
+    """P(as few incorrect answers or fewer | guarantee just broken) for each of (thresholds,): exact, binomial."""
     from scipy.stats import binom
 
     order = np.argsort(rows.confidence, kind="stable")
@@ -257,7 +260,7 @@ def _controlled(
         fwer_method="split_fixed_sequence" if learnt else "fixed_sequence",
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no threshold is good enough, or every one: the caller says so
+        warnings.simplefilter("ignore")  # no threshold, or every one, is good enough: the caller reports it
         if learnt:  # the order is read off at each threshold's own p-value, so that none is left out between two levels
             controller.learn_fixed_sequence_order(learn.confidence, learn.correct, np.sort(p_values), binary=True)
         controller.calibrate(even.confidence, even.correct)
@@ -268,11 +271,11 @@ def _controlled(
 def _no_guarantee(
     threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, n_eff: int, params: ThresholdParams
 ) -> NoControlledThreshold:
-    """What would help, judged by the threshold that was tried first.
+    """The outcome without a guarantee, with the number of reviews needed, estimated at the first tried threshold.
 
-    The tested rows alone would ask for too much, because one comes here where they looked bad by chance; the training
-    rows, which chose the threshold, for too little. Together they are right in the middle. Where by both the reviews at
-    hand should have done, the tested rows have the last word.
+    The tested rows alone overestimate it, because this is reached where they looked bad by chance; the training rows,
+    which chose the threshold, underestimate it. So both are joined. Where by both the available reviews should have
+    been enough, the tested rows decide.
     """
     rows = len(tested.correct)
 
@@ -308,5 +311,5 @@ def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
 
 
 def _tolerated(params: ThresholdParams) -> float:
-    """The largest share of wrong answers that keeps the guarantee."""
+    """The largest share of incorrect answers that keeps the guarantee."""
     return 1 - params.target if params.metric == "precision" else params.target

@@ -1,9 +1,9 @@
-"""The heuristic threshold: show as many answers as possible where what was asked for is just reached on these answers.
+"""The heuristic threshold: the highest coverage at which the target is met on the tuning answers.
 
-On other answers it is missed every second time: `risk_control.control_risk` gives the guarantee, and this one is shown
-beside it. Where reviewers were given some kinds of answers more often than others, rows are weighted
-(`metrics.row_weights`), so that the threshold is for all answers and not for those that were looked at; a few heavy
-rows are believed no more than a few rows (`effective_sample_size`).
+On other answers the target is missed about every second time: `risk_control.control_risk` gives a guarantee, and this
+threshold is reported beside it. Where some kinds of answers were reviewed more often than others, rows are weighted
+(`metrics.row_weights`), so that the threshold is for all answers and not only for the reviewed ones; a few heavy rows
+count as few rows (`effective_sample_size`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 class Threshold:
     """A tuned threshold and what it gave on the answers it was tuned on. Fractions are in [0, 1], and weighted.
 
-    `effective_shown` is the number of equally weighted answers that would say as much as the `shown` ones.
+    `effective_shown` is the effective sample size of the `shown` answers.
     """
 
     threshold: float
@@ -36,7 +36,7 @@ class Threshold:
 
     @property
     def error_rate(self) -> float:
-        """The share of all answers that are shown and wrong; 0 where nothing is shown."""
+        """The share of all answers that are shown and incorrect; 0 where nothing is shown."""
         return self.coverage * (1 - self.precision) if self.shown else 0.0
 
     def to_dict(self) -> dict[str, float | int]:
@@ -46,13 +46,13 @@ class Threshold:
 def tune_threshold(
     confidence: np.ndarray, correct: np.ndarray, params: ThresholdParams, weight: Weight = None
 ) -> Threshold:
-    """The threshold with the highest display rate whose precision (error rate) is at least (at most) the target.
+    """The threshold with the highest coverage whose precision (error rate) is at least (at most) the target.
 
     Args:
         confidence: (rows,) in [0, 1]. correct: (rows,) of 0/1. weight: (rows,), None for equal ones.
 
-    Raises `AbstainError` where no threshold that shows `min_shown` answers reaches the target, with the best
-    that one does reach.
+    Raises `AbstainError` where no threshold that shows `min_shown` answers reaches the target; the message has the best
+    value reached.
     """
     candidates = [operating_point(confidence, correct, float(t), weight) for t in np.unique(confidence)]
     believed = [point for point in candidates if point.effective_shown >= params.min_shown]
@@ -81,7 +81,7 @@ def _short_of(point: Threshold, params: ThresholdParams) -> float:
 
 
 def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: float, weight: Weight = None) -> Threshold:
-    """What showing every answer with confidence >= `threshold` gives; precision is nan where nothing is shown."""
+    """The result of showing every answer with confidence >= `threshold`; precision is nan where nothing is shown."""
     weight = np.ones(len(confidence)) if weight is None else weight
     shown = confidence >= threshold
     right = float(weight[shown & (correct == 1)].sum())

@@ -57,7 +57,7 @@ class PackedBatch:
             self._keys_only = False
 
     def narrow(self, queries: Mapping[Node, tuple[int, int]]) -> None:
-        """From now on only tokens first..last of each run ask; the keys are those that were remembered."""
+        """From now on the queries are tokens first..last of each run; the keys are the remembered ones."""
         self._queries = {run: queries.get(run, (0, 0)) for run in self.runs}
 
     def attend(
@@ -191,14 +191,14 @@ def _attention(
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    from transformers import AttentionInterface  # seconds, which only those who run a model have to wait
+    from transformers import AttentionInterface  # takes seconds: imported only where a model is run
 
     AttentionInterface.register(NAME, _attention)
 
 
 @contextmanager
 def packed_attention(config: Any, batch: PackedBatch) -> Iterator[None]:
-    """Within the block, the model of `config` attends as `batch` says; afterwards it is what it was."""
+    """Within the block, the model of `config` uses the attention of `batch`; afterwards it is as before."""
     _register()
     before = config._attn_implementation
     token = _packed_batch.set(batch)

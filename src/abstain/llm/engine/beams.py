@@ -3,7 +3,7 @@
 The beams of a step are shared out over banks, one for each number of tokens that a beam still lacks of a phrase
 (Anderson et al. 2017, "Guided open vocabulary image captioning with constrained beam search", with one beam size for
 all banks together, as Post and Vilar 2018 have it): beams on their way to a phrase are not crowded out by fluent
-ones that will never say it. Without phrases it is plain beam search.
+ones that will never contain it. Without phrases it is plain beam search.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ NodeStates = dict[Node, dict[Hook, Tensor]]
 class ComputeStats:
     """What was done, for tests, plans and benchmarks that count work instead of timing it.
 
-    `pass_tokens`: tokens of the passes that were asked for. `forward_tokens`: those that were really run, of what
+    `pass_tokens`: tokens of the requested passes. `forward_tokens`: those that were really run, of what
     passes share once, padding included. `layer_tokens`: layer -> tokens that went through that block (of the deepest
     layer, those for which it computed more than keys and values). `vocabulary_rows`: rows projected to the vocabulary.
     """
@@ -99,7 +99,7 @@ class Decoder:
         return device
 
     def site(self, hook: Hook) -> nn.Module:
-        """The module whose output `hook` is. Raises `AbstainError` for a layer or site that is not there."""
+        """The module whose output `hook` is. Raises `AbstainError` for a layer or site that does not exist."""
         require_layer(hook.layer, self.loaded.ref, self.n_layers)
         block = self._blocks[hook.layer - 1]
         if hook.site == "residual":
@@ -123,11 +123,11 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (rows, vocabulary), float32, of final states (rows, d).
 
-        Raises `AbstainError` for a model that makes them in a way that is not known here.
+        Raises `AbstainError` for a model whose way of computing logits is not supported.
         """
         if not self._projects:
             raise AbstainError(
-                f"{self.loaded.ref.name} does more to its logits than is known here: ask it for states alone"
+                f"{self.loaded.ref.name} post-processes its logits in an unsupported way: request hidden states alone"
             )
         self.work.vocabulary_rows += len(hidden)
         return self._project(hidden)
@@ -288,7 +288,7 @@ def _capture(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> C
 
 
 def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
-    """The decoder's list of blocks, whatever the architecture calls it."""
+    """The decoder's list of blocks, under any of the names that architectures give it."""
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module

@@ -18,7 +18,7 @@ from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenPr
 from abstain.llm.engine.tokenization import encode_pass
 
 ENGINE_VERSION = "forest-1"
-"""To be changed with whatever changes the last bits of a result: it is part of every cache key."""
+"""Change it with every edit that changes the last bits of a result: it is part of every cache key."""
 Result = Tensor | list[Generated]
 DECODE_ROWS = 32
 """Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
@@ -43,9 +43,9 @@ class Engine:
         return self.decoder.work
 
     def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:
-        """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each ask.
+        """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each request kind.
 
-        Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that is not there, a pass longer
+        Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that does not exist, a pass longer
         than the model's window, a choice of several tokens, and for states that are not finite, naming the row;
         TypeError for `Perturb`.
         """

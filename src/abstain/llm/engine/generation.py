@@ -20,7 +20,7 @@ from abstain.llm.engine.requests import Generate
 class Generated:
     """One answer. `tokens` are without EOS; `log_probs`, float32, have one entry a token and one for EOS if it `ended`.
 
-    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where they were asked for. `choices`: float32
+    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where requested. `choices`: float32
     (len(log_probs), number of choices), the probability of each at every step.
     """
 
@@ -41,9 +41,9 @@ class Generated:
 class Prompt:
     """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
 
-    `choices`: the ids of the ask's.
+    `choices`: the token ids of the request's choices.
 
-    These go over into the cache of the answers, and are let go of here.
+    The keys and values move into the answers' cache and are released here.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Prompt:
 
 
 @dataclass
-class _Row:
+class _DecodedRow:
     """One answer on its way. `feed`: the token that is read next; `closing`: its answer is complete."""
 
     prompt: Prompt
@@ -88,7 +88,7 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
     if eos is None and any(prompt.ask.states for prompt in prompts):
         raise AbstainError("the base model's tokenizer has no EOS token, after which an answer's states are read")
     rows = [
-        _Row(prompt, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
+        _DecodedRow(prompt, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
         for prompt in prompts
         if not prompt.ask.beams
         for sample in range(prompt.ask.samples)
@@ -107,7 +107,7 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
         yield prompt.key, answers
 
 
-def _finish(decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
+def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None) -> None:
     """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
     kv_decoder = KVCacheDecoder(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
     for row in rows:
@@ -128,7 +128,7 @@ def _finish(decoder: Decoder, rows: list[_Row], eos: int | None) -> None:
         final = seen[Hook(decoder.n_layers)]
 
 
-def _choose(decoder: Decoder, rows: Sequence[_Row], final: Tensor, eos: int | None) -> None:
+def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: int | None) -> None:
     """Take every row one token on, or let it end."""
     for row in rows:
         if row.closing:  # its last token has been read, or EOS after it

@@ -106,15 +106,14 @@ def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
     """Find the model called `name` without loading it.
 
     `name` is an embedded model's name, a folder, or a Hugging Face `id` or `id@revision` present in the
-    local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `remedy`, when there is none
-    of these.
+    local hub cache or, with a network, on the hub. Raises `AbstainError`, which ends with `remedy`, when none is found.
     """
     if name in EMBEDDED:
         digest = _sha256(_embedded_files(name), settings)
         return ModelRef(name, digest, str(settings.models / f"{name}-{digest}"))
     folder = Path(name)
     if folder.is_dir():
-        # Whatever decides weights or tokens: a tokenizer that changed makes other features.
+        # All files that decide weights or tokens: a changed tokenizer makes other features.
         kinds = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
         weights = sorted(file for kind in kinds for file in folder.glob(kind))
         if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
@@ -134,8 +133,7 @@ def pin(name: str, revision: str) -> str:
 def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load weights and tokenizer of `ref` in `dtype` on `device`, in evaluation mode, with gradients off.
 
-    Raises `AbstainError` where a file cannot be read, and where the weights are not those of a whole language model:
-    what lacks would be random.
+    Raises `AbstainError` where a file cannot be read, and where weights are missing: they would be random.
     """
     import transformers
 
@@ -151,7 +149,7 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
 
 
 def kind_of(config: Any) -> Kind:
-    """What kind of language model `config` is of: where a family has several, its architecture says which."""
+    """The kind of language model of `config`; where a family has several, the architecture decides."""
     if config.is_encoder_decoder:
         return "seq2seq"
     return "masked" if any(name.endswith("ForMaskedLM") for name in config.architectures or ()) else "causal"
@@ -182,7 +180,7 @@ def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
     """Raise `AbstainError` where `ref`, which has layers 1 to `depth`, has no such layer."""
     if not 1 <= layer <= depth:
         raise AbstainError(
-            f"layer {layer} asked for, but {ref.name} has layers 1 to {depth}: "
+            f"layer {layer} requested, but {ref.name} has layers 1 to {depth}: "
             "set llm.layer and sweep.layers in params.yaml"
         )
 

@@ -138,8 +138,8 @@ class RequestPlan:
 def by_depth(entries: Sequence[EncodedRequest], n_layers: int, shares: bool) -> list[tuple[int, list[EncodedRequest]]]:
     """Requests grouped by the layers they need, deepest first.
 
-    A shallower one joins a deeper group where the prefix that it shares with it saves more than the layers that its
-    other tokens then go through in vain. Without prefixes that are shared (`shares`), where it is equal to one of them.
+    A shallower one joins a deeper group where the shared prefix saves more than the unneeded layers cost that its
+    other tokens then go through. Without shared prefixes (`shares`), it joins where it equals one of the group's.
     """
     groups: dict[int, list[EncodedRequest]] = {}
     for depth in sorted({entry.hook(n_layers)[0].layer for entry in entries}, reverse=True):

@@ -1,14 +1,14 @@
 """Prompt layouts: named, versioned files that turn an interaction into a pass of named text segments.
 
-Four decisions:
+Notes:
 
 * Segments are tokenized one by one and joined as ids, so a segment's token span is known exactly and
   equal segments are equal prefixes.
 * Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts,
-  answer) is tokenized with special tokens split, so no handbook page can end the model's turn.
-* A layout's text is part of every feature's cache key: to change a layout is to add a file.
-* `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was never
-  taught to say EOS: that text is what ends its answers, and its states are read there.
+  answer) is tokenized with special tokens split, so a handbook page cannot end the model's turn.
+* A layout's text is part of every feature's cache key: to change a layout, add a file.
+* `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was not
+  trained to generate EOS: that text ends its answers, and the states are read there.
 
 Questions about a given answer are laid out in the same way, in `engine/questions`: `after-NAME` continues the prompt
 of layout NAME, the others are whole prompts.
@@ -42,7 +42,7 @@ class Segment:
 
     @property
     def bos(self) -> bool:
-        """Whether it is the tokenizer's BOS. Told by its name, so that no other segment's cache key changed."""
+        """Whether it is the tokenizer's BOS. Recognised by its name, so that no other segment's cache key changed."""
         return self.name == "bos" and not self.text
 
 
@@ -90,7 +90,7 @@ class Layout:
         return tuple(segments)
 
     def answer_in(self, written: str) -> str:
-        """The answer in what a model wrote: up to the text that ends one, where this layout names it."""
+        """The answer in generated text: up to the end-of-answer text, where this layout names one."""
         end = next((entry.get("literal") for entry in self._entries if entry["segment"] == "eos"), None)
         return written.partition(end)[0].strip() if end else written
 
@@ -99,7 +99,7 @@ class Layout:
 def load_layout(name: str, folder: str = "layouts") -> Layout:
     """The layout called `name`, or the question where `folder="questions"`.
 
-    Raises `AbstainError` listing those that there are.
+    Raises `AbstainError`, listing the available ones.
     """
     files = resources.files("abstain.llm.engine") / folder
     file = files / f"{name}.yaml"

@@ -1,6 +1,6 @@
-"""What can be asked of the base model about a pass. A new method is a new declaration here, not a new loop.
+"""The kinds of requests to the base model about a pass. A new method is a new declaration here, not a new loop.
 
-An ask names segments of its pass. What comes after the last of them cannot change the result under causal
+A request kind (`Ask`) names segments of its pass. Text after the last of them cannot change the result under causal
 attention, so it is cut off (`relevant`): two methods that share the beginning of a pass share its computation.
 """
 
@@ -115,7 +115,7 @@ Ask = HiddenStates | NLL | NextTokenProbs | Generate | Perturb
 
 @dataclass(frozen=True)
 class Request:
-    """One ask of one pass. `name` is what an error calls the row."""
+    """One request: a kind and its pass. `name` identifies the row in error messages."""
 
     pass_: Pass
     ask: Ask
@@ -132,5 +132,5 @@ def relevant(pass_: Pass, ask: Ask) -> Pass:
             raise AbstainError(f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}")
     start = names.index(ask.segments[0])
     if tuple(names[start : start + len(ask.segments)]) != ask.segments:
-        raise AbstainError(f"{', '.join(ask.segments)} do not follow each other in the prompt layout: ask one by one")
+        raise AbstainError(f"{', '.join(ask.segments)} are not adjacent in the prompt layout: request one by one")
     return pass_[: names.index(ask.segments[-1]) + 1]

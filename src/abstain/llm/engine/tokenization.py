@@ -54,7 +54,7 @@ def encode_pass(tokenizer: Any, pass_: Pass) -> EncodedPass:
 
 
 def first_tokens(tokenizer: Any) -> list[int]:
-    """BOS, where the tokenizer itself begins a text with it; else none.
+    """BOS, where the tokenizer itself begins a text with it; empty otherwise.
 
     That a tokenizer has a BOS does not mean that its model was trained to see one first: SmolLM2's is `<|im_start|>`,
     with which it reads plain text worse than without.
@@ -80,7 +80,7 @@ class ContextWindow:
 
     def excess(self, pass_: Pass, more: int = 0) -> str:
         """Why `pass_`, and `more` tokens after it, do not fit; empty where they do."""
-        # A token is at least a byte: most passes are short enough for that alone to tell.
+        # A token is at least a byte: for most passes the byte count alone decides.
         at_most = sum(len(segment.text.encode()) for segment in pass_) + len(pass_) + more
         if self._tokens is None or at_most <= self._tokens:
             return ""

@@ -1,9 +1,9 @@
-"""The content-addressed feature cache: a row of states is found by what it was computed from.
+"""The content-addressed feature cache: the key of a row of states is a digest of its inputs.
 
-Three decisions:
+Notes:
 
-* A *space* fixes everything that is equal for many rows (base model and tokenizer, dtype, what was asked,
-  numerics); a *key* is the digest of one pass's text. Nothing about runs or hosts is in either.
+* A *space* fixes everything that is equal for many rows (base model and tokenizer, dtype, request kind,
+  engine version); a *key* is the digest of one pass's text. Nothing about runs or hosts is in either.
 * Any number of hosts write at the same time without a lock: a shard appears whole, and is named by its rows, so
   two writers of one row store it twice at most.
 * Rows are read shard by shard, so memory holds one shard, and a damaged one costs a recomputation, never a run.
@@ -83,7 +83,7 @@ class FeatureCache:
                 self._remember(header)
 
     def missing(self, keys: Iterable[str]) -> list[str]:
-        """Those of `keys` that are not in the cache, each once, in order."""
+        """The `keys` that are not in the cache, each once, in order."""
         return [key for key in dict.fromkeys(keys) if key not in self._holders]
 
     def put(self, rows: Mapping[str, Tensor]) -> None:
@@ -108,10 +108,10 @@ class FeatureCache:
         return next(((header.width, header.dtype) for header in self._shards.values()), None)
 
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Every one of `keys` that is there, once, with its row (n, w), shard by shard: in no promised order.
+        """Yield every cached one of `keys` once, with its row (n, w), shard by shard, in no guaranteed order.
 
-        A shard's checksum is verified before any of its rows is given. Rows of a damaged one come from another
-        shard that holds them, or else are not given and are `missing` again: compute them, and read again.
+        A shard's checksum is verified before any of its rows is given. Rows of a damaged shard come from another
+        shard that holds them; otherwise they are not given and are `missing` again: compute them, and read again.
         """
         todo = list(dict.fromkeys(keys))
         while todo := [key for key in todo if key in self._holders]:

@@ -1,10 +1,10 @@
-"""Rows of what the base model was asked: computed where the cache lacks them, read where it has them.
+"""Results of requests to the base model: read from the cache, and computed where they are missing.
 
-Two decisions:
+Notes:
 
-* Requests may be made when they are looked at: the passes of all answers are never in memory, only their keys are.
-* They are cut into shards in an order that brings passes together that begin alike, so that what they share is computed
-  once; what each shard holds depends on nothing but what is missing.
+* Requests may be built on access: only the keys of all answers are in memory, never all passes.
+* Shards are cut in an order that puts passes with a common prefix together, so that the prefix is computed once; a
+  shard's content depends only on which rows are missing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ATTEMPTS = 3
 
 Progress = Callable[[int, int], None]
 BLOCK = 128
-"""Characters of a pass by which it is decided what passes have in common when they are put in order."""
+"""Characters of a pass by which common prefixes are found when passes are put in order."""
 
 
 class RequestList(Protocol):
-    """What is asked, by number; None for a row that cannot be asked for, which has no key and no result."""
+    """Requests by index; None for a row that cannot be requested, which has no key and no result."""
 
     def __len__(self) -> int: ...
 
@@ -44,13 +44,13 @@ class RequestList(Protocol):
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """One base model, as `llm.model` names it, and the cache of what it was asked."""
+    """One base model, as `llm.model` names it, and the cache of its results."""
 
     model: str
     settings: Settings
 
     def space(self, ask: Ask) -> CacheNamespace:
-        """The cache space of `ask`. Raises `AbstainError` where the base model is not to be found."""
+        """The cache space of `ask`. Raises `AbstainError` where the base model is not found."""
         return self._work(()).space(ask)
 
     def cache(self, ask: Ask) -> FeatureCache:
@@ -64,7 +64,7 @@ class FeatureStore:
         return engine
 
     def run(self, requests: RequestList) -> None:
-        """Compute `requests` and keep nothing, whatever the cache has: what a service does that answers once."""
+        """Compute `requests` without reading or writing the cache, as a service does for one-off answers."""
         asked = (requests[at] for at in range(len(requests)))
         numbered = {str(at): request for at, request in enumerate(filter(None, asked))}
         for _ in engine_for(self._work(()), self.settings).run(numbered):
@@ -75,7 +75,7 @@ class FeatureStore:
         return len(self._lacking(requests))
 
     def shards(self, requests: RequestList) -> Iterator[ShardJob]:
-        """What the cache lacks of `requests`, cut into shards."""
+        """The missing rows of `requests`, cut into shards."""
         return self._cut(requests, self._lacking(requests))
 
     def compute_missing(
@@ -84,10 +84,10 @@ class FeatureStore:
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute what the cache lacks of `requests`, and what that cost.
+        """Compute the missing rows of `requests`; the result is what that cost.
 
-        Shards are written as they are done: a run that is killed repeats those that were under way. The base model is
-        not even loaded where nothing is missing.
+        Shards are written as they are done: after a kill, only unfinished ones are repeated. The base model is not
+        loaded where nothing is missing.
         """
         lacking, cost = self._lacking(requests), JobStats(0, 0, 0)
         if lacking:
@@ -100,7 +100,7 @@ class FeatureStore:
     def read(self, requests: RequestList) -> Iterator[tuple[int, Tensor]]:
         """`(index, row)` of every request, in the order in which they lie in the cache.
 
-        What is missing, or turns out to be damaged, is computed first.
+        Missing and damaged rows are computed first.
         """
         places: defaultdict[tuple[Ask, str], list[int]] = defaultdict(list)
         for at, (ask, key) in _keys(requests):
@@ -120,7 +120,7 @@ class FeatureStore:
             )
 
     def _lacking(self, requests: RequestList) -> list[tuple[bytes, int]]:
-        """Where each missing row is asked for first, after what its pass begins with, in the order of that."""
+        """(beginning of the pass, index of the first request) for each missing row, in the order of beginnings."""
         first: dict[tuple[Ask, str], int] = {}
         for at, asked in _keys(requests):
             first.setdefault(asked, at)
@@ -133,7 +133,7 @@ class FeatureStore:
     def _cut(self, requests: RequestList, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
         """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
 
-        However much is asked about a pass: all of it is in one shard.
+        All requests about one pass are in one shard, however many they are.
         """
         shard: list[int] = []
         passes, last = 0, b""
@@ -162,7 +162,7 @@ class FeatureStore:
 
 
 class ConcatRequests:
-    """The requests of several parts, one after the other: filled at once, they share what they have in common."""
+    """The requests of several parts, one after the other: computed together, they share common prefixes."""
 
     def __init__(self, parts: Sequence[RequestList]) -> None:
         self._parts = [part for part in parts if len(part)]
@@ -177,7 +177,7 @@ class ConcatRequests:
 
 
 class _Part:
-    """Some of `requests`, made when they are looked at."""
+    """Some of `requests`, built on access."""
 
     def __init__(self, requests: RequestList, indices: Sequence[int]) -> None:
         self._requests, self._indices = requests, indices
@@ -196,7 +196,7 @@ def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Ask, str]]]:
 
 
 def _beginning(request: Request | None) -> bytes:
-    """Two bytes for each block of the text up to there: what begins alike is sorted side by side, in little memory."""
+    """Two bytes for each block of the text so far: texts with a common prefix are sorted together, in little memory."""
     assert request is not None
     text = "\0".join(segment.text for segment in request.pass_).encode()
     digest, marks = hashlib.sha256(), bytearray()

@@ -1,11 +1,11 @@
-"""The contexts of answered questions, perturbed (llm/perturb): condition P_c of the regressors of correctness.
+"""Perturbed contexts of answered questions (llm/perturbation): condition P_c of the correctness regressors.
 
-Two decisions:
+Notes:
 
-* A context is perturbed as a whole: K of the tokens of all its chunks. What joins two chunks stays, and so does the
-  number of chunks, so that whatever lays out a prompt sees an interaction like any other.
-* Who perturbs is asked through the same cache and the same shards as the base model: a context that many questions
-  share is perturbed once, and workers do it where there are some.
+* A context is perturbed as a whole: K of the tokens of all its chunks. The text between chunks and the number of chunks
+  stay, so that prompt layouts need no special case for a perturbed interaction.
+* The perturbation model uses the same cache and shards as the base model: a context that many questions share is
+  perturbed once, by workers where there are any.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ JOIN = Segment("join", "\n\n", literal=True)
 class ContextPerturber:
     """The perturbation model `model`, as `llm.model` names one, and how it perturbs.
 
-    `longest`: the most tokens that anybody perturbs of the same texts. Iteratively by entropy, fewer are the first
-    steps of more, and both are asked for once.
+    `longest`: the most tokens that any set-up perturbs of the same texts. Iteratively by entropy, fewer replacements
+    are the first steps of more, so one request serves both.
     """
 
     params: PerturbationParams
@@ -56,17 +56,17 @@ class ContextPerturber:
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute what the cache lacks, and what that cost: as `FeatureStore.compute_missing`."""
+        """Compute the missing rows; the result is what that cost, as of `FeatureStore.compute_missing`."""
         return self._rows.compute_missing(
             ConcatRequests([self._requests(rows, ask) for ask in self.asks]), progress, runner
         )
 
     def run(self, rows: Sequence[Interaction]) -> None:
-        """Perturb and keep nothing: as `FeatureStore.run`."""
+        """Perturb without reading or writing the cache, as `FeatureStore.run`."""
         self._rows.run(ConcatRequests([self._requests(rows, ask) for ask in self.asks]))
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
-        """How many contexts are to be perturbed, copies counted, and how many different ones the cache lacks."""
+        """How many contexts are to be perturbed, copies counted, and how many distinct ones are not cached."""
         requests = ConcatRequests([self._requests(rows, ask) for ask in self.asks])
         return sum(requests[at] is not None for at in range(len(requests))), self._rows.missing(requests)
 
@@ -91,7 +91,7 @@ class ContextPerturber:
         return [diff(one.text, 2 * at, steps, self._pieces) for at, one in enumerate(row.contexts)]
 
     def replaced(self, row: Interaction) -> list[tuple[str, str, PerturbationStep]]:
-        """What went, what came in its place, and the step, of the first copy of `row`, in the order of replacement."""
+        """Old text, new text and step of each replacement in the first copy of `row`, in the order of replacement."""
         (steps,) = self._steps([row], self.asks[0])
         olds = [row.contexts[step.segment // 2].text[step.start : step.end] for step in steps]
         return [
@@ -100,7 +100,7 @@ class ContextPerturber:
         ]
 
     def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
-        """Of how many `rows` something is to be said, of the first copy.
+        """How many `rows` need a remark, by the first copy.
 
         `empty`: nothing was retrieved, so P_c is B_c. `too_long`: more than the perturbation model reads at once, so
         P_c is N_c. `fewer`: the context had fewer than K tokens that could be replaced, and all of these were.

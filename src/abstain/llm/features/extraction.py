@@ -1,7 +1,7 @@
-"""From interactions to the probe's input, and from chunks of the knowledge base to what depends on them alone.
+"""From interactions to the probe's input, and from chunks of the knowledge base to context-free features.
 
-A prompt that does not fit the base model's window is refused, or loses its lowest-ranked chunks, as `llm.too_long`
-says, before its key is made: the cache holds what was really read.
+A prompt that does not fit the base model's window is refused, or loses its lowest-ranked chunks (`llm.too_long`),
+before its key is made: the cache holds results for the prompt that was really read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from abstain.llm.features.shard_job import JobStats, ShardJob, ShardRunner, row_
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is asked of the base model about one interaction; `dropped` of its chunks did not fit."""
+    """The request for one interaction; `dropped` of its chunks did not fit."""
 
     request: Request
     dropped: int = 0
@@ -46,9 +46,9 @@ class UnreadableRow:
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """One reading of answered questions on this machine: where its results are kept, how to run it.
+    """One feature of answered questions on this machine: its cache and how to compute it.
 
-    Without a `reading` of its own, what the probe listens to: the states of answer and EOS at `params.layer`.
+    Without a `reading`, the probe's input: the states of answer and EOS at `params.layer`.
     """
 
     params: LLMParams
@@ -77,11 +77,11 @@ class FeatureSource:
 
     @cached_property
     def _reader(self) -> FeatureCache:
-        """For a service that asks often: what was there when it first asked is enough."""
+        """For a service that reads often: the shards listed at its first read are enough."""
         return self.rows.cache(self.ask)
 
     def space(self) -> CacheNamespace:
-        """The cache space of these parameters. Raises `AbstainError` where the base model is not to be found."""
+        """The cache space of these parameters. Raises `AbstainError` where the base model is not found."""
         return self.rows.space(self.ask)
 
     def engine(self) -> Engine:
@@ -89,22 +89,22 @@ class FeatureSource:
         return self.rows.engine()
 
     def prepare(self, interaction: Interaction) -> Prepared | UnreadableRow:
-        """The pass of an answered question (eq. 3 of the probe's paper), cut to the window as `llm.too_long` says."""
+        """The pass of an answered question (eq. 3 of the probe's paper), cut to the window by `llm.too_long`."""
         return self._fit(self._reading, interaction, interaction.answer)
 
     def prepare_question(self, question: Question, ask: Generate) -> Prepared | UnreadableRow:
-        """The pass of a question that is still to be answered, cut so that the answer fits the window too."""
+        """The pass of an unanswered question, cut so that the answer fits the window too."""
         return self._fit(FeatureRequest(ask), question, None)
 
     def continued(self, prompt: Pass, answer: str) -> Pass:
-        """`prompt` with an answer, and what the layout puts after it."""
+        """`prompt` with an answer and the layout's text after it."""
         whole = load_layout(self.params.layout).render("", [], answer)
         return (*prompt, *whole[[segment.name for segment in whole].index("answer") :])
 
     def requests(self, interactions: Sequence[Interaction]) -> _Asked:
-        """What is asked about `interactions`, made when it is looked at.
+        """The requests for `interactions`, built on access.
 
-        Raises `AbstainError` where the base model has no such layer: here, and not when the first shard gets there.
+        Raises `AbstainError` where the base model has no such layer: here, before the first shard is computed.
         """
         if isinstance(self.ask, HiddenStates):
             require_layer(self.ask.layer, self._ref, read_depth(self._ref))
@@ -120,7 +120,7 @@ class FeatureSource:
         return self.rows.missing(self.requests(interactions))
 
     def shards(self, interactions: Sequence[Interaction]) -> Iterator[ShardJob]:
-        """What the cache lacks of `interactions`, cut into shards."""
+        """The missing rows of `interactions`, cut into shards."""
         return self.rows.shards(self.requests(interactions))
 
     def compute_missing(
@@ -129,11 +129,11 @@ class FeatureSource:
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute what the cache lacks of `interactions`, and what that cost: as `FeatureStore.compute_missing`."""
+        """Compute the missing rows of `interactions`; the result is as of `FeatureStore.compute_missing`."""
         return self.rows.compute_missing(self.requests(interactions), progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
-        """`(index, result)` of every interaction that is not refused; without a reading of its own that is S_in of the
+        """`(index, result)` of every interaction that is not refused; without a `reading`, the result is S_in of the
         probe's paper (eq. 5): the states of answer and EOS, (L + 1, d)."""
         return self.rows.read(self.requests(interactions))
 
@@ -148,7 +148,7 @@ class FeatureSource:
         write_table(file, lengths.tolist(), *kind, self.read(interactions), self.space().model)
 
     def states(self, interactions: Sequence[Interaction]) -> list[Tensor | UnreadableRow]:
-        """S_in of every interaction, in order, for a few of them: what is computed is not kept in the cache."""
+        """S_in of every interaction, in order, for a few of them: results are not cached."""
         prepared = [self.prepare(interaction) for interaction in interactions]
         requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
         rows = dict(self._reader.read(list(requests)))
@@ -169,7 +169,7 @@ class FeatureSource:
 
 
 class _Asked:
-    """The requests of interactions, made when they are looked at; None for a refused one."""
+    """The requests of interactions, built on access; None for a refused one."""
 
     def __init__(self, source: FeatureSource, interactions: Sequence[Interaction]) -> None:
         self._source, self._interactions = source, interactions
@@ -188,9 +188,9 @@ def _window(ref: ModelRef) -> ContextWindow:
 
 
 def chunk_nll(texts: Sequence[str]) -> list[Request]:
-    """What depends on a chunk alone: NLL and entropy of its tokens, read by themselves.
+    """Context-free features of chunks: NLL and entropy of a chunk's tokens, read by themselves.
 
-    No layout is in such a pass, so its row is found by the chunk's text, in whatever context and for whatever
-    question the chunk was retrieved: `FeatureStore(model, settings).read(chunk_nll(texts))` computes a chunk once.
+    Such a pass has no layout, so a row's key is the chunk's text, independent of the context and question for which
+    the chunk was retrieved: `FeatureStore(model, settings).read(chunk_nll(texts))` computes a chunk once.
     """
     return [Request((Segment("chunk", text),), NLL(("chunk",)), f"chunk {text[:40]!r}") for text in texts]

@@ -1,10 +1,10 @@
-"""What is asked of the base model about an answered question: an ask, and the prompt that it is asked about.
+"""A feature request about an answered question: a request kind and its prompt.
 
-Two decisions:
+Notes:
 
-* A reading is a value: scorers name the readings that they need, equal ones are one, and one fill computes them all,
-  sharing whatever their prompts have in common (llm/plan.py).
-* How a prompt is cut to the window belongs here: a reading whose question does not fit loses chunks like any other.
+* Feature requests are values: scorers name those that they need, equal ones are merged, and all are computed together,
+  sharing common prefixes of their prompts (llm/engine/planner.py).
+* The prompt is cut to the window here: every request whose question does not fit loses chunks in the same way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from abstain.llm.engine.prompts import Pass, load_layout
 from abstain.llm.engine.requests import Ask, Generate
 
 Prompt = Literal["answered", "asked_after", "yes_score", "probability"]
-"""`answered`: the layout of `llm.layout`, up to the EOS after the answer; `asked_after`: goes on from there with the
-question whether it is right; `yes_score`, `probability`: that paper's own prompts (llm/questions)."""
+"""`answered`: the layout of `llm.layout`, up to the EOS after the answer; `asked_after`: continues it with the
+question whether the answer is correct; `yes_score`, `probability`: that paper's own prompts (engine/questions)."""
 WHOLE = {"yes_score": "yes-score-v1", "probability": "probability-v1"}
 
 
@@ -40,7 +40,7 @@ class FeatureRequest:
         return [context.text for context in asked.contexts[: self.chunks]]
 
     def render(self, layout: str, question: str, contexts: list[str], answer: str | None) -> Pass:
-        """The prompt as segments. Raises `AbstainError` where nothing is known to be asked after `layout`."""
+        """The prompt as segments. Raises `AbstainError` where no follow-up question exists for `layout`."""
         if self.prompt in WHOLE:
             return load_layout(WHOLE[self.prompt], "questions").render(question, contexts, answer)
         pass_ = load_layout(layout).render(question, contexts, answer)

@@ -1,10 +1,10 @@
-"""Looking after a feature cache that many write and nobody owns: what is in it, is it whole, what may go.
+"""Maintenance of a feature cache with many writers: list its content, verify it, prune it.
 
-Two decisions:
+Notes:
 
-* Everything is told from the files themselves, over all spaces of a root; no ledger could be wrong.
-* Only what bears the cache's own names is ever moved or deleted, so a root that is shared with other things, or
-  set wrongly, loses nothing.
+* All information comes from the files themselves, over all spaces of a root; there is no ledger that could be wrong.
+* Only files with the cache's own names are moved or deleted, so a root that is shared with other files, or set
+  incorrectly, loses nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SpaceStats:
 
 @dataclass(frozen=True)
 class Verified:
-    """How many shards were read, and the names, relative to the root, of those that are in quarantine now."""
+    """The number of shards read, and the names, relative to the root, of those moved to quarantine."""
 
     checked: int
     damaged: tuple[str, ...]
@@ -47,7 +47,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The names, relative to the root, of what was removed (or, in a dry run, would be), and their bytes."""
+    """The names, relative to the root, of removed files (in a dry run, of those to be removed), and their bytes."""
 
     names: tuple[str, ...]
     bytes: int
@@ -96,7 +96,7 @@ def verify(root: str | Path, progress: Callable[[int, int], None] = lambda done,
 def prune(root: str | Path, keep: Mapping[str, Set[str]], older_than: timedelta, dry_run: bool = False) -> Pruned:
     """Delete the shards that were last written more than `older_than` ago and hold no row that `keep` names.
 
-    `keep` maps a space's digest to keys. What lies in quarantine, and what killed writers left, goes at that age,
+    `keep` maps a space's digest to keys. Quarantined shards and leftovers of killed writers are deleted at that age,
     too. A row that is deleted in error costs one forward pass.
     """
     store = open_store(root)

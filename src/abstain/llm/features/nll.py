@@ -41,10 +41,10 @@ DIFFERENCES = {f"nll_{name}": _OF_TOKENS[name] for name in ("mean", "std", "min"
 
 
 def summarise(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dict[str, float]:
-    """The features of one answered question; nan for what is not there, such as the context under B_c.
+    """The features of one answered question; nan for missing segments, such as the context under B_c.
 
-    Where it could not be read as it was asked, under N_c, there are none at all: an estimate from what is left would
-    look like one that knows the context.
+    Where its prompt under N_c could not be read, all are nan: an estimate from the rest would look like one that
+    knows the context.
 
     Args:
         perturbed: one for every copy of the perturbed context.

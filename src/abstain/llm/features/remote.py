@@ -22,7 +22,7 @@ from abstain.core.filesystem import BUCKETS, S3, connect, modified_at, protocol_
 from abstain.llm.features.store import StoredFile, header_end
 
 FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
-AT_ONCE = 512  # headers asked for in one go: bounds memory, not concurrency
+AT_ONCE = 512  # headers requested at once: bounds memory, not concurrency
 ATOMIC = (*BUCKETS, "memory")
 """Protocols with an atomic PUT."""
 
@@ -109,11 +109,11 @@ class RemoteStore:
             raise
 
     def _ranges(self, wanted: Sequence[tuple[StoredFile, int, int]]) -> dict[StoredFile, bytes | None]:
-        """Bytes first..last of each entry, all asked for at the same time; None where it is gone."""
+        """Bytes first..last of each entry, all requested at the same time; None where it is gone."""
         fs, base = self._connect()
         result: dict[StoredFile, bytes | None] = {entry: b"" for entry, _, _ in wanted}
         asked = [(entry, first, min(last, entry.size)) for entry, first, last in wanted if entry.size > first]
-        if not asked:  # an empty object has no range that could be asked for
+        if not asked:  # an empty object has no range to request
             return result
         names, firsts, lasts = zip(
             *((f"{base}/{entry.name}", first, last) for entry, first, last in asked), strict=True

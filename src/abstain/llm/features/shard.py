@@ -1,12 +1,12 @@
-"""The file format of the feature cache: safetensors that say what they hold and whether they are whole.
+"""The file format of the feature cache: self-describing safetensors files with a checksum.
 
-Three decisions:
+Notes:
 
-* The header alone tells everything but the numbers: the space, which rows, and the payload's sha256. Listing
-  never reads a payload; reading never trusts one.
-* All of it is one metadata entry, because safetensors writes several in random order and equal shards must be
-  equal files. The name is the digest of the rows' keys and places, so writers of the same rows meet in one file.
-* What is damaged is moved to `quarantine/`, where a person may look at it, and never read again.
+* The header holds everything but the numbers: the space, the rows, and the payload's sha256. Listing never reads a
+  payload; reading always verifies it.
+* The header is one metadata entry, because safetensors writes several in random order and equal shards must be
+  equal files. The name is the digest of the rows' keys and places, so writers of the same rows write the same file.
+* Damaged shards are moved to `quarantine/` for inspection, and never read again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class CacheNamespace:
     """What all rows of one cache folder have in common.
 
-    `model` is name@revision, `ask` the text of what was asked of it, `engine` the version of the numerics.
+    `model` is name@revision, `ask` the request kind as text, `engine` the version of the numerics.
     """
 
     model: str
@@ -48,12 +48,12 @@ class CacheNamespace:
 
 
 class DamagedShard(Exception):
-    """A file that is not what its name and header promise; the message says why. Never leaves the cache."""
+    """A file that does not match its name and header; the message states why. Never leaves the cache."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a shard says about itself: `rows` maps a key to the first and the last (exclusive) of its vectors."""
+    """The header of a shard: `rows` maps a key to the first and the last (exclusive) of its vectors."""
 
     space: CacheNamespace
     rows: dict[str, tuple[int, int]]
@@ -64,7 +64,7 @@ class Header:
 
     @cached_property
     def name(self) -> str:
-        """Relative to the cache's root. Kept: it is asked for once a row, and takes a digest of them all."""
+        """Relative to the cache's root. Cached: it is read once a row, and computing it digests all rows."""
         index = [[key, first, last] for key, (first, last) in self.rows.items()]
         return f"{self.space.digest}/{hashlib.sha256(json.dumps(index).encode()).hexdigest()[:32]}.safetensors"
 
@@ -103,7 +103,7 @@ def parse_header(head: bytes, size: int) -> Header:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedShard("its header cannot be read") from error
     if not whole:
-        raise DamagedShard("it is cut off, or longer than its header says")
+        raise DamagedShard("it is cut off, or longer than its header states")
     if not inside:
         raise DamagedShard("its index points outside")
     return parsed
@@ -139,11 +139,11 @@ def load_shard(store: FileStore, name: str) -> tuple[Header, Tensor]:
 
 
 def quarantine(store: FileStore, name: str) -> None:
-    """Move the shard `name` out of every reader's way."""
+    """Move the shard `name` to quarantine."""
     with suppress(FileNotFoundError):  # another reader was faster
         store.move(name, f"quarantine/{name.replace('/', '-')}")
 
 
 def shards(store: FileStore, folder: str = "") -> list[StoredFile]:
-    """The shards in `store`, or of one space of it; whatever else lies there is nobody's business here."""
+    """The shards in `store`, or of one space of it; other files are ignored."""
     return [entry for entry in store.list(folder) if NAME.fullmatch(entry.name)]

@@ -1,12 +1,12 @@
 """A shard of work: rows that are computed together and written together, on this machine or on another.
 
-Two decisions:
+Notes:
 
-* What a shard holds is fixed before anybody computes it, and it is computed by itself. So a row's neighbours, and with
-  them the last bits of its numbers, do not depend on who computes what: every runner writes the same bytes on one kind
-  of hardware.
+* A shard's content is fixed before it is computed, and each shard is computed by itself. So a row's neighbours, and
+  with them the last bits of its numbers, do not depend on the runner: every runner writes the same bytes on one kind of
+  hardware.
 * A shard carries texts and names, no tensors: it is JSON that any host with the same base model and the
-  same cache can work on. What comes back is in the cache.
+  same cache can work on. Its results are in the cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ASKS: dict[str, Callable[..., Ask]] = {
 class ShardJob:
     """Requests to the base model `model` (as `llm.model` names it), whose found revision is `revision`, in `dtype`.
 
-    `batch_tokens` goes with them: how much one forward pass holds may decide the last bits of a result.
+    `batch_tokens` is part of it: the size of a forward pass may decide the last bits of a result.
     """
 
     model: str
@@ -101,13 +101,13 @@ class JobStats:
 
 
 class ShardRunner(Protocol):
-    """Who computes shards: this process, a Prefect work pool, a Dask cluster."""
+    """Computes shards: in this process, in a Prefect work pool, or on a Dask cluster."""
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         """Yield what each shard cost once it is in the cache. Raises `AbstainError` where one cannot be computed."""
 
     def close(self) -> None:
-        """Let go of whatever was started for it."""
+        """Release everything that was started for it."""
 
 
 class LocalRunner:
@@ -146,12 +146,13 @@ def _steps(answers: list[Generated], tokenizer: Any) -> Tensor:
 
 
 def row_key(request: Request) -> str:
-    """The key of a request's row in the space of its ask: the text up to the last segment that matters."""
+    """The key of a request's row in the space of its kind: the text up to the last segment that matters."""
     return pass_key(relevant(request.pass_, request.ask))
 
 
 def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | PerturbationEngine:
-    """The engine for the model of `work`, loaded once a process; of one that is no causal LM, that can only perturb.
+    """The engine for the model of `work`, loaded once a process; for a model other than a causal LM, one that can only
+    perturb.
 
     Raises `AbstainError` where this machine has another revision.
     """

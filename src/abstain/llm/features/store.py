@@ -1,10 +1,10 @@
-"""Where the feature cache lies: a local folder, or what `remote.py` makes of a URL.
+"""Storage of the feature cache: a local folder, or a URL through `remote.py`.
 
-Two decisions:
+Notes:
 
 * A file is seen whole or not at all: here it is written under a temporary name and renamed.
-* Whatever goes wrong in the outer world is an `AbstainError` that names folder or URL and the remedy. Only
-  FileNotFoundError passes: another process moved or pruned the file, which is no fault.
+* I/O failures are raised as `AbstainError`, naming folder or URL and the remedy. Only FileNotFoundError passes: another
+  process moved or pruned the file, which is no fault.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ LOGIT_BYTES = 1 << 28
 
 
 @dataclass
-class _Row:
+class _PerturbedRow:
     """A text after a start token. `path`: runs whose keys and values are kept, `known` tokens in all.
 
     `final`: a state a token, of which the first `known` hold; `likely`: of every token but the start, of which the
@@ -45,7 +45,7 @@ class CausalProposer:
         self._kept: dict[Node, KeysValues] = {}
         width, like = decoder.config.hidden_size, decoder.loaded.model
         self._rows = [
-            _Row(
+            _PerturbedRow(
                 [start, *ids], torch.empty(len(ids), width, dtype=like.dtype, device=like.device), torch.empty(len(ids))
             )
             for ids in texts
@@ -93,7 +93,7 @@ class CausalProposer:
         while todo := [(row, end) for at, end in upto.items() if (row := self._rows[at]).known < end]:
             if not self._decoder.packs:  # padded to the longest
                 todo.sort(key=lambda one: one[1])
-            batch: dict[Node, _Row] = {}
+            batch: dict[Node, _PerturbedRow] = {}
             tokens = 0
             for row, end in todo:
                 run = self._next_run(row, end)
@@ -103,13 +103,13 @@ class CausalProposer:
                 batch[run] = row
             self._run(batch)
 
-    def _next_run(self, row: _Row, end: int) -> Node:
+    def _next_run(self, row: _PerturbedRow, end: int) -> Node:
         if not self._decoder.packs:  # nothing is kept: all of it is read again
             return Node(row.ids[:end])
         last = row.path[-1] if row.path else None
         return Node(row.ids[row.known : min(end, row.known + self._batch_tokens)], start=row.known, parent=last)
 
-    def _run(self, batch: Mapping[Node, _Row]) -> None:
+    def _run(self, batch: Mapping[Node, _PerturbedRow]) -> None:
         hook = Hook(self._decoder.n_layers)
         wanted = {run: {hook: (0, len(run))} for run in batch}
         found = self._decoder.read(list(batch), wanted, hook.layer, self._kept, set(batch))
@@ -119,7 +119,7 @@ class CausalProposer:
             if self._decoder.packs:
                 row.path.append(run)
 
-    def _forget(self, row: _Row, known: int) -> None:
+    def _forget(self, row: _PerturbedRow, known: int) -> None:
         """Only the first `known` tokens of `row` are as they were."""
         row.scored = min(row.scored, known - 1)
         row.known = min(row.known, known)

@@ -36,7 +36,7 @@ def run_perturbations(
     make_proposer: MakeProposer,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield `(key, steps)` for every request, all of them `Perturb`: (replacements, 7) each, none of a text in which
-    nothing may be replaced. Raises `AbstainError` for a tokenizer that cannot say where its tokens are in the text,
+    nothing may be replaced. Raises `AbstainError` for a tokenizer without character offsets of its tokens in the text,
     and, naming the row, for a text longer than the model's window and for probabilities that are not finite."""
     tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
     if not tokenizer.is_fast:
@@ -91,7 +91,7 @@ class CausalEngine(Engine):
 
 
 class PerturbationEngine:
-    """A masked or a sequence-to-sequence language model, as an engine: it is asked to perturb, and for nothing else."""
+    """A masked or a sequence-to-sequence language model as an engine for perturbation requests only."""
 
     def __init__(self, loaded: LoadedModel, batch_tokens: int) -> None:
         self.loaded = loaded

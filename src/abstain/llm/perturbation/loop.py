@@ -1,4 +1,4 @@
-"""Which tokens are replaced and when: the one loop, over whatever perturbation model says what takes their place."""
+"""The replacement loop: which tokens are replaced, and when; any perturbation model proposes the new tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from abstain.llm.perturbation.text import PerturbationStep, Pieces
 
 
 class Fill(NamedTuple):
-    """What may take a token's place, and how likely, in nats, the old token and the new one are there."""
+    """The proposed token for a place, and the log-likelihoods, in nats, of the old token and the new one there."""
 
     new: int
     before: float
@@ -54,7 +54,7 @@ def encode(pieces: Pieces, pass_: Pass, allowed: Tensor) -> Text:
     """Tokenize `pass_`, segment by segment. No literal may be replaced, nor a token that is a part of a character.
 
     A special token that people wrote is split into plain ones, or unknown where the vocabulary has it as a plain one,
-    too (T5's `</s>`). The tokenizer has to be one that can say where its tokens are in the text (`is_fast`).
+    too (T5's `</s>`). The tokenizer must give the character offsets of its tokens (`is_fast`).
     """
     tokenizer = pieces.tokenizer
     unknown, special = tokenizer.unk_token_id, set(tokenizer.all_special_ids)

@@ -46,7 +46,7 @@ class MaskedProposer:
         self._texts = [list(ids) for ids in texts]
         self._allowed = allowed.to(self._model.device)
         self._work = work
-        # A model of this kind writes the logits of every token, asked for or not.
+        # A model of this kind writes the logits of every token, requested or not.
         self._batch_tokens = min(batch_tokens, LOGIT_BYTES // (4 * len(allowed)))
 
     def log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:

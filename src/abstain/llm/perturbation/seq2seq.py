@@ -1,4 +1,4 @@
-"""A T5-style model as perturbation model: places become sentinels, and its decoder says what stood there."""
+"""A T5-style model as perturbation model: places become sentinels, and its decoder generates their tokens."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Seq2SeqProposer:
         return [*text, self._eos]
 
     def _decode(self, encoded: Any, seen: Tensor, heads: Sequence[list[int]], past: Any = None) -> Any:
-        """What the decoder says after every token of `heads`, which go on from `past`: its logits, (rows, tokens,
-        vocabulary), and the keys and values of it all."""
+        """The decoder's logits after every token of `heads`, which continue `past`, (rows, tokens, vocabulary), and the
+        keys and values of all tokens."""
         ids, _ = padded(heads, self._pad)
         self._work.forward_tokens += ids.numel()
         with torch.inference_mode():

@@ -75,7 +75,7 @@ class Pieces:
         return cls(tokenizer, ids, spaceless, not spaceless and plain.text(first).startswith(" "))
 
     def text(self, token: int) -> str:
-        """What `token` adds to a text; empty where it cannot be told by itself."""
+        """The text that `token` adds; empty where it cannot be determined from the token alone."""
         before, after = self._decode(self.anchor), self._decode((*self.anchor, token))
         return after[len(before) :] if after.startswith(before) else ""
 

@@ -128,8 +128,8 @@ class AuxiliaryModel:
 def find_model(name: str | None, setting: str, head: Head, settings: Settings) -> tuple[AuxiliaryModel, Any]:
     """The model that `setting` of params.yaml names, a folder or a Hugging Face `id[@revision]`, and its configuration.
 
-    No weights are loaded. Raises `ScorerUnavailable` where there is none, it has another head, or nothing to read words
-    with.
+    No weights are loaded. Raises `ScorerUnavailable` where none is set or found, it has another head, or it has no
+    usable tokenizer.
     """
     from transformers import AutoConfig
 
@@ -149,7 +149,7 @@ def find_model(name: str | None, setting: str, head: Head, settings: Settings) -
         tokenizer = _tokenizer(ref)
     except AbstainError as error:
         raise ScorerUnavailable(str(error)) from None
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of missing files
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers' errors for missing files
         raise ScorerUnavailable(
             f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}"
         )
@@ -165,8 +165,8 @@ class _Loaded:
 
 @lru_cache(maxsize=2)
 def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
-    """Weights and tokenizer. Raises `AbstainError` where the head's weights are not among them, or the tokenizer cannot
-    say where its tokens are in the text."""
+    """Weights and tokenizer. Raises `AbstainError` where the head's weights are missing, or the tokenizer has no
+    character offsets of its tokens."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -180,7 +180,7 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
         )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
-            f"{ref.name}: its weights lack {missing[0]}, so that what it says would be random: "
+            f"{ref.name}: its weights lack {missing[0]}, so its output would be random: "
             "choose a model that was trained for this"
         )
     model = model.to(choose_device(settings)).eval().requires_grad_(False)

@@ -22,9 +22,9 @@ Result = Tensor | None
 
 @dataclass(frozen=True)
 class Answers:
-    """Answered questions, and what the base model was found to say of each.
+    """Answered questions, and the base model's results for each.
 
-    `results`: reading -> a result an interaction, in order; None where the base model could not read it.
+    `results`: feature request -> a result an interaction, in order; None where the base model could not read it.
     """
 
     interactions: Sequence[Interaction]
@@ -45,7 +45,7 @@ class Answers:
 
 
 class Scorer(Protocol):
-    """A confidence: its name on the leaderboard, what it asks of the base model, how it is fitted and how it scores."""
+    """A confidence scorer: its name on the leaderboard, its feature requests, its fit and its scores."""
 
     @property
     def name(self) -> str: ...
@@ -57,14 +57,14 @@ class Scorer(Protocol):
         """The scorer, fitted to training answers; itself where there is nothing to fit."""
 
     def score(self, answers: Answers) -> np.ndarray:
-        """Confidences, float64 (rows,) in [0, 1]; nan where it cannot say."""
+        """Confidences, float64 (rows,) in [0, 1]; nan where it has no score."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """A scorer without anything to fit: a function of what the base model says of one answer.
+    """A scorer that needs no fit: a function of the base model's results for one answer.
 
-    `of_row` is given the interaction and its results, in the order of `readings`; nan where it cannot say.
+    `of_row` takes the interaction and its results, in the order of `readings`; nan where it has no score.
     """
 
     name: str
@@ -85,4 +85,4 @@ class Signal:
 
 
 class ScorerUnavailable(Exception):
-    """A scorer that cannot be had here; the message says why, and stands in the leaderboard in its place."""
+    """Raised for a scorer that is not available; the leaderboard shows the message, the reason, in its place."""

@@ -1,4 +1,4 @@
-"""Reading answers with the base model for any number of scorers at once: one fill, then each reading from the cache."""
+"""Compute the features of all scorers together, then read each feature from the cache."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from abstain.llm.signals.base import Answers, Result, Scorer
 Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
 """Answers, and what is wanted of each of them."""
 COUNTED = 256
-"""Answers whose tokens are counted to say what a scorer costs."""
+"""Answers whose tokens are counted to estimate a scorer's cost."""
 
 
 def feature_requests_of(scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
-    """What `scorers` need, each reading once."""
+    """The feature requests of `scorers`, each once."""
     return tuple(dict.fromkeys(reading for scorer in scorers for reading in scorer.readings))
 
 
 def requests_of(params: LLMParams, settings: Settings, asked: Sequence[Asked]) -> RequestList:
-    """All of `asked` as requests, made when they are looked at."""
+    """All of `asked` as requests, built on access."""
     return ConcatRequests(
         [FeatureSource(params, settings, reading).requests(rows) for rows, readings in asked for reading in readings]
     )
@@ -51,7 +51,7 @@ def compute_missing(
 def read_answers(
     params: LLMParams, settings: Settings, interactions: Sequence[Interaction], readings: Sequence[FeatureRequest]
 ) -> Answers:
-    """`interactions` with what the base model says of each, all in memory; what the cache lacks is computed."""
+    """`interactions` with the base model's results for each, all in memory; missing ones are computed."""
     compute_missing(params, settings, [(interactions, readings)])
     results: dict[FeatureRequest, list[Result]] = {}
     for reading in readings:
@@ -66,8 +66,8 @@ def forward_tokens(
 ) -> float:
     """Tokens that the base model runs for one answer by itself, in the mean of the first `COUNTED`.
 
-    What the passes of one answer have in common counts once. Where no reading goes deeper than layer l of n, a token
-    counts as l / n: the unit is a token that went through the whole model.
+    Shared prefixes of one answer's passes count once. Where no request goes deeper than layer l of n, a token counts as
+    l / n: the unit is a token that went through the whole model.
     """
     if not readings or not len(interactions):
         return 0.0

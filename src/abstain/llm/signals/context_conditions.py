@@ -1,7 +1,7 @@
-"""What the regressors of correctness are computed from: every answer under B_c, N_c and P_c (Zhang et al., section 3).
+"""Inputs of the correctness regressors: every answer under B_c, N_c and P_c (Zhang et al., section 3).
 
-The output that is scored is, under all three, the answer that was given with the context as it was. The perturbation
-model is asked first, because the prompts of P_c are made of what it says; then comes one fill of the base model.
+The scored output is, under all three, the answer that was given with the original context. The perturbation model runs
+first, because its output is part of the prompts of P_c; then the base model's features are computed together.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class ContextConditions:
         progress: Progress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> tuple[JobStats, JobStats]:
-        """Compute what the cache lacks, and what that cost: of the perturbation model, and of the base model."""
+        """Compute the missing rows; the result is the cost of the perturbation model and of the base model."""
         perturbing = self.perturber.compute_missing(rows, progress, runner)
         asked = self.asked(rows, self.perturber.perturb(rows))
         return perturbing, compute_missing(self.llm, self.settings, asked, progress, runner)
 
     def missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
-        """How many things are asked, of both models, and how many of these the cache lacks: where contexts are still to
-        be perturbed, all that is asked about the perturbed ones."""
+        """The number of requests to both models, and how many of them are not cached: where contexts are still to be
+        perturbed, all requests about the perturbed ones."""
         contexts, unknown = self.perturber.missing(rows)
         requests = requests_of(self.llm, self.settings, self.known(rows))
         later = len(rows) * len(self._normal) * len(self.perturber.asks) if unknown else 0
@@ -86,19 +86,18 @@ class ContextConditions:
         return contexts + len(requests) + later, unknown + lacking + later
 
     def known(self, rows: Sequence[Interaction]) -> list[Asked]:
-        """What is asked of the base model, as far as it is known: where contexts are still to be perturbed, nothing
-        about these."""
+        """The known requests to the base model: none about contexts that are still to be perturbed."""
         return self.asked(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))
 
     def asked(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[Asked]:
-        """What is asked of the base model about `rows` and `perturbed`, the copies of them all."""
+        """The requests to the base model about `rows` and `perturbed`, the perturbed copies of all rows."""
         normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
         return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 
     def table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
-        """The features (features/nll.py) of `rows`, float64, nan where there is nothing to be measured.
+        """The features (features/nll.py) of `rows`, float64, nan where there is nothing to measure.
 
-        What the cache lacks is computed, in less work where `compute_missing` came first.
+        Missing rows are computed, with less work if `compute_missing` ran before.
         """
         changed = self.perturber.perturb(rows)
         normal, baseline = self._found(rows, self._normal), self._found(rows, self._baseline)

@@ -1,7 +1,7 @@
-"""Answers changed on purpose, to find out what a confidence listens to: the audits of the report.
+"""Counterfactual answers for the report's audits: does a confidence depend on context and answer?
 
-`context_removed`: nothing was retrieved. A scorer that is as good without the context does not look at it.
-`answers_shuffled`: each question with the answer to another one. Right answers in place should outscore them by far.
+`context_removed`: nothing was retrieved. A scorer that ranks as well without the context does not use it.
+`answers_shuffled`: each question with the answer to another one. Correct original answers should score far higher.
 """
 
 from __future__ import annotations

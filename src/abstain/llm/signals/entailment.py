@@ -1,14 +1,16 @@
-"""Entailment: does a retrieved chunk support the answer, in the eyes of a cross-encoder that reads both?
+"""Entailment: does a retrieved chunk support the answer, as judged by a cross-encoder that reads both?
 
 The probe's paper compares itself with HHEM (Bao et al. 2024). Any sequence-classification model of transformers' own
-will do; one that brings its own code, as later versions of HHEM do, is not run. Three decisions:
+will do; one that brings its own code, as later versions of HHEM do, is not run.
+
+Notes:
 
 * The hypothesis is question and answer: an answer is often a fragment ("5 euros") that no text entails, and that many
   chunks contain; with the question before it, it is a claim.
 * One chunk at a time, in windows where it is long, and the best of them counts: these models were trained on short
   premises, and support that stands in one place is enough. So an answer that needs two chunks together scores low.
-* Which label means "supported" is read from the model's configuration, and never guessed from its order, but for two
-  labels without names, where by custom it is the second.
+* The label that means "supported" is read from the model's configuration, not guessed from its order. Exception: of two
+  labels without names it is the second, by convention.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from abstain.llm.signals.base import Answers, ScorerUnavailable
 
 SETTING = "scorers.entailment_model"
 SCORER_VERSION = "entailment-1"
-"""To be changed with whatever changes a score: it is part of every cache key."""
+"""Change it with every edit that changes a score: it is part of every cache key."""
 SUPPORTED = ("entailment", "entailed", "entails", "support", "supported", "supports", "consistent", "faithful")
 
 
@@ -87,7 +89,7 @@ def entailment_scorer(model: str | None, settings: Settings) -> Entailment:
 def supported_label(id2label: Mapping[int, str]) -> int | None:
     """Which label means that the premise supports the hypothesis; None where there is one logit, its log-odds.
 
-    Raises ValueError, listing the labels, where none of them says so.
+    Raises ValueError, listing the labels, where none of them is known to mean it.
     """
     if len(id2label) == 1:
         return None
@@ -96,7 +98,7 @@ def supported_label(id2label: Mapping[int, str]) -> int | None:
         return means[0]
     if len(id2label) == 2 and all(label.upper() == f"LABEL_{at}" for at, label in id2label.items()):
         return 1
-    raise ValueError(f"which of its labels means 'supported' cannot be told: they are {', '.join(id2label.values())}")
+    raise ValueError(f"the label that means 'supported' is ambiguous among {', '.join(id2label.values())}")
 
 
 def probability(logits: Tensor, supported: int | None) -> float:

@@ -1,13 +1,15 @@
 """Extractive question answering: how much of the answer is in the spans that a QA model would take from the context.
 
-Baak (2024) compares the Yes-score with the probability that such a model gives to its own best span. Here the answer
-was given by somebody else, so what is asked is how far it is the answer that this model expects. Three decisions:
+Baak (2024) compares the Yes-score with the probability that such a model gives to its own best span. Here another model
+gave the answer, so the score is its agreement with the answer that the QA model expects.
+
+Notes:
 
 * p(span) is softmax(start + end) over the spans of all chunks together, and over "no answer" (Devlin et al. 2019,
   section 4.3), so that chunks compete as they do before the base model.
 * The score is the expected token F1 of the answer, sum of p(span) * F1(answer, span) over the `TOP` most probable
-  spans. So a sentence around the right span counts, by how much of it the span is; "no answer", and what is less
-  probable, adds nothing. An answer that is one span and shares no word with the others scores that span's probability.
+  spans. So a sentence around the correct span counts by the span's share of it; "no answer" and less probable spans add
+  nothing. An answer that is one span and shares no word with the others scores that span's probability.
 * The spans are kept in the feature cache, not the score: another answer to the same question costs nothing.
 """
 
@@ -31,7 +33,7 @@ from abstain.llm.signals.base import Answers
 
 SETTING = "scorers.extractive_qa_model"
 SCORER_VERSION = "extractive-1"
-"""To be changed with whatever changes the spans: it is part of every cache key."""
+"""Change it with every edit that changes the spans: it is part of every cache key."""
 TOP = 20
 LONGEST = 30
 """Tokens of the longest span."""
@@ -42,10 +44,10 @@ WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Readout:
-    """What the model says of one window of chunk number `chunk`.
+    """The model's output for one window of chunk number `chunk`.
 
     `start`, `end`: logits, float64 (tokens,), of the chunk's tokens; `places`: first and past the last character in the
-    chunk of each, int (tokens, 2); `none`: logit of "no answer"; None where the model cannot say so.
+    chunk of each, int (tokens, 2); `none`: logit of "no answer"; None where the model has no such output.
     """
 
     chunk: int

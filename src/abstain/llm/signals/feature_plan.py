@@ -1,7 +1,7 @@
-"""Everything that a retrain asks of models, in one place: what the stages `features` and `nll_features` compute.
+"""All feature requests of a retrain: what the stages `features` and `nll_features` compute.
 
-Later stages find their readings in the cache: this only decides that they are computed together, by whoever
-`ABSTAIN_RUNNER` gives the work to, and that what their passes share is run once.
+Later stages read their features from the cache; the plan only makes sure that they are computed together, by the runner
+of `ABSTAIN_RUNNER`, and that shared prefixes of their passes are run once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 
 @dataclass(frozen=True)
 class ProbeSite:
-    """A place where a probe may listen: layer, site, and how many of the best chunks are in the prompt (None: all)."""
+    """A site that a probe may read: layer, site, and the number of best chunks in the prompt (None: all)."""
 
     layer: int
     site: Site
@@ -36,12 +36,12 @@ class ProbeSite:
 
 
 def served_site(params: Params) -> ProbeSite:
-    """Where the served probe listens."""
+    """The site that the served probe reads."""
     return ProbeSite(params.llm.layer, params.llm.site)
 
 
 def sweep_sites(params: Params) -> list[ProbeSite]:
-    """Where else it might: `sweep.layers` x `sweep.sites`, and `sweep.contexts` at the served place."""
+    """The other sites to compare: `sweep.layers` x `sweep.sites`, and `sweep.contexts` at the served site."""
     here = served_site(params)
     places = [ProbeSite(layer, site) for layer in params.sweep.layers for site in params.sweep.sites]
     places += [ProbeSite(here.layer, here.site, chunks) for chunks in params.sweep.contexts]
@@ -49,7 +49,7 @@ def sweep_sites(params: Params) -> list[ProbeSite]:
 
 
 def wants_regressors(params: Params) -> bool:
-    """Whether any regressors are fitted: each kind to each target."""
+    """Whether any regressors are fitted; each kind is fitted to each target."""
     return bool(params.regressors.kinds and params.regressors.targets)
 
 
@@ -62,12 +62,12 @@ class LabelledAnswers:
 
     @cached_property
     def variants(self) -> dict[str, list[Interaction]]:
-        """The answers as they were `asked`, and the hold-out's changed for each audit."""
+        """The answers of `asked`, and the hold-out's counterfactuals for each audit."""
         return {"asked": list(self.rows)} | {name: variant(self.holdout) for name, variant in COUNTERFACTUALS.items()}
 
 
 def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
-    """What the stage `features` asks the base model: all that can be asked before contexts are perturbed."""
+    """The requests of the stage `features`: all that do not need perturbed contexts."""
     own = (served_site(params).reading, *feature_requests_of(scorers))
     if wants_regressors(params):
         own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())

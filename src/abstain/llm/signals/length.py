@@ -1,4 +1,4 @@
-"""Length alone: a scorer that reads nothing but how long the answer is. What does not beat it knows nothing."""
+"""Length baseline: a scorer of the answer's length alone, which every useful scorer must beat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LengthOnly:
     model: Any = None
 
     def fit(self, answers: Answers, labels: Labels) -> LengthOnly:
-        """Fitted to training answers. Raises `AbstainError` where all of them are right, or all wrong."""
+        """Fitted to training answers. Raises `AbstainError` where all of them are correct, or all incorrect."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler

@@ -1,6 +1,6 @@
 """How likely the base model finds the answer: from the NLLs and entropies of its tokens, with the context and without.
 
-The answer's L tokens are followed by EOS, which belongs to them where a name says `token`: an answer that should have
+The answer's L tokens are followed by EOS, which is included where a name contains `token`: an answer that should have
 gone on is unlikely to end. Log-probabilities and entropies are mapped to [0, 1] by an exponential, which keeps order.
 """
 

@@ -22,15 +22,15 @@ from abstain.llm.signals.yes_no import yes_no_signals
 
 @dataclass(frozen=True)
 class AvailableScorers:
-    """The scorers of `scorers.enabled` that can be had here, and `LengthOnly`, which every probe has to beat; and why
-    the others cannot be had, by name."""
+    """The available scorers of `scorers.enabled`, and `LengthOnly`, the baseline of every probe; for the others, by
+    name, why they are unavailable."""
 
     scorers: tuple[Scorer, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
-    """Make the scorers of `params.scorers.enabled`. Raises `AbstainError` for a name that is none, listing them all."""
+    """Make the scorers of `params.scorers.enabled`. Raises `AbstainError` for an unknown name, listing all names."""
     makers = _makers(params, settings)
     unknown = [name for name in params.scorers.enabled if name not in makers]
     if unknown:
@@ -53,7 +53,7 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
         for reading in one.readings:
             try:
                 reading.render(params.llm.layout, "", [], "")
-            except AbstainError as error:  # nothing is known to be asked after this layout
+            except AbstainError as error:  # no follow-up question exists for this layout
                 raise ScorerUnavailable(str(error)) from None
             for token in _choices(reading.ask):
                 if len(tokenizer.encode(token, add_special_tokens=False)) != 1:

@@ -47,8 +47,8 @@ def verbalized_signal(tokenizer: Any) -> Signal:
 def probability(reply: str) -> float:
     """The first number of `reply`: "0.85", "0,85", "85 %", "8/10", "8 out of 10", and of a range its beginning.
 
-    The range that was asked for, and whole numbers that count something, are passed over. nan where there is none, or
-    it is not from 0 to 1.
+    The requested range, and whole numbers that count something, are skipped. nan where no number is left, or it is not
+    from 0 to 1.
     """
     reply = ASKED_FOR.sub(" ", reply)
     match = next((one for one in PROBABILITY.finditer(reply) if not _counts(one)), None)

@@ -1,6 +1,7 @@
-"""The Yes-score: what the base model says when it is asked whether the answer is right (Baak 2024).
+"""The Yes-score, also known as P(True): the base model's probability of "yes" when asked whether the answer is correct
+(Baak 2024).
 
-Three variants, whose rank correlation the report gives:
+Three variants, whose rank correlation is in the report:
 
 * `yes_score`, the post's own: its prompt, up to five greedy tokens, raw probabilities at the first position whose
   decoded token is letters alone: yes = p(Yes) / (p(Yes) + p(No)), 0.5 where neither is above 0.001.
@@ -32,7 +33,7 @@ MEANS_NO = ("No", "no", "NO", "False", "false", "FALSE")
 def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
     """The three variants for a base model that reads by `tokenizer`.
 
-    Of the tokens that mean yes or no, with and without a space before them, those are used that it has.
+    Of the tokens that mean yes or no, with and without a space before them, it uses those in the vocabulary.
     """
     positive, negative = (_single(tokenizer, words) for words in (MEANS_YES, MEANS_NO))
     offered = (*EXACT, *(token for token in (*positive, *negative) if token not in EXACT))
@@ -63,7 +64,7 @@ def yes_no_signals(tokenizer: Any) -> tuple[Signal, ...]:
 
 def neither(tokenizer: Any, answers: Answers) -> dict[str, int] | None:
     """How many of the `replies` to the Yes-score's question mean `neither` yes nor no, by their first word; None where
-    it was not asked. Such a reply is scored all the same, by how likely the two were there."""
+    the question was not asked. Such a reply is scored all the same, by the probabilities of the two there."""
     (asked,) = yes_no_signals(tokenizer)[0].readings
     if asked not in answers.results:
         return None

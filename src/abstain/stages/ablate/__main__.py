@@ -1,7 +1,7 @@
-"""DVC stage `ablate`: where else the probe might listen, with how many chunks, and how it does on an unknown product.
+"""DVC stage `ablate`: ablations by layer, site, number of chunks, and leave-one-product-out.
 
-`sweep` says which layers, sites and numbers of chunks (the paper's table 4), and which architecture is trained for
-each. The base model has read them all for the stage `features`: what comes here is from the cache.
+`sweep` lists the layers, sites and numbers of chunks (the paper's table 4), and the architecture that is trained for
+each. The stage `features` has computed all of them: here they are read from the cache.
 """
 
 import tempfile
@@ -58,9 +58,9 @@ def stage(params: Params) -> None:
 
 
 def _elsewhere(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Path) -> Take:
-    """What a probe at `place` hears of the rows of `frame`, as a table in `folder`: states are read when asked for.
+    """The states that a probe at `place` reads for the rows of `frame`, as a table in `folder`, read on access.
 
-    What fits the window with all chunks fits with fewer, so every row has states there.
+    A prompt that fits the window with all chunks fits with fewer, so every row has states there.
     """
     interactions = DataStore(paths.DATA).interactions(frame["interaction_id"])
     source = FeatureSource(params.llm, load_settings(), place.reading)

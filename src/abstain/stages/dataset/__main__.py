@@ -1,4 +1,4 @@
-"""DVC stage `dataset`: one label an answer, and the split it belongs to; the table is validated before it is used."""
+"""DVC stage `dataset`: the training table, one label and split per answer, validated before it is used."""
 
 import pandas as pd
 
@@ -24,7 +24,7 @@ def stage(params: Params) -> None:
 
 
 def require_quality(frame: pd.DataFrame, store: DataStore, params: QualityParams) -> None:
-    """Write what the table's suites found. Raises `AbstainError` where one of them fails."""
+    """Write the results of the table's suites. Raises `AbstainError` where one of them fails."""
     result = validate_training(frame, text_digests(store.rows(Interaction)), params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:

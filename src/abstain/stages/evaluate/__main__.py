@@ -36,7 +36,7 @@ from abstain.stages.shared.states import read_base_model, read_labelled_states
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 UNCALIBRATED = ("lstm", "lstm_no_huber")
-"""Shown beside the calibrators: what the paper's Huber term does to a probe that nothing else calibrates."""
+"""Shown beside the calibrators: the effect of the paper's Huber term on an otherwise uncalibrated probe."""
 KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability"]
 
 
@@ -46,7 +46,7 @@ def stage(params: Params) -> None:
     parts = _judged(params, frame, states, scorers)
     holdout, newest = parts["holdout"], parts["newest"]
     if holdout.rows.empty:
-        raise AbstainError("no expert reviewed an answer of the hold-out, and thumbs are no test: ingest reviews of it")
+        raise AbstainError("no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it")
     threshold = artifacts.read_json(paths.THRESHOLD)
     marked = _marked(threshold)
     rouge = read_rouge(holdout.rows)
@@ -96,20 +96,20 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
 
 
 def _judged(params: Params, frame: pd.DataFrame, states: StateTable, scorers: ScoreTable) -> dict[str, ReviewedSplit]:
-    """The reviewed answers by split, scored by everyone; probabilities are calibrated on those of `validation`."""
+    """The reviewed answers by split, scored by all scorers; probabilities are calibrated on those of `validation`."""
     signals = artifacts.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
     rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
     probabilities = calibrate(validation, scores, params.calibration.method, params.calibration.seed)
-    shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way, to what is served
+    shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way, to served scores
     for split, of in scores.items():
         probabilities[split][SERVED] = shipped.apply(of[SERVED].to_numpy(float))
     return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}
 
 
 def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
-    """The thresholds that are shown, by what they are called; the one that is used comes first."""
+    """The thresholds in the report, by name; the served one comes first."""
     if not threshold["guaranteed"]:
         return {"heuristic": threshold["threshold"]}
     heuristic = {"heuristic": threshold["heuristic"]["threshold"]} if threshold["heuristic"] else {}
@@ -123,7 +123,7 @@ def _evaluation(
     threshold: Mapping[str, Any],
     rouge: np.ndarray,
 ) -> dict[str, Any]:
-    """What the report shows beside the metrics."""
+    """The report's content beside the metrics."""
     holdout, names = parts["holdout"], [str(name) for name in parts["holdout"].scores]
     features, ablations = artifacts.read_json(paths.FEATURES_SUMMARY), artifacts.read_json(paths.ABLATIONS)
     interactions = DataStore(paths.DATA).interactions(holdout.rows["interaction_id"])
@@ -188,13 +188,13 @@ def _slices(
 def _audits(
     params: Params, holdout: ReviewedSplit, scorers: ScoreTable, threshold: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everyone's scores of the hold-out's answers once they are changed, against those of the answers as they are.
+    """All scores of the hold-out's counterfactual answers, against those of the original ones.
 
-    An answer that does not fit the base model's window once it is changed is left out, and so is one that could not be
-    changed: without chunks from the first, or the only answer about its product.
+    An answer whose counterfactual does not fit the base model's window is left out, and so is one without a
+    counterfactual: without any chunks, or the only answer about its product.
     """
     source = FeatureSource(params.llm, load_settings())
-    # With those that could not be read as they are: which answer a question gets depends on all that were changed.
+    # Includes unreadable answers: which answer a question gets depends on all changed ones.
     frame = artifacts.read_dataset_frame()
     interactions = DataStore(paths.DATA).interactions(reviewed(frame[frame["split"] == "holdout"])["interaction_id"])
     arguments, groups = {}, {}
@@ -236,7 +236,7 @@ def _examples(holdout: ReviewedSplit, interactions: list[Interaction], threshold
 
 
 def _drawn(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
-    """The scorers that a plot can tell apart: the served one, the fusion, the best signal, the answer's length."""
+    """The scorers in the plots: the served one, the fusion, the best signal, the answer's length."""
     signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
     best = auroc[signals].dropna().nlargest(1).index
     return [name for name in (SERVED, FUSION, *best, LENGTH_ONLY) if name in auroc.index]

@@ -1,4 +1,4 @@
-"""DVC stage `export_onnx`: the probe as one ONNX file that says what it listens to, checked against torch."""
+"""DVC stage `export_onnx`: the probe as one ONNX file with the metadata of its inputs, checked against torch."""
 
 import json
 
@@ -19,7 +19,7 @@ def stage(params: Params) -> None:
     probe = load_probe(paths.PROBE)
     threshold = artifacts.read_json(paths.THRESHOLD)
     metadata = {
-        "version": "unreleased",  # promotion stamps the version; the graph stays as it is
+        "version": "unreleased",  # promotion stamps the version; the graph stays unchanged
         "contract": str(CONTRACT_VERSION),
         "model": params.llm.model,
         "model_revision": read_base_model().rpartition("@")[2],

@@ -1,7 +1,7 @@
-"""DVC stage `features`: all that is asked of the base model about the labelled answers, in one fill.
+"""DVC stage `features`: hidden states and signals for every labelled answer, computed together.
 
-What comes out is the table of the states that the served probe listens to, and a table of the scorers' signals. The
-rest (where else a probe might listen, answers changed for the audits) waits in the cache for the stages that need it.
+It writes the table of states that the served probe reads, and a table of the scorers' signals. The other features (of
+the ablation grid and of the audits' counterfactuals) stay in the cache for the stages that need them.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def stage(params: Params) -> None:
 
 
 def _signals(scorers: Sequence[Scorer], variant: str, answers: Answers) -> pd.DataFrame:
-    """A row an answer, a column a scorer."""
+    """One row per answer, one column per scorer."""
     named = {"interaction_id": [row.interaction_id for row in answers.interactions], "variant": variant}
     return pd.DataFrame(named | {one.name: one.score(answers) for one in scorers})
 

@@ -1,6 +1,6 @@
 """DVC stage `nll_features`: every labelled answer under B_c, N_c and P_c, as a table of named NLL statistics.
 
-The answers changed for the audits are in it too, under the names of their variants: regressors are audited like others.
+The audits' counterfactuals are in it too, under the names of their variants: regressors are audited like other scorers.
 """
 
 import pandas as pd

@@ -1,1 +1,1 @@
-"""What stages share: start and progress, the artifacts that they read and write."""
+"""Shared code of stages: start and progress, the artifacts that they read and write."""

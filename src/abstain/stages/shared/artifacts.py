@@ -1,4 +1,4 @@
-"""What every DVC stage shares: one way to start, to report progress, to fail in one line, and to write whole files."""
+"""Shared code of the DVC stages: start, progress, one-line errors, reading and writing of artifacts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from abstain.config.params import Params, load_params
-from abstain.core import paths
+from abstain.core import files, paths
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 
@@ -28,7 +28,7 @@ def run(stage: Callable[[Params], None]) -> None:
 
 
 def progress(done: int, total: int) -> None:
-    """One line that a task can turn into a progress bar; none where there is nothing to do."""
+    """Print one line that a task can turn into a progress bar; nothing where there is nothing to do."""
     if total:
         print(f"progress {done}/{total}", flush=True)
 
@@ -40,7 +40,7 @@ def write_text(file: Path, text: str) -> None:
 
 def write_json(file: Path, value: Any) -> None:
     """JSON with sorted keys; nan is written as null, which JSON has."""
-    write_text(file, json.dumps(_plain(value), indent=2, sort_keys=True) + "\n")
+    files.write_json(file, _plain(value))
 
 
 def read_json(file: Path) -> Any:
@@ -53,10 +53,10 @@ def read_dataset_frame() -> pd.DataFrame:
 
 
 def read_signals(variant: str) -> pd.DataFrame:
-    """The scorers' signals and what regressors estimate, by interaction: a column each, in [0, 1], nan where it cannot
-    say; of training answers, regressors' are out of fold.
+    """The scorers' signals and the regressors' estimates, by interaction: a column each, in [0, 1], nan without a
+    score; for training answers, regressors' are out of fold.
 
-    `variant`: `asked`, of the answers as they are, or one of `scorers.variants`.
+    `variant`: `asked`, of the original answers, or one of the counterfactual variants.
     """
     tables = [pd.read_parquet(file) for file in (paths.SIGNALS, paths.REGRESSOR_SCORES)]
     of_variant = [table[table["variant"] == variant].drop(columns="variant") for table in tables]

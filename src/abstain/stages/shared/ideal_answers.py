@@ -1,4 +1,4 @@
-"""What experts would have answered, and how near the answers come to it: for the stages that compare with it."""
+"""The reviewers' ideal answers, and the similarity of answers to them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from abstain.learning.metrics.rouge import rouge_l
 
 
 def read_ideal_answers() -> dict[str, str]:
-    """Interaction id -> what an expert would have answered; of several the latest."""
+    """Interaction id -> the ideal answer of its reviewer; of several the latest."""
     reviews = sorted(DataStore(paths.DATA).rows(Review), key=lambda review: review.reviewed_at)
     return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
 
 
 def read_rouge(frame: pd.DataFrame) -> np.ndarray:
-    """ROUGE-L of each row's answer against the experts' latest ideal answer; nan where none wrote one."""
+    """ROUGE-L of each row's answer against the reviewers' latest ideal answer; nan where there is none."""
     store = DataStore(paths.DATA)
     ideal = read_ideal_answers()
     answers = [row.answer for row in store.interactions(frame["interaction_id"])]

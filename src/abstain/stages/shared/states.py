@@ -1,4 +1,4 @@
-"""The states that the stage `features` read, beside the rows of the data set: for the stages that run a probe."""
+"""The states of the stage `features` with the rows of the data set, for the stages that run a probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from abstain.stages.shared.artifacts import read_dataset_frame
 def read_labelled_states() -> tuple[pd.DataFrame, StateTable]:
     """The rows of the data set that have states, numbered from 0, and these states in the same order.
 
-    A row has none where its prompt did not fit the base model's window. States are read when they are asked for.
+    A row has none where its prompt did not fit the base model's window. States are read on access.
     """
     frame, table = read_dataset_frame(), StateTable(paths.FEATURES)
     if len(frame) != len(table):

@@ -1,4 +1,4 @@
-"""DVC stage `train_fusion`: one confidence out of the probes (out of fold) and the signals, on the training split."""
+"""DVC stage `train_fusion`: stacking of the probes (out of fold) and the signals, on the training split."""
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ def stage(params: Params) -> None:
     rows = frame.loc[scores.index]
     fusion = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
     heard = sum(coefficient > 0 for coefficient in fusion.coefficient)
-    print(f"fused {len(fusion.names)} scores, {heard} of them are heard; regularisation C = {fusion.strength:.2g}")
+    print(f"fused {len(fusion.names)} scores, {heard} with non-zero weight; regularisation C = {fusion.strength:.2g}")
     artifacts.write_json(paths.FUSION, fusion.to_dict())
 
 

@@ -51,14 +51,14 @@ def stage(params: Params) -> None:
 def _best(found: Mapping[Architecture, float]) -> Architecture:
     if len(found) > 1 and any(math.isnan(value) for value in found.values()):
         raise AbstainError(
-            "the best probe is chosen by the training answers that experts judged, and these are not of both kinds: "
+            "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
             f"bring reviews, or set probe.serve to one of {', '.join(found)}"
         )
     return max(found, key=lambda name: found[name])
 
 
 def _auroc(train: pd.DataFrame, out_of_fold: pd.Series) -> float:
-    """On the training answers that experts judged: thumbs teach, and decide nothing."""
+    """On the reviewed training answers: thumbs are used for fitting, but not for selection."""
     judged = reviewed(train)
     weight = row_weights(judged["inclusion_probability"].to_numpy(float))
     return float(auroc(judged["correct"].to_numpy(int), out_of_fold[judged.index].to_numpy(), weight))

@@ -1,7 +1,7 @@
-"""DVC stage `train_regressors`: correctness estimated from NLLs, each kind of regressor to each target.
+"""DVC stage `train_regressors`: fit correctness regressors on the NLL features, each kind to each target.
 
-A target that cannot be learnt from what there is (no ideal answers, one value alone) is skipped, and said so: it stands
-in the leaderboard with its reason, like a scorer that cannot be had.
+A target that cannot be fitted (no ideal answers, a constant value) is skipped with a message: the leaderboard lists it
+with the reason, like an unavailable scorer.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers
 
 VERDICT = "verdict"
-"""The target that is the label itself: 1 for a right answer, 0 for a wrong one."""
+"""The target that is the label itself: 1 for a correct answer, 0 for an incorrect one."""
 THRESHOLDS = tuple(np.round(np.arange(0.1, 0.96, 0.05), 2).tolist())
-"""Candidates for t, above which an estimated correctness counts as right."""
+"""Candidates for t, from which on an estimated correctness counts as correct."""
 
 
 def stage(params: Params) -> None:

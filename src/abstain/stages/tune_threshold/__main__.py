@@ -1,4 +1,4 @@
-"""DVC stage `tune_threshold`: what the served probe may guarantee, and its calibration, on the validation split."""
+"""DVC stage `tune_threshold`: the served probe's threshold, guarantee and calibration, on the validation split."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ def stage(params: Params) -> None:
         tested = replace(tested, groups=validation["group"].to_numpy())
     out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")[probe.architecture]
     train = frame[frame["split"] == "train"]
-    if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs will do
+    if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
         train = judged
     found = control_risk(tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold)
     heuristic: Threshold | None = None

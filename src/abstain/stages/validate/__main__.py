@@ -1,4 +1,4 @@
-"""DVC stage `validate`: everything that was accepted, against the Great Expectations suites, as of its newest batch."""
+"""DVC stage `validate`: all accepted rows, against the Great Expectations suites, as of the newest batch."""
 
 from abstain.config.params import Params
 from abstain.core import paths
@@ -14,11 +14,11 @@ def stage(params: Params) -> None:
     store = DataStore(paths.DATA).require_interactions()
     batches = store.batches()
     if not batches:
-        raise AbstainError("data/batches.jsonl does not say how the rows came: restore it with `dvc checkout`")
+        raise AbstainError("data/batches.jsonl has no record of the rows' batches: restore it with `dvc checkout`")
     as_of = max(batch.arrived_at for batch in batches)
     drift = validate_drift([batch.profile for batch in batches], params.quality)
     result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
-    # Written even where it fails: the page about a failed run is made of it.
+    # Written even where it fails: the page about a failed run is made from it.
     artifacts.write_json(paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat()})
     if not result.success:
         raise AbstainError(f"{result.failing} rows of data/ fail validation, {result.first_failure()}")

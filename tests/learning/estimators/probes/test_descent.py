@@ -16,7 +16,7 @@ from abstain.learning.estimators.zoo import ZOO
 from tests.learning.estimators.builders import PARAMS, Watched, planted, weights
 
 
-def explicit_sources(
+def computed_by_hand(
     logits: np.ndarray, correct: np.ndarray, weight: np.ndarray, huber_lambda: float, huber_delta: float
 ) -> float:
     """Equations 7 to 9 of the paper, row by row, in float64."""
@@ -41,7 +41,7 @@ def test_the_loss_is_equations_7_to_9(huber_lambda: float, huber_delta: float, w
     correct = torch.tensor([0, 1, 1, 0, 1, 1, 0, 1, 0])
     weight = torch.rand(9, generator=generator) + 0.1 if weighted else torch.ones(9)
     loss = probe_loss(logits, correct, weight, huber_lambda, huber_delta)
-    expected = explicit_sources(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
+    expected = computed_by_hand(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 

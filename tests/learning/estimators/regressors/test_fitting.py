@@ -211,6 +211,7 @@ def test_a_target_that_is_no_correctness_score_is_refused() -> None:
         )
 
 
+@pytest.mark.heavy
 @every_kind
 def test_two_rows_of_two_groups_are_enough_to_answer(kind: RegressorKind) -> None:
     features = pd.DataFrame({"a": [1.0, 2.0]})

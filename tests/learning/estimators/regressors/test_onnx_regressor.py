@@ -76,6 +76,7 @@ def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: Regr
     np.testing.assert_allclose(regressor.predict(features), score, atol=0.05)
 
 
+@pytest.mark.heavy
 @every_kind
 def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(
     fits: dict[str, FittedRegressor], kind: RegressorKind
@@ -94,6 +95,7 @@ def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(
         regressor.predict(features.drop(columns="nll_3"))
 
 
+@pytest.mark.heavy
 def test_far_from_what_was_learnt_a_score_stays_between_0_and_1(fits: dict[str, FittedRegressor]) -> None:
     features, _, _ = planted(50, 4)
     for kind, fitted in fits.items():

@@ -1,7 +1,7 @@
-"""Attention pooling: learned queries decide which of the answer's tokens are looked at, each in a head of its own.
+"""Attention pooling: learned queries, one a head, weight the answer's tokens.
 
 The classifier is linear, so it is applied to every token before pooling instead of to the pooled states after it: the
-same logits, and d x 3 heads products a token are all there is to compute.
+logits are the same, at a cost of d x 3 heads products a token.
 """
 
 from __future__ import annotations

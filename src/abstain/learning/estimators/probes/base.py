@@ -1,14 +1,13 @@
-"""What every probe is: a module from the answer's hidden states to two logits, which knows how it is fitted.
+"""The base class of all probes: a module from the answer's hidden states to two logits, with its fitting path.
 
-Three decisions:
+Notes:
 
-* Rows are padded at the end, and which numbers stand after a row's end does not matter. An answer alone has no
-  padding, and nothing is done about any: `mean`, `last` and `softmax` below know both, so that one forward pass is
-  trained and served.
+* Rows are padded at the end, and the padding values do not matter. A single answer has no padding and skips masking:
+  `mean`, `last` and `softmax` below handle both cases, so training and serving use one forward pass.
 * States are standardised inside the module by the training tokens' mean and deviation: a few dimensions of a residual
   stream are orders of magnitude larger than the rest, and a served model must not need a side file.
-* A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. How far to go is decided
-  outside, in one way for all (`models.fitting`).
+* A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` chooses the
+  step, by one rule for all probes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ EVALUATION_BATCH = 128
 
 
 class TrainingStep(NamedTuple):
-    """A point of the path along which a probe is fitted; `probe` is as it says only until the next step is taken.
+    """A point of the path along which a probe is fitted; `probe` is in this state only until the next step is taken.
 
     `value` is the number of epochs, from 1 on, or the inverse strength of the penalty.
     """
@@ -44,11 +43,11 @@ class Probe(nn.Module, ABC):
 
     Args:
         d: width of the base model's states.
-        hyperparameters: what else the constructor was given; with `d` enough to make an equal module.
+        hyperparameters: the constructor's other arguments; together with `d` they make an equal module.
 
     Attributes:
-        architecture: its name in the zoo, which is given to it when it is fitted or loaded.
-        is_served: whether it is an equal copy that does less (`served`).
+        architecture: its name in the zoo, set when it is fitted or loaded.
+        is_served: whether it is the equivalent reduced copy for serving (`served`).
     """
 
     mean: Tensor
@@ -82,7 +81,8 @@ class Probe(nn.Module, ABC):
     def path(cls, train: TrainingRows, params: ProbeParams) -> Iterator[TrainingStep]:
         """Fit on `train`, whose weights are all positive, with more capacity at every step.
 
-        The same steps for the same rows and parameters, on one kind of hardware, whatever is drawn in between.
+        Deterministic for the same rows and parameters on one kind of hardware, also if other random numbers are drawn
+        in between.
         """
 
     @abstractmethod
@@ -98,10 +98,10 @@ class Probe(nn.Module, ABC):
         return centred if self.is_served else centred / self.scale
 
     def served(self) -> Self:
-        """An equal probe that does less, whose only output is the difference of the logits.
+        """An equivalent probe with less arithmetic, whose only output is the difference of the logits.
 
-        The weights that states meet first are divided by `scale`, states are not. Means stay where they are: taken out
-        of the weights, they would leave a small difference of large numbers.
+        The first layer's weights are divided by `scale` instead of the states. Means are still subtracted from states:
+        folded into the weights, they would leave a small difference of large numbers.
         """
         probe = copy.deepcopy(self).eval()
         with torch.no_grad():
@@ -112,14 +112,14 @@ class Probe(nn.Module, ABC):
 
     @abstractmethod
     def divide_weights(self) -> None:
-        """Divide the weights that states meet first by `scale`."""
+        """Divide the first layer's weights by `scale`."""
 
     @abstractmethod
     def subtract_outputs(self) -> None:
         """Put weights of z_1 - z_0 for those of z_0 and z_1."""
 
     def prepare(self, train: TrainingRows) -> None:
-        """Learn of the training tokens what needs no labels: here mean and deviation."""
+        """Fit what needs no labels on the training tokens: here mean and deviation."""
         self.standardise_by(train.states)
 
     def standardise_by(self, rows: Iterable[Tensor]) -> None:
@@ -144,7 +144,7 @@ class Probe(nn.Module, ABC):
             )
         deviation = (squares / max(tokens - 1, 1)).sqrt()
         self.mean.copy_(mean)
-        # What never changed in training says nothing, and must not say everything when it does change.
+        # A dimension that is constant in training carries no information and must not dominate when it does change.
         self.scale.copy_(torch.where(deviation < 1e-6, 1.0, deviation))
 
 
@@ -177,7 +177,7 @@ def softmax(scores: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _valid(values: Tensor, lengths: Tensor) -> Tensor:
-    """Which of the padded `values` (B, T, n) are a row's own, bool (B, T)."""
+    """The mask of valid, unpadded `values` (B, T, n), bool (B, T)."""
     return torch.arange(values.shape[1]) < lengths.unsqueeze(1)
 
 

@@ -1,6 +1,6 @@
 """Training by gradient descent: cross-entropy plus the Huber confidence-accuracy gap (paper, section 3.2, eqs. 7-9).
 
-Two decisions:
+Notes:
 
 * States are read when a batch needs them, once an epoch: memory is bounded by the batch, not by the data.
 * A batch's rows are of similar length: of answers as they come, padding would be half of the work.
@@ -55,7 +55,7 @@ class DimensionDropout(nn.Dropout):
 
 
 def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float, huber_delta: float) -> Tensor:
-    """L = CE + lambda * H_delta(mean_B(max softmax) - mean_B(prediction is right)) (eqs. 7-9).
+    """L = CE + lambda * H_delta(mean_B(max softmax) - mean_B(prediction is correct)) (eqs. 7-9).
 
     Both terms are means weighted by `weight`, so that with equal weights they are the paper's own. The
     accuracy has no gradient; the term pulls the batch's confidence towards it.

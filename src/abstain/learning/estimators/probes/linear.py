@@ -1,11 +1,11 @@
-"""The plainest probe: logistic regression on the mean of the answer's states and on the last one.
+"""The simplest probe: logistic regression on the mean of the answer's states and on the last one.
 
-Two decisions:
+Notes:
 
-* It is fitted by scikit-learn; its path are weaker and weaker penalties. With two thousand labels, how strong the
-  penalty is matters more than the architecture.
-* What is standardised in fitting is folded into the weights, and states are pooled before they are standardised: two
-  states an answer are all that a served probe has to do arithmetic on.
+* It is fitted by scikit-learn; its path consists of ever weaker penalties. With two thousand labels, the strength of
+  the penalty matters more than the architecture.
+* The standardisation of the fit is folded into the weights, and states are pooled before they are standardised: a
+  served probe does arithmetic on only two states an answer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from abstain.learning.estimators.probes.base import Probe, TrainingStep, last, m
 from abstain.learning.estimators.rows import MEMORY_VALUES, TrainingRows, batches, pad
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
-"""How far, by the penalty alone, logits may vary. The inverse strength C is this by the number of features: what suits
-narrow states suits wide ones, too."""
+"""How far, by the penalty alone, logits may vary. The inverse strength C is this by the number of features, so that one
+value suits narrow and wide states."""
 POOLED = 64
 """Rows that are pooled at once."""
 
@@ -60,7 +60,7 @@ class LinearProbe(Probe):
         self.head.weight.div_(self.scale.repeat(2))
 
     def subtract_outputs(self) -> None:
-        """The head knows nothing but the difference: z_0 is 0."""
+        """The head computes only the difference: z_0 is 0."""
 
     @classmethod
     def steps(cls, params: ProbeParams) -> int:
@@ -86,7 +86,7 @@ class LinearProbe(Probe):
         for penalty in (LOGIT_VARIANCES / features.shape[1]).tolist():
             model.set_params(C=penalty)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # a thousand steps are as good as it gets
+                warnings.simplefilter("ignore", ConvergenceWarning)  # more steps improve nothing
                 model.fit(features, train.correct.numpy(), sample_weight=weight)
             coefficients = model.coef_ / scaler.scale_
             bias = model.intercept_ - coefficients @ scaler.mean_

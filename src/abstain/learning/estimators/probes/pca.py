@@ -1,6 +1,6 @@
 """The paper's LSTM on compressed states: on the principal components of the training tokens.
 
-Two decisions:
+Notes:
 
 * Of many tokens the components of `SAMPLED`, of evenly spaced rows, are found: as good, and memory and time depend on
   the width of the states alone.

@@ -1,12 +1,11 @@
-"""Features by name as the matrix that regressors learn from and are asked with.
+"""Features by name as the matrix on which regressors are fitted and predict.
 
-Two decisions:
+Notes:
 
-* Numbers are float32 before anything is learnt from them: the ONNX file computes in float32, so that a tree's threshold
-  lies between the very numbers that it will be asked about.
-* A column that cannot vary is dropped by name and reported, never fed to a forest, where it would take the place of one
-  that tells something. What is missing in a column that is kept stays nan here; the regressor itself puts the training
-  rows' median there (`kinds`).
+* Numbers are float32 before fitting: the ONNX file computes in float32, so a tree's threshold lies between the same
+  numbers in fitting and in serving.
+* Constant columns are dropped by name and reported: in a forest they would take the place of informative ones. Missing
+  values of other columns stay nan here; the regressor itself imputes the training rows' median (`kinds`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ VARIES = 1e-5
 
 
 def prepare(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The columns of `features` (training rows, columns) to learn from, and for each other one why it is dropped.
+    """The columns of `features` (training rows, columns) to fit on, and for each other one why it is dropped.
 
-    Raises `AbstainError` where no column is left, and for what is no number (`matrix`).
+    Raises `AbstainError` where no column is left, and for values that are not numbers (`matrix`).
     """
     names = [str(name) for name in features.columns]
     values = matrix(features, names)
@@ -52,8 +51,8 @@ def varies(values: np.ndarray) -> bool:
 def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     """`columns` of `features`, by name and in this order: float32 (rows, columns), nan where a value is missing.
 
-    Raises `AbstainError` for a column that is not there or is there twice, and for one that holds something else than
-    numbers of float32's range.
+    Raises `AbstainError` for a missing or duplicate column, and for one with values other than numbers of float32's
+    range.
     """
     names = [str(name) for name in features.columns]
     for name in columns:
@@ -66,7 +65,7 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     for at, place in enumerate(places):
         column = features.iloc[:, place]
         try:
-            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+            with np.errstate(over="ignore"):  # too large values become infinite, and are refused
                 values[:, at] = column.to_numpy(np.float64, na_value=np.nan)
         except (TypeError, ValueError):
             raise AbstainError(f"the feature '{columns[at]}' is no number in every row: compute it anew") from None

@@ -1,8 +1,8 @@
-"""Fitting a regressor of correctness on training answers, with a score for each that was made without its group.
+"""Grouped cross-validation of a correctness regressor on the training answers, with out-of-fold scores.
 
-The rules are those of the probes (`models.fitting`): the validation split is not looked at, a fold is of whole groups,
-and the step of a kind's path with the least loss over all held-out answers is kept, for the folds and for the regressor
-that is served. The loss is the paper's mean squared error (section 4.2), weighted.
+The rules are those of the probes (`cross_validation`): the validation split is not used, folds consist of whole groups,
+and the step of a kind's path with the least loss over all held-out answers is kept, for the folds and for the served
+regressor. The loss is the paper's mean squared error (section 4.2), weighted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from abstain.learning.estimators.regressors.onnx_regressor import Regressor, con
 
 @dataclass(frozen=True)
 class FittedRegressor:
-    """A regressor, learnt from all rows; `out_of_fold`, float64 (rows,) in [0, 1], their scores by ones that had not
-    seen their group; the columns that were `dropped`, each with its reason; and `parity`, the largest difference
-    between scikit-learn's and the file's scores of the rows."""
+    """A regressor, fitted on all rows; `out_of_fold`, float64 (rows,) in [0, 1], their scores by regressors that were
+    not fitted on their group; the columns that were `dropped`, each with its reason; and `parity`, the largest
+    difference between scikit-learn's and the file's scores of the rows."""
 
     regressor: Regressor
     out_of_fold: np.ndarray
@@ -50,8 +50,8 @@ def fit_regressor(
         features: (rows, columns) of numbers, nan where one is missing.
         target: (rows,) in [0, 1], nan where it is unknown. weight: (rows,). groups: (rows,).
 
-    Rows of unknown target or of weight 0 are not learnt from, and get their out-of-fold score all the same; those
-    without a single feature are not learnt from either, and have none (nan).
+    Rows of unknown target or of weight 0 are not fitted on, but get an out-of-fold score; rows without a single feature
+    are not fitted on either, and have none (nan).
     Deterministic under `params.seed`, whatever the number of cores.
 
     Raises `AbstainError` where the target is unknown, constant or known in fewer than two groups, and for features

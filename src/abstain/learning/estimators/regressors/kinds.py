@@ -1,14 +1,15 @@
-"""The kinds of regressors, by name; each is a path of ever more adapted ones, of which `fitting` chooses a step.
+"""The kinds of correctness regressors, by name; each is a path of growing capacity, of which `fitting` chooses a step.
 
 The paper's is a random forest of 2100 trees (section 3.4.2); boosted trees and a ridge regression challenge it.
 
-Three decisions:
+Notes:
 
-* What is missing is the training rows' median, for every kind, and nothing else: the same node in every ONNX file.
-* The forests of the folds share the number of trees: how many there are changes how smooth a forest is, not what it
-  tells on average, and with 2100 trees in each of five folds fitting would take five times as long.
-* Boosting is scikit-learn's plain one, not the histogram one: of that skl2onnx 1.20 writes no file with the protobuf of
-  today, and it may round its thresholds to the wrong side of a feature. With thousands of rows this one is quick, too.
+* Missing values are imputed by the training rows' median for every kind: the same node in every ONNX file.
+* The forests of the folds share the number of trees: it changes the smoothness of a forest, not its mean prediction,
+  and with 2100 trees in each of five folds fitting would take five times as long.
+* Boosting is scikit-learn's `GradientBoosting`, not the histogram variant: skl2onnx 1.20 writes no file of the latter
+  with current protobuf, and may round its thresholds to the wrong side of a feature. With thousands of rows the former
+  is fast enough.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PENALTIES = np.logspace(1, -4, 11)
 
 @dataclass(frozen=True)
 class RegressorExamples:
-    """What is learnt from: `features` float32 (rows, columns), `target` in [0, 1] and `weight` above 0, (rows,)."""
+    """The training set: `features` float32 (rows, columns), `target` in [0, 1] and `weight` above 0, (rows,)."""
 
     features: np.ndarray
     target: np.ndarray
@@ -49,13 +50,13 @@ class Kind(Protocol):
     """A kind of regressor: pipelines from features with nan to a score that need not lie in [0, 1] yet."""
 
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
-        """What the path varies, from the least adapted regressor on."""
+        """The hyperparameter values of the path, in order of growing capacity."""
 
     def path(self, train: RegressorExamples, held_out: np.ndarray, params: RegressorFit) -> np.ndarray:
         """Scores (steps, held-out rows) of `held_out`, features (rows, columns), at every step."""
 
     def fit(self, train: RegressorExamples, step: float, params: RegressorFit) -> Pipeline:
-        """The pipeline at `step`, learnt from all of `train`."""
+        """The pipeline at `step`, fitted on all of `train`."""
 
 
 class RandomForest:
@@ -82,7 +83,7 @@ class RandomForest:
 
 
 class GradientBoosting:
-    """Shallow trees, each on half of the rows; the path are the rounds of boosting."""
+    """Shallow trees, each on half of the rows; the steps of the path are the boosting rounds."""
 
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
         return tuple(range(1, ROUNDS + 1))
@@ -105,7 +106,7 @@ class GradientBoosting:
 
 
 class Linear:
-    """Ridge regression on standardised features; the path are weaker and weaker penalties."""
+    """Ridge regression on standardised features; the steps of the path are ever weaker penalties."""
 
     def steps(self, params: RegressorFit) -> tuple[float, ...]:
         return tuple(PENALTIES.tolist())
@@ -129,7 +130,7 @@ KINDS: Mapping[RegressorKind, Kind] = {
 def _fitted(train: RegressorExamples, *parts: tuple[str, Any]) -> Pipeline:
     """Median, then `parts`, all of them fitted to weights whose mean is 1.
 
-    In a fold a column may have no value at all: it is 0 there, as in no row else.
+    In a fold a column may have no value at all: it is 0 there.
     """
     fill = SimpleImputer(strategy="median", keep_empty_features=True)
     weight = train.weight / train.weight.mean()

@@ -1,10 +1,10 @@
-"""A regressor of correctness as an ONNX file: conversion, what the file says of itself, and the session that serves it.
+"""A correctness regressor as an ONNX file: conversion, metadata, and the session that serves it.
 
-Two decisions:
+Notes:
 
-* There is one way to ask a regressor, its ONNX graph, just fitted or loaded; scikit-learn's own answer is for `parity`
-  alone. The graph puts medians for nan and ends in a clip to [0, 1], so that it is whole by itself. No pickle.
-* The same fit is the same bytes: no name in the graph is made up, no time is in it.
+* Fitted and loaded regressors predict through the ONNX graph alone; scikit-learn's predictions are for `parity`. The
+  graph imputes medians and ends in a clip to [0, 1], so it is complete by itself. No pickle.
+* The same fit gives the same bytes: the graph has no random names and no timestamp.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ BATCH = 1024
 
 
 class Regressor:
-    """A fitted regressor, asked by ONNX Runtime on one core.
+    """A fitted regressor, run by ONNX Runtime on one core.
 
     Args:
         content: the ONNX file.
 
-    `described` is what the file says of itself: kind, target, columns, step, training rows, versions. Raises
-    `ValueError`, `KeyError` or one of ONNX Runtime's own errors for what is no regressor.
+    `described` is the file's metadata: kind, target, columns, step, training rows, versions. Raises `ValueError`,
+    `KeyError` or one of ONNX Runtime's own errors for a file that is not a regressor.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -60,7 +60,7 @@ class Regressor:
     def predict(self, features: pd.DataFrame) -> np.ndarray:
         """Scores in [0, 1], float64 (rows,), of `features` (rows, columns), whose columns are taken by name.
 
-        nan is a missing value, and the score of a row that has no other; other columns do not matter. Raises
+        nan is a missing value, and the score of a row whose values are all missing; other columns are ignored. Raises
         `AbstainError` for a column that is missing or holds no numbers.
         """
         scores = np.empty(len(features))
@@ -76,7 +76,7 @@ class Regressor:
 
 
 def load_regressor(file: Path) -> Regressor:
-    """The regressor of `file`. Raises `AbstainError` for a file that is missing or is none."""
+    """The regressor of `file`. Raises `AbstainError` for a file that is missing or is not a regressor."""
     try:
         return Regressor(file.read_bytes())
     except FileNotFoundError:
