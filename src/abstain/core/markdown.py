@@ -1,6 +1,6 @@
-"""Markdown (CommonMark with GitHub's tables) from text that anybody may have written: the one way of all reports.
+"""Markdown (CommonMark with GitHub's tables) from untrusted text: used by every report.
 
-Three decisions:
+Notes:
 
 * Every function takes plain text and escapes it: what is written reads the same, and becomes no link, image, tag,
   formula, or cell of its own. `MarkdownText`, which these functions return, is the only text that is not escaped.

@@ -46,7 +46,7 @@ class IngestReport:
             )
 
     def to_markdown(self) -> str:
-        """Return a short report: the counts, the refused rows with their reasons, the warnings."""
+        """Return a short report: the counts, what was refused and why, what to look at."""
         return document([heading(1, "Ingest"), *self.summary()])
 
     def summary(self, accepted: str = "accepted") -> list[str]:
