@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from html.parser import HTMLParser
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from abstain.core.markdown import bold, document, escape, heading, paragraph, plain, records_table, table
 from abstain.reports.evaluation import Evaluated, evaluation_markdown, leaderboard_table
@@ -20,6 +16,7 @@ from abstain.reports.formatting import beside, figure, percent
 from abstain.reports.page import MARKS, State, render_html, verdict, without_images
 from abstain.reports.plots import PLOTS, draw
 from tests.reports.builders import GUARANTEED, HEURISTIC, LINK, NASTY, ROWS, TAG, evaluated
+from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
 
 BROKEN = {"metrics.holdout.at_threshold.precision": 0.7851, "metrics.holdout.at_threshold.coverage": 0.5026}
 FEW = {
@@ -29,63 +26,11 @@ FEW = {
 }
 NOTHING = {"metrics.holdout.at_threshold.precision": None, "metrics.holdout.at_threshold.coverage": 0.0}
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
-READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-VOID = {"meta", "link", "img", "br"}  # however they are written
-
-
-class Page(HTMLParser):
-    """The elements of a page with their attributes, and the text in each kind of element."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(page)
-        assert self.open == [], "every element is closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.texts.append((self.open[-1], data.replace("\xa0", " ")))
-        if "td" in self.open or ("th" in self.open and "table" in self.open):
-            self.tables[-1][-1][-1] += data.replace("\xa0", " ")
-
-    def of(self, *tags: str) -> list[str]:
-        return [text.strip() for tag, text in self.texts if tag in tags and text.strip()]
-
-    def attributes(self, name: str) -> list[str]:
-        return [str(attrs[name]) for _, attrs in self.elements if name in attrs]
 
 
 def pages(**options: Any) -> tuple[str, str]:
     markdown = evaluation_markdown(evaluated(**options))
     return markdown, render_html(markdown, IMAGES)
-
-
-def tokens(markdown: str) -> list[Token]:
-    """Every token of the text, those inside of lines too."""
-    return [inner for token in READER.parse(markdown) for inner in (token, *(token.children or ()))]
-
-
-def shown(markdown: str) -> str:
-    """What a reader of the text sees, alternative texts of images as well."""
-    return " ".join(token.content for token in tokens(markdown) if token.type in ("text", "text_special", "image"))
 
 
 def first_lines(markdown: str) -> str:
@@ -196,7 +141,7 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
 
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
-    for words in (
+    for part in (
         "at least 80 % of the shown answers are right, with a confidence of 90 %",
         "206 reviewed answers of the validation split, effective sample size 180, where 43.2 % of the answers are shown, "
         "91.1 % of them right (p = 0.068)",
@@ -206,7 +151,7 @@ def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> 
         "the best of 3 probes on training answers they had not seen (AUROC 0.791)",
         "on 17 reviewed answers asked after the hold-out was frozen, the AUROC is 0.765",
     ):
-        assert words in text
+        assert part in text
     compared = Page(PAGE).tables[1]
     assert [row[0] for row in compared[1:]] == [
         "everything shown",
@@ -468,7 +413,7 @@ def test_examples_show_what_was_caught_missed_and_withheld() -> None:
 
 def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     model, data = section(MARKDOWN, "Model card"), section(MARKDOWN, "Data card")
-    for words in (
+    for part in (
         "| listens to | layer 16, residual, answer and EOS tokens |",
         "| prompt layout | rag-chatml-v1 |",
         "| probe | linear: logistic regression on the mean and the last state |",
@@ -476,8 +421,8 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
         f"| threshold | {GUARANTEED:.6f} |",
         "| calibration | isotonic, on the validation split |",
     ):
-        assert words in model
-    for words in (
+        assert part in model
+    for part in (
         "| train | 1,234 | 56 | 60.0 % | 78 |",
         "| newest | 0 | 0 | not defined | 0 |",
         "Labels: 9 sme, 8 thumb and 0 tied thumbs.",
@@ -487,7 +432,7 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
         "had a higher chance of being reviewed than others",
         "1 / inclusion probability",
     ):
-        assert words in data
+        assert part in data
     even = section(pages(changed={"metrics.holdout.drawn_unevenly": 0})[0], "Data card")
     assert "inclusion probability" not in even
     assert "All of them were equally likely to be reviewed." in even
@@ -517,15 +462,7 @@ VARIANTS: list[dict[str, Any]] = [
 def test_both_renderings_say_the_same(options: dict[str, Any]) -> None:
     """Word by word, but for the contents' links."""
     markdown, page = pages(**options)
-    parsed = Page(page)
-    links = Counter(words(" ".join(parsed.of("a"))))
-    html = " ".join(text for tag, text in parsed.texts if tag not in ("style", "title"))
-    html += " " + " ".join(parsed.attributes("alt"))
-    assert Counter(words(html)) - links == Counter(words(shown(markdown)))
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)
+    assert said_on_page(page) == said_in_markdown(markdown)
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -634,6 +571,15 @@ def test_what_people_wrote_is_text_in_markdown() -> None:
         assert plain(text) in "".join(token.content for token in found if token.type.startswith("text"))
 
 
+def test_the_page_has_no_link_image_or_element_that_the_markdown_asks_for() -> None:
+    asked = [f"a {LINK} b", TAG, "![x](other.svg)", "![y](data:image/png;base64,AA==)", "&lt;i&gt;", "```", TAG, "```"]
+    page = Page(render_html(one_of(*asked), IMAGES))
+    assert page.attributes("href") == ["data:,", "#only"]
+    assert page.attributes("src") == []
+    assert not {"script", "i", "code", "pre"} & {tag for tag, _ in page.elements}
+    assert "&lt;i&gt;" in " ".join(text for _, text in page.texts), "an entity is text, too"
+
+
 def test_a_warning_stands_above_the_verdict_as_text() -> None:
     warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
     page = render_html(f"{paragraph(bold(warning))}\n\n{MARKDOWN}", IMAGES)
@@ -655,6 +601,10 @@ def test_tables_are_whole_in_markdown() -> None:
     for rows, line in zip(tables, drawn, strict=True):
         assert {len(row) for row in rows} == {line.count("---")}
         assert rows[1:]
+    spanning = [row[-1] for table in Page(PAGE).tables for row in table if len(row) < len(table[0])]
+    assert spanning and not [text for text in spanning if re.match(r"[+−]?\d", text)], (
+        "a figure has a column of its own"
+    )
     names = [row[0] for table in tables for row in table]
     assert f"mine | {TAG}" in names
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 from hypothesis import given
@@ -18,6 +17,7 @@ from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, h
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.sections import balance_section
 from abstain.reports.data_reports.validation import validation_report
+from tests.reports.reading import Page, said_in_markdown, said_on_page
 
 DRIFT = {
     "limit": 0.25,
@@ -31,38 +31,6 @@ SPLITS = [
     {"split": "train", "answers": 40, "right": 30, "reviewed": 10},
     {"split": "holdout", "answers": 0, "right": 0, "reviewed": 0},
 ]
-
-
-class Reader(HTMLParser):
-    """The text of a page but for the links of its contents, its elements, and every address in it."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.text: list[str] = []
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.ids: list[str] = []
-        self.alts: list[str] = []
-        self.hidden = False
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "action", "srcset", "data")]
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.alts += [value or "" for name, value in attrs if name == "alt"]
-        self.hidden = tag in ("style", "title", "a")
-
-    def handle_endtag(self, tag: str) -> None:
-        self.hidden = False
-
-    def handle_data(self, data: str) -> None:
-        if not self.hidden:
-            self.text.append(data.replace("\xa0", " "))
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())
 
 
 def check(suite: str, column: str, unexpected: int = 0, severity: str = "error", told: str = "") -> CheckResult:
@@ -82,9 +50,11 @@ def check(suite: str, column: str, unexpected: int = 0, severity: str = "error",
     )
 
 
-def page_of(*results: ValidationResult) -> Reader:
+def page_of(*results: ValidationResult) -> Page:
     read = [json.loads(json.dumps(result.to_dict())) for result in results]
-    return Reader(validation_report(read, "retrain shiny-fox")[1])
+    markdown, page = validation_report(read, "retrain shiny-fox")
+    assert said_on_page(page) == said_in_markdown(markdown)
+    return Page(page)
 
 
 def rows_result(**changes: Any) -> ValidationResult:
@@ -96,7 +66,7 @@ def rows_result(**changes: Any) -> ValidationResult:
 
 
 def test_a_sound_store_has_passed() -> None:
-    words = page_of(rows_result()).words
+    words = page_of(rows_result()).prose
     assert "Data validation retrain shiny-fox ✓ Passed 2 expectations hold on 1,200 rows" in words
     assert "feedback: no rows, the suite was skipped" in words
     assert "1,200 interactions 0 feedback" in words
@@ -108,7 +78,7 @@ def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
         checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 60)),
         reasons={f"interactions/row-{at:03d}": (f"answer: reason {at}",) for at in range(60)},
     )
-    words = page_of(failing).words
+    words = page_of(failing).prose
     assert "✗ 1 expectation failed, by 60 rows interactions: answer_chars: not liked (60)" in words
     places = [
         words.index(what) for what in ("1 expectation failed", "Rows that fail", "answer: reason 0", "What was checked")
@@ -128,14 +98,14 @@ def test_warnings_figures_and_charts_are_shown() -> None:
     )
     table = ValidationResult({"labels": 40, "splits": 3}, (check("labels", "straddles"),), figures={"splits": SPLITS})
     page = page_of(ValidationResult.merge([rows_result(), drift]), table)
-    assert "! Passed, with 1 warning 3 expectations hold" in page.words
-    assert "Warnings question language: 3.73 from" in page.words
-    assert f"train 40 75.0 % {'█' * 15}{'░' * 5} 25.0 % {'█' * 5}{'░' * 15}" in page.words
-    assert "holdout 0 no answers" in page.words
-    assert "the newest batch, 100 interactions; grey: those before, 900" in page.words
-    assert "question language: shift 3.73: large." in page.words and "answer length: shift 0.01." in page.words
+    assert "! Passed, with 1 warning 3 expectations hold" in page.prose
+    assert "Warnings question language: 3.73 from" in page.prose
+    assert f"train 40 75.0 % {'█' * 15}{'░' * 5} 25.0 % {'█' * 5}{'░' * 15}" in page.prose
+    assert "holdout 0 no answers" in page.prose
+    assert "the newest batch, 100 interactions; grey: those before, 900" in page.prose
+    assert "question language: shift 3.73: large." in page.prose and "answer length: shift 0.01." in page.prose
     assert page.tags.count("img") == len(MEASURES)
-    (told,) = (alt.replace("\xa0", " ") for alt in page.alts if alt.startswith("question language"))
+    (told,) = (alt.replace("\xa0", " ") for alt in page.attributes("alt") if alt.startswith("question language"))
     assert told == "question language: en: 50.0 %, before 100.0 %; de: 50.0 %, before 0.0 %."
 
 
@@ -160,7 +130,8 @@ def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) ->
     sound = page_of(rows_result(reasons={"interactions/x": ("y",)}))
     page = page_of(rows_result(reasons={f"interactions/{key}": (reason,)}, notes=(reason,), figures={}))
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
-    assert {address for address in page.addresses if address != "data:,"} <= {f"#{name}" for name in page.ids}
+    assert page.attributes("src") == []
+    assert {*page.attributes("href")} <= {"data:,", *(f"#{name}" for name in page.attributes("id"))}
 
 
 def report(**changes: Any) -> IngestReport:
@@ -182,7 +153,9 @@ REFUSED = [
 def test_an_accepted_batch_says_what_it_brought() -> None:
     drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), figures={"drift": DRIFT})
     given = report(reasons={"answer: missing": 5}, validation=drift)
-    words = Reader(ingest_report(given, "ingest calm-owl", REFUSED)[1]).words
+    markdown, html = ingest_report(given, "ingest calm-owl", REFUSED)
+    assert said_on_page(html) == said_in_markdown(markdown)
+    words = Page(html).prose
     assert "! 12 rows accepted, 5 quarantined" in words
     assert "New: 12 interactions, 3 feedback, 0 reviews, 0 documents." in words
     assert "20 read 12 accepted 1 duplicate 2 held 5 quarantined" in words
@@ -195,7 +168,7 @@ def test_an_accepted_batch_says_what_it_brought() -> None:
 
 def test_a_refused_batch_says_so_first() -> None:
     _, page = ingest_report(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl refused: 5 of 20 rows fail")
-    words = Reader(page).words
+    words = Page(page).prose
     assert "✗ Batch refused, nothing accepted batch of a.jsonl refused: 5 of 20 rows fail" in words
     assert "12 valid, not accepted" in words
     assert "line: not valid UTF-8" in words
@@ -204,6 +177,6 @@ def test_a_refused_batch_says_so_first() -> None:
 
 def test_a_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
     known = report(read=1, accepted=0, duplicate=1, held=0, quarantined=0, contracts={"interactions": 0})
-    words = Reader(ingest_report(known, "ingest calm-owl")[1]).words
+    words = Page(ingest_report(known, "ingest calm-owl")[1]).prose
     assert "✓ 0 rows accepted" in words and "New: 0 interactions." in words
     assert "What to do" not in words

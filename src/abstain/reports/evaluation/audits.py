@@ -138,7 +138,7 @@ def _product(row: Mapping[str, Any]) -> list[str]:
         with_bounds(row, "auroc"),
         figure(row.get("auroc_trained_on_all")),
         with_bounds(row, "lost", "+.3f"),
-        row["note"],
+        row["note"] or NOTHING,
     ]
 
 
