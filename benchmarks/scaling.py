@@ -24,9 +24,9 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings, load_settings
 from abstain.core.contracts import Context, Interaction
 from abstain.llm.features.cache import write_rows
+from abstain.llm.features.cache_files import open_store
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.shard_job import JobStats, ShardJob, row_key
-from abstain.llm.features.store import open_store
 from benchmarks.rows import LAYOUT, Row, add_options, repeated, unrelated
 
 ANSWER_TOKENS = 8

@@ -11,7 +11,7 @@ from abstain.data.labels.training_table import training_table
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
-from abstain.llm.features.compute import FeatureStore
+from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import requests_of
 from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, conditions
 from abstain.llm.signals.registry import build_scorers

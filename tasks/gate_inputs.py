@@ -92,7 +92,7 @@ def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFram
         before, now = _labels(pd.read_parquet(file)), _labels(scores)
     if holdout_digest(list(before), list(before.values())) != event.holdout:
         return None
-    return erased_answers(before, now, DataStore(workspace.path / paths.DATA).forgotten())
+    return erased_answers(before, now, DataStore(workspace.path / paths.DATA).erased_users())
 
 
 def _labels(scores: pd.DataFrame) -> dict[str, bool]:
@@ -106,14 +106,15 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> t
     from abstain.serving.predictor import Predictor
 
     bundle = fetch_release(workspace.path, event)
-    scorer = Predictor.open(bundle / paths.RELEASED_ONNX.name, load_settings())
+    predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, load_settings())
     interactions = DataStore(workspace.path / paths.DATA).interactions(ids)
-    scorer.source.compute_missing(
-        interactions
-    )  # its layer or model may differ from the candidate's; cached for the next decision
+    # Its layer or model may differ from the candidate's; the cache keeps what is computed for the next decision.
+    predictor.source.compute_missing(interactions)
     # An answer that the champion cannot read is not shown.
-    confidences = [0.0 if verdict.confidence is None else verdict.confidence for verdict in scorer.score(interactions)]
-    return confidences, float(scorer.probe.metadata["threshold"])
+    confidences = [
+        0.0 if verdict.confidence is None else verdict.confidence for verdict in predictor.score(interactions)
+    ]
+    return confidences, float(predictor.probe.metadata["threshold"])
 
 
 def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:

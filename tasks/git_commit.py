@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from abstain.core import paths
 from abstain.core.errors import AbstainError
 from tasks.workspace import BRANCH, Workspace
 
@@ -43,3 +44,12 @@ def push(workspace: Workspace, *tags: str) -> None:
             "the origin has moved while this run was at work (another run or a person pushed); nothing was changed "
             "there: run the command again"
         ) from None
+
+
+def commit_data(workspace: Workspace, message: str, *files: Path) -> bool:
+    """Track `data/` with DVC, commit it with `files` and push; return whether anything had changed."""
+    workspace.dvc("add", "--quiet", str(paths.DATA))
+    changed = commit(workspace, message, "data.dvc", *files)
+    if changed:
+        push(workspace)
+    return changed

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -13,19 +11,15 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
-from abstain.ingest.erasure import forget
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import BatchRefused, ingest
-from abstain.ingest.privacy import Privacy
+from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources import Source
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.retrieval.retriever import sync_index
-from abstain.release.registry import Registry, load_registry
-from tasks.git_commit import commit, push
-from tasks.lineage import versions_trained_on
+from tasks.git_commit import commit_data
 from tasks.progress import observe
 from tasks.publish import publish_ingest
 from tasks.workspace import Workspace
@@ -55,11 +49,11 @@ def ingest_sources(
         )
     except BatchRefused as refused:  # its bad rows are in quarantine now, and nothing else has changed
         publish_ingest(refused.report, workspace, str(refused))
-        _record(workspace, "Quarantine a refused batch")
+        commit_data(workspace, "Quarantine a refused batch")
         raise
     publish_ingest(report, workspace)
     get_run_logger().info(report.to_markdown())
-    changed = _record(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
+    changed = commit_data(workspace, f"Ingest {', '.join(sorted(source.name for source in sources))}")
     if load_settings().index is not None:  # a tightened entitlement must not wait for the next search
         store = DataStore(data)
         sync_index(
@@ -74,43 +68,5 @@ def discard_quarantined(workspace: Workspace, name: str) -> int:
     quarantine = Quarantine(workspace.path / paths.DATA)
     path = quarantine.find(name)
     count = quarantine.drop(path)
-    _record(workspace, f"Discard {count} quarantined rows ({path.stem})")
+    commit_data(workspace, f"Discard {count} quarantined rows ({path.stem})")
     return count
-
-
-@dataclass(frozen=True)
-class Erasure:
-    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these."""
-
-    removed: dict[str, int]
-    versions: dict[str, bool]
-    registry: Registry
-
-
-def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
-    """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
-
-    Rows and marks go in one commit. Called again, with nothing left to remove, it marks versions that have no mark yet
-    and keeps the decisions about the others.
-    """
-    params = load_params(workspace.path / paths.PARAMS)
-    pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)
-    store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
-    before = store.forgotten()
-    removed = forget(store, user, pseudonym, with_interactions=with_interactions)
-    gone = set(store.forgotten().interactions).difference(before.interactions)
-    versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
-    new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
-    if new:
-        registry = registry.erased(new, datetime.now(UTC))
-        write_atomically(file, registry.to_json().encode())
-    _record(workspace, "Erase a user", paths.REGISTRY)
-    return Erasure(removed, versions, registry)
-
-
-def _record(workspace: Workspace, message: str, *files: Path) -> bool:
-    workspace.dvc("add", "--quiet", str(paths.DATA))
-    changed = commit(workspace, message, "data.dvc", *files)
-    if changed:
-        push(workspace)
-    return changed

@@ -14,7 +14,7 @@ from abstain.core.contracts import Review
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import uniform
 from abstain.ingest.pipeline.parsing import ParsedRow
-from abstain.ingest.privacy import Privacy
+from abstain.ingest.privacy.policy import Privacy
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
 from abstain.review.drift import COMPARED, drift
@@ -42,14 +42,14 @@ def prioritise(
     from abstain.serving.predictor import Predictor
     from tasks.release_bundle import fetch_release
 
-    scorer = Predictor.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
+    predictor = Predictor.open(fetch_release(workspace.path, promoted) / paths.RELEASED_ONNX.name, load_settings())
     store, frame = DataStore(workspace.path / paths.DATA), window.frame
     ids = set(frame.index)
     # The random sample must not depend on which rows are scored, nor the other way round: scoring uses its own random
     # numbers, and a sampled, reviewed row is not preferred because its review made it a row of the training data.
     drawn = frame["queued"] & (frame["recorded_probability"] < 1)
     scored = score_backlog(
-        scorer,
+        predictor,
         lambda: stream_interactions(store, ids),
         max_inference,
         lambda key: uniform(seed, f"review scores/{key}"),
@@ -68,7 +68,7 @@ def prioritise(
     elif max(len(ids), len(trained_on)) > COMPARED:
         messages.append(f"drift: {COMPARED:,} questions, drawn at random, stand for the rest")
     frame["drift"] = drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
-    return float(scorer.probe.metadata["threshold"]), messages
+    return float(predictor.probe.metadata["threshold"]), messages
 
 
 def check_verdicts(

@@ -92,7 +92,7 @@ def erase_user(
     ] = False,
 ) -> None:
     """Remove a user's rows from the current data, reject them from now on, and mark the versions trained on them."""
-    from tasks.ingest import erase_user as erase
+    from tasks.erasure import erase_user as erase
     from tasks.workspace import open_workspace
 
     with open_workspace() as workspace:

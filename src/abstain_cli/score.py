@@ -44,10 +44,10 @@ def score(
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
-    scorer = Predictor.open(bundle / "probe.onnx", load_settings())
-    _warn_of_no_context(scorer, requests, no_context)
+    predictor = Predictor.open(bundle / "probe.onnx", load_settings())
+    _warn_of_no_context(predictor, requests, no_context)
     for at in range(0, len(requests), AT_ONCE):
-        for verdict in scorer.judge(requests[at : at + AT_ONCE], no_context=no_context):
+        for verdict in predictor.judge(requests[at : at + AT_ONCE], no_context=no_context):
             print(json.dumps(asdict(verdict)), flush=True)
 
 
@@ -79,12 +79,12 @@ def generate(
 
     questions = read_questions(file) if file else [question_from_flags(question or "", context or [])]
     bundle, _ = production()
-    scorer = Predictor.open(bundle / "probe.onnx", load_settings())
-    if excess := room_for(scorer, ask):
+    predictor = Predictor.open(bundle / "probe.onnx", load_settings())
+    if excess := room_for(predictor, ask):
         raise UsageError(f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
-    _warn_of_no_context(scorer, questions, no_context)
+    _warn_of_no_context(predictor, questions, no_context)
     for at in range(0, len(questions), AT_ONCE):
-        for one in answer(scorer, questions[at : at + AT_ONCE], ask, no_context=no_context):
+        for one in answer(predictor, questions[at : at + AT_ONCE], ask, no_context=no_context):
             print(json.dumps({"answer": one.answer, **asdict(one.verdict)}), flush=True)
 
 
@@ -98,8 +98,8 @@ def _require_one_input(
         raise UsageError("--context and --no-context contradict each other: leave one of them out")
 
 
-def _warn_of_no_context(scorer: Predictor, asked: Sequence[Interaction | Question], no_context: bool) -> None:
-    lacking = 0 if no_context else sum(map(scorer.lacks_context, asked))
+def _warn_of_no_context(predictor: Predictor, asked: Sequence[Interaction | Question], no_context: bool) -> None:
+    lacking = 0 if no_context else sum(map(predictor.lacks_context, asked))
     if lacking:
         which = f"{lacking:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
         print(

@@ -16,8 +16,8 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.settings import Settings, load_settings
 from abstain.core.errors import AbstainError
+from abstain.llm.features.cache_files import open_store
 from abstain.llm.features.shard_job import ShardJob, compute
-from abstain.llm.features.store import open_store
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Heartbeat, LivenessMonitor, ShardQueue
 
 

@@ -30,8 +30,8 @@ from prefect.states import Cancelled, Cancelling, Crashed
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
+from abstain.llm.features.cache_files import open_store
 from abstain.llm.features.shard_job import JobStats, ShardJob
-from abstain.llm.features.store import open_store
 from tasks.fan_out.todo import LOST_SECONDS, RUN, Heartbeat, LivenessMonitor, ShardQueue, sweep
 from tasks.stopping import require_going_on
 

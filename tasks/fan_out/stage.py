@@ -16,7 +16,7 @@ from tasks.progress import observe
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
-    from abstain.llm.features.compute import Progress
+    from abstain.llm.features.feature_store import Progress
     from abstain.llm.features.shard_job import JobStats, ShardRunner
     from abstain.llm.signals.feature_plan import LabelledAnswers
 

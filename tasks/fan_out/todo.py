@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from abstain.core.errors import AbstainError
-from abstain.llm.features.store import FileStore, StoredFile
+from abstain.llm.features.cache_files import FileStore, StoredFile
 
 Kind = Literal["todo", "done", "beat"]
 

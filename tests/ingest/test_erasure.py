@@ -7,7 +7,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
-from abstain.ingest.erasure import erased_answers, forget
+from abstain.ingest.erasure import erase_rows, erased_answers
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine
@@ -42,7 +42,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     data = tmp_path / "data"
     report = take(data, file)
     assert (report.accepted, report.held, report.quarantined) == (3, 2, 1)
-    assert forget(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
+    assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
     assert [found.user for found in store.rows(Feedback)] == ["bob", None]
     assert [len(list(read_lines(path))) for path in store.held().values()] == [1]
@@ -58,7 +58,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
 def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     take(data, file)
-    assert forget(DataStore(data), "ann", "ann", with_interactions=True) == {
+    assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True) == {
         "feedback": 2,
         "interactions": 1,
         "reviews": 1,
@@ -79,10 +79,12 @@ def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
 def test_the_id_itself_is_kept_nowhere(tmp_path: Path, file: Path) -> None:
     data = tmp_path / "data"
     take(data, file)
-    forget(DataStore(data), "ann", "u-5eed")
+    erase_rows(DataStore(data), "ann", "u-5eed")
     assert "ann" not in everything(data).replace("Ann", "")
-    assert DataStore(data).forgotten().users == ("u-5eed",)
-    assert forget(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again: which versions?"
+    assert DataStore(data).erased_users().users == ("u-5eed",)
+    assert erase_rows(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, (
+        "asked again: which versions?"
+    )
 
 
 def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
@@ -90,7 +92,7 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
     take(data, file)
     before = bytes_of(data)
     with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
-        forget(DataStore(data), "carol", "u-c")
+        erase_rows(DataStore(data), "carol", "u-c")
     assert bytes_of(data) == before
 
 

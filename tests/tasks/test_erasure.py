@@ -31,8 +31,8 @@ from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
 from tasks import gate_inputs, promotion, publish
+from tasks.erasure import erase_user
 from tasks.git_commit import commit, push
-from tasks.ingest import erase_user
 from tasks.promotion import Promotion, keep_tainted, promote_candidate, roll_back
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace, open_workspace

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from abstain.llm.features.store import open_store
+from abstain.llm.features.cache_files import open_store
 from tasks.fan_out.on_prefect import _wait
 from tasks.fan_out.todo import ShardQueue
 from tasks.shell import run, succeeds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from abstain.llm.features.store import open_store
+from abstain.llm.features.cache_files import open_store
 from tasks.fan_out import todo
 from tasks.fan_out.todo import Heartbeat, LivenessMonitor, ShardQueue, sweep
 

@@ -24,13 +24,13 @@ from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.quarantine import Quarantine
 
 
-def forget(store: DataStore, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
+def erase_rows(store: DataStore, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
     """Remove every row of the user with the id `user` or with `pseudonym`; returns the number of rows removed by table.
 
     A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row has or had either
     name.
     """
-    names, known = {user, pseudonym}, store.forgotten()
+    names, known = {user, pseudonym}, store.erased_users()
     rated = {row.interaction_id for row in store.rows(Feedback) if row.user in names}
     gone = rated if with_interactions else set()
     files = {"feedback": [*store.parts(Feedback), *store.held().values()]}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from abstain.core.contracts import Interaction
 from abstain.data.store.key_index import batched
-from abstain.llm.features.compute import Progress
+from abstain.llm.features.feature_store import Progress
 from abstain.serving.predictor import Predictor
 
 AT_ONCE = 512
@@ -34,7 +34,7 @@ class BatchScores:
 
 
 def score_backlog(
-    scorer: Predictor,
+    predictor: Predictor,
     interactions: Callable[[], Iterable[Interaction]],
     at_most: int,
     rank: Callable[[str], float],
@@ -49,29 +49,29 @@ def score_backlog(
     `interactions` yields all of them each time it is called, which is twice. In memory are `AT_ONCE` of them, the keys
     of all, and those to be read. An answer that the base model cannot read has no confidence.
     """
-    keys = dict(_keys(scorer, interactions()))
+    keys = dict(_keys(predictor, interactions()))
     order: list[str] = []
 
     def cached_states() -> Iterator[Tensor]:
-        for key, row in scorer.source.rows.cache(scorer.source.ask).read(keys.values()):
+        for key, row in predictor.source.rows.cache(predictor.source.ask).read(keys.values()):
             order.append(key)
             yield row.float()
 
-    scores = scorer.probe.confidence(cached_states())  # which fills `order`
+    scores = predictor.probe.confidence(cached_states())  # which fills `order`
     by_key = dict(zip(order, map(float, scores), strict=True))
     known = {name: by_key[key] for name, key in keys.items() if key in by_key and name not in apart}
     lacking = [name for name in keys if name not in known]
     chosen = set(nsmallest(at_most, lacking, key=rank))
     asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
-    scorer.source.compute_missing(asked, progress)
-    read = {asked[at].interaction_id: row.float() for at, row in scorer.source.read(asked)}
-    found = dict(zip(read, map(float, scorer.probe.confidence(read.values())), strict=True))
+    predictor.source.compute_missing(asked, progress)
+    read = {asked[at].interaction_id: row.float() for at, row in predictor.source.read(asked)}
+    found = dict(zip(read, map(float, predictor.probe.confidence(read.values())), strict=True))
     return BatchScores(known | found, len(known), len(found), len(lacking) - len(found))
 
 
-def _keys(scorer: Predictor, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
+def _keys(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
     """(interaction_id, key of its features) of every answer that the base model can read."""
     for some in batched(interactions, AT_ONCE):
-        for row, key in zip(some, scorer.source.keys(some), strict=True):
+        for row, key in zip(some, predictor.source.keys(some), strict=True):
             if key:
                 yield row.interaction_id, key

@@ -33,14 +33,14 @@ class GeneratedAnswer:
     verdict: Decision
 
 
-def room_for(scorer: Predictor, ask: Generate) -> str:
+def room_for(predictor: Predictor, ask: Generate) -> str:
     """Why no question fits the base model's window together with the answer length of `ask`; empty where one may."""
-    shortest = scorer.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
+    shortest = predictor.source.prepare_question(Question(interaction_id="shortest", question="?", contexts=()), ask)
     return shortest.reason if isinstance(shortest, UnreadableRow) else ""
 
 
 def answer(
-    scorer: Predictor, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
+    predictor: Predictor, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
 ) -> list[GeneratedAnswer]:
     """Answer `questions` with the settings of `ask`, and decide about each answer, in order.
 
@@ -48,11 +48,11 @@ def answer(
     question without any context is not answered, and the decision is `unavailable`, unless `no_context` is set. Raises
     `AbstainError` for states that are not finite, naming the row.
     """
-    source, engine = scorer.source, scorer.source.engine()
+    source, engine = predictor.source, predictor.source.engine()
     assert isinstance(source.ask, HiddenStates)  # the input of a probe
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
-    lacking = set() if no_context else {at for at, one in enumerate(questions) if scorer.lacks_context(one)}
+    lacking = set() if no_context else {at for at, one in enumerate(questions) if predictor.lacks_context(one)}
     requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in lacking}
     found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
@@ -63,18 +63,18 @@ def answer(
         if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
     }
     states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
-    confidences = dict(zip(states, scorer.probe.confidence([row.float() for row in states.values()]), strict=True))
+    confidences = dict(zip(states, predictor.probe.confidence([row.float() for row in states.values()]), strict=True))
     results: list[GeneratedAnswer] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
         key = question.interaction_id
         if at in lacking:
-            results.append(GeneratedAnswer("", scorer.unavailable(question)))
+            results.append(GeneratedAnswer("", predictor.unavailable(question)))
         elif isinstance(p, UnreadableRow):
-            results.append(GeneratedAnswer("", scorer.refuse(key, p.reason)))
+            results.append(GeneratedAnswer("", predictor.refuse(key, p.reason)))
         elif at not in confidences:
-            results.append(GeneratedAnswer("", scorer.refuse(key, EMPTY)))
+            results.append(GeneratedAnswer("", predictor.refuse(key, EMPTY)))
         else:
-            results.append(GeneratedAnswer(found[at].text, scorer.decide(key, float(confidences[at]))))
+            results.append(GeneratedAnswer(found[at].text, predictor.decide(key, float(confidences[at]))))
     return results
 
 

@@ -25,9 +25,9 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY
-from abstain.llm.features.compute import FeatureStore, Progress
 from abstain.llm.features.extraction import FeatureSource, Prepared
 from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.signals.base import Answers, Scorer
 from abstain.llm.signals.compute_features import Asked, feature_requests_of, requests_of
 from abstain.llm.signals.context_conditions import ContextConditions

@@ -12,8 +12,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
-from abstain.llm.features.compute import FeatureStore, Progress
 from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 
 ASKED_AT = datetime(2018, 6, 11, tzinfo=UTC)

@@ -16,7 +16,7 @@ from abstain.core.labels import Labels
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, paired
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.features.compute import Progress
+from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers, Signal
 from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, read_answers

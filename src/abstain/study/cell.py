@@ -18,7 +18,7 @@ from abstain.learning.estimators.regressors.fitting import fit_regressor
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.metrics.correctness_metrics import estimation, tune_t
 from abstain.llm.engine.loading import resolve
-from abstain.llm.features.compute import Progress
+from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.study.answers import NO_ANSWER, answered

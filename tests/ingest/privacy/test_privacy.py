@@ -15,7 +15,7 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, read_document
-from abstain.ingest.privacy import Privacy
+from abstain.ingest.privacy.policy import Privacy
 from abstain.sample.write import write_sample
 from tests.data import builders as rows
 from tests.ingest.privacy import builders

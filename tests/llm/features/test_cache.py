@@ -20,7 +20,7 @@ from torch import Tensor
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.features import store
+from abstain.llm.features import cache_files
 from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
 from abstain.llm.features.shard import encode
 
@@ -351,7 +351,7 @@ def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: 
     cache = FeatureCache(tmp_path, SPACE)
     cache.put(rows("a"))
     reads = [with_a_flipped_bit(shard(tmp_path).read_bytes()), shard(tmp_path).read_bytes()]
-    monkeypatch.setattr(store.LocalStore, "read", lambda *_: reads.pop(0))
+    monkeypatch.setattr(cache_files.LocalStore, "read", lambda *_: reads.pop(0))
     assert read(cache, "a") == expected(rows("a"), "a")
     assert files(tmp_path) == [shard(tmp_path)]
 

@@ -23,8 +23,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
-from abstain.llm.features.compute import FeatureStore
 from abstain.llm.features.context_perturbation import ContextPerturber
+from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.features.shard_job import ASKS, ShardJob, compute, engine_for
 from abstain.llm.perturbation.engines import PerturbationEngine
 from abstain.llm.perturbation.text import shown

@@ -18,7 +18,7 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Request
-from abstain.llm.features import compute as rows
+from abstain.llm.features import feature_store as rows
 from abstain.llm.features import shard_job as work
 from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow, chunk_nll
 from abstain.llm.features.shard_job import LocalRunner

@@ -5,8 +5,8 @@ import pytest
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs, Request
-from abstain.llm.features.compute import ConcatRequests
 from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.feature_store import ConcatRequests
 from tests.llm.signals.builders import interaction
 
 ONE = interaction(contexts=("first", "second", "third"))

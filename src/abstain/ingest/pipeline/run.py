@@ -27,10 +27,10 @@ from abstain.data.store.dataset import DataStore, IngestedBatch, Staging
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
-from abstain.ingest.pipeline.batch import IngestPipeline
+from abstain.ingest.pipeline.ingest_pipeline import IngestPipeline
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.pipeline.report import IngestReport
-from abstain.ingest.privacy import Privacy
+from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import FOLDER
 from abstain.ingest.sources import Source, SourceReader
 

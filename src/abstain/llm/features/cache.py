@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from abstain.llm.engine.prompts import Pass
+from abstain.llm.features.cache_files import FileStore, open_store
 from abstain.llm.features.shard import (
     CacheNamespace,
     DamagedShard,
@@ -30,7 +31,6 @@ from abstain.llm.features.shard import (
     quarantine,
     shards,
 )
-from abstain.llm.features.store import FileStore, open_store
 
 __all__ = ["CacheNamespace", "FeatureCache", "pass_key", "write_rows"]
 

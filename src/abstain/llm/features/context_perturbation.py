@@ -21,7 +21,7 @@ from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.engine.tokenization import ContextWindow
-from abstain.llm.features.compute import ConcatRequests, FeatureStore, Progress
+from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, Progress
 from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.perturbation.engines import AROUND
 from abstain.llm.perturbation.text import PerturbationStep, Piece, Pieces, diff, perturbed, to_steps

@@ -24,8 +24,8 @@ from abstain.llm.engine.prompts import Pass, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import ContextWindow
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
-from abstain.llm.features.compute import FeatureStore, Progress
 from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.features.shard_job import JobStats, ShardJob, ShardRunner, row_key
 
 

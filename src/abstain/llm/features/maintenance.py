@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from abstain.llm.features.cache_files import FileStore, StoredFile, open_store
 from abstain.llm.features.shard import NAME, CacheNamespace, DamagedShard, Header, load_shard, parse_header, shards
-from abstain.llm.features.store import FileStore, StoredFile, open_store
 
 LEFT_BEHIND = re.compile(
     r"quarantine/[0-9a-f]{16}-[0-9a-f]{32}\.safetensors|[0-9a-f]{16}/\.[0-9a-f]{32}\.safetensors\.\w+"

@@ -30,7 +30,7 @@ from abstain.llm.engine.loading import choose_device, kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, NextTokenProbs, Perturb, Request, relevant
 from abstain.llm.features.cache import CacheNamespace, pass_key, write_rows
-from abstain.llm.features.store import open_store
+from abstain.llm.features.cache_files import open_store
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 
 SHARD_ROWS = 64

@@ -1,6 +1,7 @@
 """The protocol of all scorers: declare feature requests, fit, score.
 
-A scorer never runs the base model: the feature requests of all scorers are computed together (features/compute.py).
+A scorer never runs the base model: the feature requests of all scorers are computed together
+(`features/feature_store.py`).
 A score is a confidence from 0 to 1, higher means more likely correct, and nan where the scorer has none.
 """
 

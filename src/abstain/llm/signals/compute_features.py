@@ -13,9 +13,9 @@ from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
 from abstain.llm.engine.prefix_tree import common_prefix
 from abstain.llm.engine.requests import Generate, HiddenStates, relevant
 from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.features.compute import ConcatRequests, FeatureStore, Progress, RequestList
 from abstain.llm.features.extraction import FeatureSource, Prepared
 from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, Progress, RequestList
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers, Result, Scorer
 

@@ -17,10 +17,10 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import NLL
-from abstain.llm.features.compute import FeatureStore, Progress
 from abstain.llm.features.context_perturbation import ContextPerturber
 from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow
 from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.features.nll import SEGMENTS, Found, summarise
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.base import Answers

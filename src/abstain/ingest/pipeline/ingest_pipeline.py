@@ -31,7 +31,7 @@ from abstain.ingest.pipeline.deduplicate import (
 )
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.pipeline.report import kinds
-from abstain.ingest.privacy import Privacy
+from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
@@ -60,7 +60,7 @@ class IngestPipeline:
         for chunk in store.chunks():
             self._chunks[chunk.doc_id] = (*self._chunks.get(chunk.doc_id, ()), chunk)
         self._changed: dict[str, ParsedRow | None] = {}
-        forgotten = store.forgotten()
+        forgotten = store.erased_users()
         self._forgotten, self._gone = frozenset(forgotten.users), frozenset(forgotten.interactions)
         self.quarantine = Quarantine(store.folder)
         self._writer = Writer(staging)

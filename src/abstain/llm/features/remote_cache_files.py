@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from abstain.core.filesystem import BUCKETS, S3, connect, modified_at, protocol_of, redacted_url, translate_errors
-from abstain.llm.features.store import StoredFile, header_end
+from abstain.llm.features.cache_files import StoredFile, header_end
 
 FIRST_BYTES = 16 * 1024  # holds the header of a shard of 64 rows twice over
 AT_ONCE = 512  # headers requested at once: bounds memory, not concurrency

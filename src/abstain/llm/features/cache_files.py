@@ -60,7 +60,7 @@ def open_store(root: str | Path) -> FileStore:
     """The store at a local path or fsspec URL; makes no folder. Raises `AbstainError` for an unsupported URL."""
     if path := local_path(str(root)):
         return LocalStore(path)
-    from abstain.llm.features.remote import RemoteStore  # only here, so that a folder needs no fsspec
+    from abstain.llm.features.remote_cache_files import RemoteStore  # only here, so that a folder needs no fsspec
 
     return RemoteStore(str(root))
 

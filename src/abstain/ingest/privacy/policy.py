@@ -1,0 +1,132 @@
+"""Personal data, kept out of data/: redaction and pseudonyms, between reading a row and deciding on it.
+
+Notes:
+
+* Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is not secret and
+  must stay as the base model read it; `privacy.redact_contexts` is for other retrieved content.
+* Redaction comes before deduplication, so that a row ingested again is a duplicate, and held, refused or reported rows
+  contain no more than an accepted row.
+* Reviewers are accountable for their verdicts, so their names stay unless `privacy.pseudonymise_reviewers` is set.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from abstain.config.params import PrivacyParams
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context, Interaction, Row
+from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
+from abstain.ingest.privacy.raw import Rules, redact_raw
+from abstain.ingest.privacy.redaction import Redactor
+
+R = TypeVar("R", bound=Row)
+Change = Callable[[str], str]
+
+
+class Privacy:
+    """Redaction and pseudonymisation of each incoming row. Made by `open` or `off`; may be shared by threads."""
+
+    def __init__(
+        self,
+        redactor: Redactor | None = None,
+        *,
+        contexts: bool = False,
+        user: Change | None = None,
+        reviewer: Change | None = None,
+    ) -> None:
+        self._redactor, self._contexts, self._user, self._reviewer = redactor, contexts, user, reviewer
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        self._rules = Rules(text=self._quietly, user=user, reviewer=reviewer, contexts=contexts)
+        self._is_off = redactor is None and user is None and reviewer is None
+
+    @classmethod
+    def open(cls, params: PrivacyParams, settings: Settings) -> Privacy:
+        """The privacy rules of `params`. Makes the pseudonym key where there is none.
+
+        Raises `AbstainError` for an entity that is unknown or can never be found, a spaCy pipeline that is missing, and
+        a key that is missing, too short or damaged.
+        """
+        people = params.pseudonymise or params.pseudonymise_reviewers
+        pseudonyms = Pseudonyms(user_key(settings)) if people else None
+        return cls(
+            Redactor(params) if params.redact else None,
+            contexts=params.redact_contexts,
+            user=pseudonyms.user if pseudonyms and params.pseudonymise else None,
+            reviewer=pseudonyms.reviewer if pseudonyms and params.pseudonymise_reviewers else None,
+        )
+
+    @classmethod
+    def off(cls) -> Privacy:
+        """Every row as it came."""
+        return cls()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of removed entities of each kind so far, the most frequent first; never the texts."""
+        with self._counting:
+            return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def apply(self, row: ParsedRow) -> ParsedRow:
+        """`row` with its contents redacted; documents, `raw` and rows without contents stay as they are."""
+        if self._is_off:
+            return row
+        interaction, feedback, review = row.interaction, row.feedback, row.review
+        if interaction is not None:
+            interaction = self._interaction(interaction)
+        if feedback is not None:
+            user = self.pseudonym(feedback.user) if feedback.user else None
+            feedback = _with(feedback, user=user, comment=self._maybe(feedback.comment))
+        if review is not None:
+            reviewer = self._reviewer(review.reviewer) if self._reviewer else review.reviewer
+            review = _with(review, reviewer=reviewer, ideal_answer=self._maybe(review.ideal_answer))
+        if interaction is row.interaction and feedback is row.feedback and review is row.review:
+            return row
+        return replace(row, interaction=interaction, feedback=feedback, review=review)
+
+    def redact(self, text: str) -> str:
+        """`text` without the entities; they are counted."""
+        if self._redactor is None:
+            return text
+        redacted, removed = self._redactor.redact(text)
+        if removed:
+            with self._counting:
+                self._counts.update(removed)
+        return redacted
+
+    def redact_raw(self, raw: bytes) -> bytes:
+        """The raw text of a refused row, redacted as `apply` redacts an accepted one; nothing is counted.
+
+        JSON stays JSON, and parsing it gives the row that `apply` gives. Not for documents.
+        """
+        return raw if self._is_off else redact_raw(raw, self._rules)
+
+    def pseudonym(self, user: str) -> str:
+        """The name of `user` in data/: the id itself where `privacy.pseudonymise` is off."""
+        return self._user(user) if self._user else user
+
+    def _interaction(self, row: Interaction) -> Interaction:
+        contexts = row.contexts
+        if self._contexts and contexts:
+            redacted = tuple(_with(context, text=self.redact(context.text)) for context in contexts)
+            contexts = contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
+        return _with(row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts)
+
+    def _maybe(self, text: str | None) -> str | None:
+        return None if text is None else self.redact(text)
+
+    def _quietly(self, text: str) -> str:
+        return text if self._redactor is None else self._redactor.redact(text)[0]
+
+
+def _with(row: R, **values: str | tuple[Context, ...] | None) -> R:
+    """`row` with these values; the same object where it has them already."""
+    if all(getattr(row, name) is value or getattr(row, name) == value for name, value in values.items()):
+        return row
+    return row.model_copy(update=values)

@@ -1,0 +1,48 @@
+"""Erasure of a user: remove the rows, keep them out, and mark the versions that were trained on them, in one commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.files import write_atomically
+from abstain.data.store.dataset import DataStore
+from abstain.ingest.erasure import erase_rows
+from abstain.ingest.privacy.policy import Privacy
+from abstain.release.registry import Registry, load_registry
+from tasks.git_commit import commit_data
+from tasks.lineage import versions_trained_on
+from tasks.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these."""
+
+    removed: dict[str, int]
+    versions: dict[str, bool]
+    registry: Registry
+
+
+def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
+    """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
+
+    Rows and marks go in one commit. Called again, with nothing left to remove, it marks versions that have no mark yet
+    and keeps the decisions about the others.
+    """
+    params = load_params(workspace.path / paths.PARAMS)
+    pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)
+    store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
+    before = store.erased_users()
+    removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions)
+    gone = set(store.erased_users().interactions).difference(before.interactions)
+    versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
+    new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
+    if new:
+        registry = registry.erased(new, datetime.now(UTC))
+        write_atomically(file, registry.to_json().encode())
+    commit_data(workspace, "Erase a user", paths.REGISTRY)
+    return Erasure(removed, versions, registry)
