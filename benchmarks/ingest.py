@@ -137,8 +137,8 @@ def main() -> None:
 def counted(report: str) -> str:
     """The counts of what `abstain ingest` prints."""
     lines = [line for line in report.splitlines() if line.startswith("|")]
-    names, _, counts = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:3])
-    return ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True))
+    rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:])  # below the header
+    return ", ".join(f"{count} {name}" for count, name in rows)
 
 
 def chunk_ids(data: Path) -> list[str]:

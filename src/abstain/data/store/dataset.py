@@ -149,7 +149,7 @@ class DataStore:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return state
 
-    def forgotten(self) -> ErasedUsers:
+    def erased_users(self) -> ErasedUsers:
         """The erased users and interactions, whose rows are refused."""
         path = self.folder / "forgotten.json"
         return ErasedUsers.model_validate_json(path.read_bytes()) if path.exists() else ErasedUsers()
