@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ def test_class_name_stands_for_one_thing() -> None:
                 if isinstance(node, ast.ClassDef):
                     found.setdefault(node.name, []).append(name)
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+def test_package_data_has_every_file_that_is_no_module() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["abstain"]
+    package = ROOT / "src" / "abstain"
+    installed = {path.relative_to(ROOT).as_posix() for pattern in declared for path in package.glob(pattern)}
+    data = {name for name in tracked_files() if name.startswith("src/abstain/") and not name.endswith(".py")}
+    assert data == installed and all(any(package.glob(pattern)) for pattern in declared)
 
 
 def test_only_one_module_connects_to_file_systems() -> None:
