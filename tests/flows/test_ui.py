@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from abstain.reports.plots import PLOTS
 from tests.browser import headless
@@ -160,9 +161,16 @@ def runs_the_hourly_ingest(page: Page) -> None:
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=deployment, exact=True))
         expect(row.get_by_role("link", name=flow, exact=True)).to_be_visible()
     page.get_by_role("link", name="hourly", exact=True).click()
-    page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_role("button", name="Quick run").click()
-    page.get_by_role("button", name="View run").last.click()  # the message comes twice, one on the other
+    message = page.get_by_role("button", name="View run").last  # it comes twice, one on the other
+    for is_last in (False, False, True):  # the page is drawn anew every few seconds: a click in a replaced menu is lost
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.get_by_role("button", name="Quick run").click()
+        try:
+            message.click()
+            break
+        except PlaywrightTimeout:
+            if is_last:
+                raise
     # Its own page: the one before lists all runs. The drop folder is empty, which is no failure.
     state = page.locator(".page-heading-flow-run").get_by_text("Completed", exact=True)
     expect(state).to_be_visible(timeout=RUN_TAKES)
