@@ -109,6 +109,14 @@ def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 
 
+def test_a_bundle_of_the_former_format_is_read(model: Path, settings: Settings, tmp_path: Path) -> None:
+    promise = json.dumps({"promised": True, "says": "precision of at least 0.8"})
+    (verdict,) = Predictor.open(release(tmp_path, model, settings, promise=promise), settings).score(requests(1))
+    assert verdict.guarantee == "precision of at least 0.8"
+    with pytest.raises(AbstainError, match="carries no complete probe metadata"):
+        Predictor.open(release(tmp_path, model, settings, promise="[1]"), settings)
+
+
 def test_a_version_from_before_there_were_guarantees_says_so(model: Path, settings: Settings, tmp_path: Path) -> None:
     (verdict,) = Predictor.open(release(tmp_path, model, settings), settings).score(requests(1))
     assert verdict.guarantee == "nothing was guaranteed" and verdict.probability == verdict.confidence

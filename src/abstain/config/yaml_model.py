@@ -19,7 +19,7 @@ RENAMED = {
     "scorers.compare": "enabled",
     "quality.min_expert_share": "min_reviewed_share",
     "threshold.independent": "exchangeable_unit",
-    "threshold.without_guarantee": "on_infeasible",
+    "threshold.without_promise": "on_infeasible",
 }
 """Former keys, which are errors, and the last part of their new names."""
 

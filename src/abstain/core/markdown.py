@@ -83,6 +83,11 @@ def points(lines: Iterable[str]) -> str:
     return "\n".join(f"- {paragraph(line)}" for line in lines)
 
 
+def list_section(title: str, lines: Sequence[str]) -> list[str]:
+    """Return a heading of level 2 and a list; nothing where there are no lines."""
+    return [heading(2, title), points(lines)] if lines else []
+
+
 def numbered(items: Iterable[tuple[str, Iterable[str]]]) -> str:
     """Return a numbered list of (text, points below it)."""
     return "\n".join(

@@ -18,12 +18,16 @@ _FORMER_KEYS = {"promised": "guaranteed", "says": "message"}
 def current_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a bundle's ONNX file, in the keys of `BUNDLE_FORMAT`.
 
-    Raises `AbstainError` where a later version of this project wrote them.
+    Raises:
+        AbstainError: a later version of this project wrote them.
+        TypeError, ValueError: they are damaged.
     """
     written = metadata.get(FORMAT_KEY, "1")
     if not written.isdecimal() or int(written) > BUNDLE_FORMAT:
         raise AbstainError(f"the bundle has format {written}, later than {BUNDLE_FORMAT}: update this project")
     found = dict(metadata)
     if (former := found.pop("promise", None)) is not None:
-        found["guarantee"] = json.dumps({_FORMER_KEYS.get(key, key): of for key, of in json.loads(former).items()})
+        found["guarantee"] = json.dumps(
+            {_FORMER_KEYS.get(key, key): of for key, of in dict(json.loads(former)).items()}
+        )
     return found

@@ -23,7 +23,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def share(value: float) -> str:
-    """A share that somebody chose, with as many digits as it has: 0.85 is `85 %`."""
+    """A configured share, with as many digits as it has: 0.85 is `85 %`."""
     return f"{100 * value:g} %"
 
 

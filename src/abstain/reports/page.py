@@ -1,6 +1,6 @@
 """A report's Markdown as one HTML page that holds all it needs; it has no other source, so that it says nothing more.
 
-Three decisions:
+Notes:
 
 * The reader knows headings, lists, tables, bold, captions in italics, and images, and nothing else: no link and no HTML
   can come from a text. An image is one of those given, or its alternative text.

@@ -1,6 +1,6 @@
 """The plots of a report, drawn as SVG from the tables that DVC plots too.
 
-Three decisions:
+Notes:
 
 * One file each, for the page, for Markdown and for the Prefect UI: text stays text, and what asks for a dark page gets
   dark colours, by a style inside the file. Without such a style they are light, on a ground of their own.

@@ -103,7 +103,7 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
     own = (served_site(params).reading, *feature_requests_of(scorers))
     runs = {_name(place): asking(_of((place.reading,))) for place in (served_site(params), *sweep_sites(params))}
     runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
-    everybody = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
+    all_runs = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
     if wants_regressors(params):
         conditions = ContextConditions(params.llm, params.perturbation, settings)
         copies = zip(*conditions.perturber.perturb(rows), strict=True)
@@ -113,8 +113,8 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
             return conditions.asked([row], changed[row.interaction_id])
 
         runs |= {"perturbation": lambda row: conditions.perturber.run([row]), "regressors": asking(under_conditions)}
-        everybody[0] = asking(lambda row: [([row], own), *under_conditions(row)])
-    return runs | {FUSION: lambda row: [run(row) for run in everybody]}
+        all_runs[0] = asking(lambda row: [([row], own), *under_conditions(row)])
+    return runs | {FUSION: lambda row: [run(row) for run in all_runs]}
 
 
 def _of(readings: Sequence[FeatureRequest]) -> Callable[[Interaction], Sequence[Asked]]:

@@ -1,6 +1,6 @@
 """What a study file declares: models, sizes, and tables, each a grid of cells with the paper's figures beside it.
 
-Two decisions:
+Notes:
 
 * A cell is the same one in whichever tables it stands, so it is computed once; what all of these want of it is in its
   one result, and asking for some of the tables changes nothing about it.

@@ -1,6 +1,6 @@
 """Questions about paragraphs, with the answers that people marked: what a study's base models are asked.
 
-Two decisions:
+Notes:
 
 * Which rows are drawn depends on the seed and on the files alone: a smaller draw is the beginning of a larger one, so a
   study that is run at one size and then at another computes nothing twice.
@@ -67,7 +67,7 @@ def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int)
 
 
 def _read(file: Path) -> Iterable[QuestionLine]:
-    """The questions of `file` that somebody answered; blank lines are passed over."""
+    """The questions of `file` that have an answer; blank lines are skipped."""
     opener = gzip.open if file.suffix == ".gz" else open
     count = 0
     try:

@@ -1,10 +1,10 @@
 """From the results of cells to the tables that a study declares, as one JSON document. Pure.
 
-Three decisions:
+Notes:
 
 * A cell without a result has its row all the same, which says why it is empty.
 * A row of the paper stands below the row here that is of the same setting, where there is one, and after all rows
-  where there is none, as with every table of models that are not at hand here. It is marked as the paper's.
+  where there is none, as with every table of models that are not available here. It is marked as the paper's.
 * What the paper does not state is not filled in.
 """
 

@@ -170,9 +170,9 @@ def _by_agreement(
         weight = own["weight"].to_numpy()
         counted = weight * (weight.sum() / (weight**2).sum()) if len(own) else weight
         rights = np.bincount(own["user"], counted * own["right"].to_numpy(), users + 1)
-        everybody = pool.right_of[thumb].value
-        share = (rights + shrinkage * everybody) / (np.bincount(own["user"], counted, users + 1) + shrinkage)
-        evidence[:, thumb] += logit(share) - logit(everybody)
+        pooled = pool.right_of[thumb].value
+        share = (rights + shrinkage * pooled) / (np.bincount(own["user"], counted, users + 1) + shrinkage)
+        evidence[:, thumb] += logit(share) - logit(pooled)
     return evidence
 
 

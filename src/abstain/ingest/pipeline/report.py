@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from abstain.core.markdown import document, heading, key_figures, paragraph, points
+from abstain.core.markdown import document, heading, key_figures, list_section, paragraph, points
 from abstain.data.validation.runner import ValidationResult
 
 # A reason begins with its field; quoted values and figures after that distinguish rows, not reasons;
@@ -64,10 +64,8 @@ class IngestReport:
             where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
             reasons = points(f"{count:,} x {reason}" for reason, count in self.reasons.items())
             blocks += [heading(2, "Why rows were refused"), paragraph(f"Quarantined{where}:"), reasons]
-        sections = {"Warnings": self.validation.warning_lines() if self.validation else [], "Notes": self._notes()}
-        for title, lines in sections.items():
-            blocks += [heading(2, title), points(lines)] if lines else []
-        return blocks
+        warnings = self.validation.warning_lines() if self.validation else []
+        return [*blocks, *list_section("Warnings", warnings), *list_section("Notes", self._notes())]
 
     def _notes(self) -> list[str]:
         notes = [*self.validation.notes] if self.validation else []

@@ -16,7 +16,7 @@ STEPS = (
     ("abstain quarantine retry ID", "judge the rows again, under the rules and beside the data of then"),
     ("abstain quarantine discard ID", "delete them"),
 )
-MEND = ("abstain ingest FILE...", "once the rows are mended at their source: the retrain waits for it")
+FIX_AT_SOURCE = ("abstain ingest FILE...", "once the rows are fixed at their source: the retrain waits for it")
 
 
 def ingest_report(
@@ -60,7 +60,7 @@ def _verdict(report: IngestReport, refused: str | None) -> list[str]:
 def _next_steps(report: IngestReport, refused: str | None) -> list[str]:
     if not report.quarantined:
         return []
-    steps = STEPS if refused is None else (MEND, *STEPS)
+    steps = STEPS if refused is None else (FIX_AT_SOURCE, *STEPS)
     return [
         heading(2, "What to do"),
         table(("command", "what it does"), steps, "On the command line", ("what it does",)),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from abstain.core.markdown import bold, heading, paragraph, points, table
+from abstain.core.markdown import bold, heading, paragraph, table
 from abstain.data.validation.results import SHOWN, UNITS, condition
 from abstain.reports.formatting import percent
 from abstain.reports.page import State, marked_heading
@@ -19,11 +19,6 @@ OUTCOMES: dict[tuple[bool, str], tuple[str, State]] = {
 }
 BAR = 20
 """Characters of a bar that stands for all answers."""
-
-
-def list_section(title: str, lines: Sequence[str]) -> list[str]:
-    """Return a heading and a list; nothing where there are no lines."""
-    return [heading(2, title), points(lines)] if lines else []
 
 
 def failing_section(rows: Iterable[tuple[str, Sequence[str]]], failing: int) -> list[str]:

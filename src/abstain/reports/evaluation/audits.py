@@ -1,4 +1,4 @@
-"""What the confidences listen to, in words and figures: a good figure may have a bad reason."""
+"""Audits of the confidences (length, counterfactual contexts): a good figure may have a bad reason."""
 
 from __future__ import annotations
 

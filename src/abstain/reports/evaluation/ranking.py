@@ -133,7 +133,7 @@ def _difference(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _counted(evaluated: Evaluated) -> str:
-    """What was said by nobody: scores that are missing, replies that were neither yes nor no, scorers left out."""
+    """What has no score: answers without one, replies that were neither yes nor no, scorers that were skipped."""
     rows = evaluated.holdout["rows"]
     silent = [
         f"{name} {evaluated.scorers[name]['unscored']:,}"

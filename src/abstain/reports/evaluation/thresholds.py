@@ -54,7 +54,7 @@ def threshold_table(thresholds: pd.DataFrame) -> str:
 
 
 def _scorers_table(evaluated: Evaluated) -> str:
-    """What everybody would show at the threshold that validation asks for, best AUROC first."""
+    """The coverage of every scorer at its own threshold tuned on validation, best AUROC first."""
     own = evaluated.evaluation["at_own_threshold"]
     names = [name for name in ranked(evaluated.scorers) if name in own]
     columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
