@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
+import psutil
 import pytest
 import yaml
 from hypothesis import HealthCheck
@@ -124,12 +126,10 @@ class Project:
 
     def command(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`command`, ended by itself, output captured; where the project is `warm`, with the libraries imported."""
-        environment = self.environment
-        environment["PATH"] = f"{self.commands}{os.pathsep}{environment['PATH']}"
         return subprocess.run(
             command,
             cwd=cwd or self.root,
-            env=environment,
+            env=self._with_commands(),
             capture_output=True,
             text=True,
             timeout=3600,
@@ -137,16 +137,23 @@ class Project:
         )
 
     def start(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
-        """`command`, left running, to be spoken with line by line; for what is to be killed."""
+        """`command`, left running, to be spoken with line by line; for what is to be killed.
+
+        `python` is warm, as in `command`, and a kill of it kills what it stands for; other signals do not reach that.
+        """
         return subprocess.Popen(
             command,
             cwd=self.root,
-            env=self.environment,
+            env=self._with_commands(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
         )
+
+    def _with_commands(self) -> dict[str, str]:
+        environment = self.environment
+        return environment | {"PATH": f"{self.commands}{os.pathsep}{environment['PATH']}"}
 
     def git(self, *arguments: str, cwd: Path | None = None) -> str:
         done = self.command(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments], cwd)
@@ -166,6 +173,18 @@ class Project:
         for name in yaml.safe_load((self.root / "params.yaml").read_text())["scorers"]["enabled"]:
             if name not in kept:
                 self.edit_params(f"    - {name}\n", "")
+
+
+def processes_of(project: Project) -> list[str]:
+    """The commands that run with this project's home in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ABSTAIN_HOME") == str(project.home):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
 
 
 def new_project(folder: Path) -> Project:
@@ -235,6 +254,47 @@ def copy_of(project: Project, folder: Path) -> Project:
     for name in ("models", "features", "dvc-cache", "dvc-remote"):
         (copy.home / name).symlink_to(project.home / name)
     return copy
+
+
+@dataclass(frozen=True)
+class Up:
+    """What `make up` serves in the project that the demo has run in."""
+
+    project: Project
+    ui: int
+    reports: int
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.ui}/api"
+
+    def call(self, what: str, alerts_to: str = "") -> subprocess.CompletedProcess[str]:
+        """`python -m tasks.server up|down`."""
+        variables = {
+            "ABSTAIN_UI_PORT": self.ui,
+            "ABSTAIN_REPORTS_PORT": self.reports,
+            "ABSTAIN_ALERT_URL": alerts_to,
+        }
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        return self.project.command(["env", *settings, sys.executable, "-m", "tasks.server", what])
+
+
+@pytest.fixture(scope="session")
+def up(trained: tuple[Project, str]) -> Iterator[Up]:
+    """Up for all tests that look at it or report to it; at the end nothing is left, and the ports are free."""
+    served = Up(trained[0], free_port(), free_port())
+    try:
+        started = served.call("up")
+        assert started.returncode == 0, started.stdout + started.stderr
+        assert f"reports      http://127.0.0.1:{served.reports}\n" in started.stdout
+        yield served
+    finally:
+        down = served.call("down")
+    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
+    assert processes_of(served.project) == []
+    for port in (served.ui, served.reports):
+        with socket.create_server(("127.0.0.1", port)):
+            pass
 
 
 @pytest.fixture(scope="session")

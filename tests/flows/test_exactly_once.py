@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,23 +26,21 @@ STEPS = (
     "end",  # everything is done, and nobody has been told
 )
 
-# The task as it is, without a server to report to. For each line, a process of its own, forked because importing takes
-# longest; it ends itself, unasked, before the step that the line names.
-INGESTS = """
-import logging, os, signal, sys, traceback
+# The task as it is, without a server to report to; it ends itself, unasked, before the step that it is given.
+INGEST = """
+import logging, os, signal, sys
 from pathlib import Path
-import great_expectations, presidio_analyzer
 import tasks.ingest, tasks.shell, tasks.workspace
 from abstain.ingest.sources.config import load_sources
 from abstain.config.settings import load_settings
 
-sys.executable = sys.argv[1]  # beside which commands are looked for
 tasks.ingest.publish_ingest = lambda *a, **k: None
 tasks.ingest.get_run_logger = logging.getLogger
-last, moved = "", 0
+last, moved = sys.argv[1], 0
 
 def die_at(step):
     if step == last:
+        print("killed before", step, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 run, replace = tasks.shell.run, Path.replace
@@ -59,25 +56,12 @@ def moving(self, target):
         die_at(f"move {moved}")
     return replace(self, target)
 
-def ingest():
-    with tasks.workspace.open_workspace() as workspace:
-        tasks.shell.run = tasks.workspace.run = counted
-        Path.replace = moving
-        sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
-        tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
-        die_at("end")
-
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        last = line.strip()
-        try:
-            ingest()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    print("ended:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+with tasks.workspace.open_workspace() as workspace:
+    tasks.shell.run = tasks.workspace.run = counted
+    Path.replace = moving
+    sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
+    tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
+    die_at("end")
 """
 
 SOURCES = """
@@ -111,34 +95,6 @@ def write_row(project: Project, number: int) -> None:
         database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
 
 
-class Ingests:
-    """Ingests of `project`, one after another, each with a step that it does not live to see, or none."""
-
-    def __init__(self, project: Project) -> None:
-        self.process = project.start(
-            [sys.executable, "-c", INGESTS, str(project.commands / "python")], stderr=subprocess.STDOUT
-        )
-
-    def __call__(self, last: str = "") -> int:
-        """The exit status of one ingest; minus the signal that ended it."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{last}\n")
-        self.process.stdin.flush()
-        said = []
-        for line in self.process.stdout:
-            if line.startswith("ended: "):
-                return int(line.split()[1])
-            said.append(line)
-        raise AssertionError("".join(said))
-
-
-@pytest.fixture
-def ingest(project: Project) -> Iterator[Ingests]:
-    ingests = Ingests(project)
-    yield ingests
-    ingests.process.communicate(timeout=60)
-
-
 def from_app(folder: Path) -> tuple[list[str], list[str]]:
     store = DataStore(folder)
     ids = [row.interaction_id for row in store.rows(Interaction) if row.interaction_id.startswith("x-")]
@@ -147,11 +103,13 @@ def from_app(folder: Path) -> tuple[list[str], list[str]]:
     )
 
 
-def is_there_once_where_killed(project: Project, ingest: Ingests, steps: Sequence[str]) -> None:
+def is_there_once_where_killed(project: Project, steps: Sequence[str]) -> None:
     for number, step in enumerate(steps):
         write_row(project, number)
-        assert ingest(step) == -signal.SIGKILL, f"'{step}' was never reached"
-        assert ingest() == 0, step
+        killed = project.command(["python", "-c", INGEST, step])
+        assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
+        again = project.command(["python", "-c", INGEST, ""])
+        assert again.returncode == 0, again.stdout + again.stderr
         expected = sorted(f"x-{n}" for n in range(number + 1))
         assert from_app(project.workspace / "data") == (expected, expected), step
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
@@ -161,13 +119,13 @@ def is_there_once_where_killed(project: Project, ingest: Ingests, steps: Sequenc
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
-def test_rows_are_there_once_killed_before_the_add_and_the_push(project: Project, ingest: Ingests) -> None:
-    is_there_once_where_killed(project, ingest, ("dvc add", "git push"))
+def test_rows_are_there_once_killed_before_the_add_and_the_push(project: Project) -> None:
+    is_there_once_where_killed(project, ("dvc add", "git push"))
 
 
 @pytest.mark.soak(twin="test_rows_are_there_once_killed_before_the_add_and_the_push")
-def test_rows_are_there_once_wherever_an_ingest_was_killed(project: Project, ingest: Ingests) -> None:
-    is_there_once_where_killed(project, ingest, STEPS)
+def test_rows_are_there_once_wherever_an_ingest_was_killed(project: Project) -> None:
+    is_there_once_where_killed(project, STEPS)
 
 
 @pytest.mark.soak(twin="test_of_two_pushes_the_second_is_refused_and_leaves_nothing")

@@ -12,16 +12,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import Project, new_project
+from tests.conftest import Project, Up, new_project, processes_of
 from tests.fan_out import rows, shards, source_in
 from tests.llm.builders import save_tiny_model
-from tests.ports import free_port
-from tests.tasks.test_server import processes_of, states
+from tests.tasks.test_server import states
 
 pytestmark = pytest.mark.slow
 
@@ -73,10 +73,10 @@ except AbstainError as error:
 
 
 class Cluster:
-    """A server with workers of the pool `gpu`, as `make up` and `make worker` start them."""
+    """Machines that share a cache, with workers of the pool `gpu` as `make worker` starts them, and their server."""
 
-    def __init__(self, project: Project, model: Path) -> None:
-        self.project, self.model = project, model
+    def __init__(self, project: Project, up: Up, model: Path) -> None:
+        self.project, self.up, self.model = replace(project, server=up.api), up, model
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def start_worker(self) -> None:
@@ -91,16 +91,10 @@ class Cluster:
                 subprocess.Popen(command, cwd=self.project.root, env=environment, stdout=log, stderr=log)
             )
 
-    @property
-    def api(self) -> str:
-        return (self.project.home / "server.pid").read_text().split()[1] + "/api"
-
     def start_run(self, shards: int, workers: int = 1, lost_after: float = 60, revision: str = "") -> Run:
         script = [sys.executable, "-c", RUN, str(self.project.home), str(self.model)]
         arguments = [str(shards * 64), str(workers), str(lost_after), revision]
-        process = self.project.start(
-            ["env", f"PREFECT_API_URL={self.api}", *script, *arguments], stderr=subprocess.STDOUT
-        )
+        process = self.project.start([*script, *arguments], stderr=subprocess.STDOUT)
         return Run(process, self.project.home / "features" / "todo")
 
 
@@ -143,24 +137,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Cluster]:
-    project = new_project(tmp_path_factory.mktemp("cluster"))
-
-    def server(what: str) -> subprocess.CompletedProcess[str]:
-        return project.command(["env", f"ABSTAIN_UI_PORT={free_port()}", sys.executable, "-m", "tasks.server", what])
-
-    cluster = Cluster(project, model)
+def cluster(tmp_path_factory: pytest.TempPathFactory, up: Up, model: Path) -> Iterator[Cluster]:
+    cluster = Cluster(new_project(tmp_path_factory.mktemp("cluster")), up, model)
     try:
-        up = server("up")
-        assert up.returncode == 0 and "extract/gpu" in up.stdout, up.stdout + up.stderr
         yield cluster
     finally:
         for worker in cluster.workers:
             worker.terminate()  # SIGINT is ignored by all that a background job starts
         for worker in cluster.workers:
             worker.wait(60)
-        server("down")
-    assert processes_of(project) == []
+    assert processes_of(cluster.project) == []
 
 
 @pytest.mark.soak(twin="test_a_worker_computes_the_bytes_of_one_process")
@@ -189,7 +175,7 @@ def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_o
     assert run.process.wait(60) == 0
     with suppress(ProcessLookupError):
         os.kill(frozen, signal.SIGKILL)
-    ended = states(cluster.project, "extract")
+    ended = states(cluster.up.project, "extract")
     assert ended.count("CRASHED") + ended.count("CANCELLED") >= 2 and "RUNNING" not in ended, ended
 
     after = shards(here)
@@ -224,9 +210,7 @@ def test_what_a_worker_cannot_do_is_the_same_line_here(cluster: Cluster) -> None
 
 
 def test_a_retrain_fans_out_after_what_the_features_wait_for_and_before_them(cluster: Cluster) -> None:
-    done = cluster.project.command(
-        ["env", f"PREFECT_API_URL={cluster.api}", "ABSTAIN_RUNNER=prefect", sys.executable, "-c", HOOK]
-    )
+    done = cluster.project.command(["env", "ABSTAIN_RUNNER=prefect", sys.executable, "-c", HOOK])
     said = [line for line in done.stdout.splitlines() if line.startswith(("at ", "returned", "error: "))]
     first = ["at stage dataset", "at fan_out features", "at stage features", "at stage report"]
     assert said[: len(first) + 1] == [*first, "returned ['dataset', 'features', 'report']"], done.stdout + done.stderr

@@ -26,8 +26,6 @@ EVERY_STAGE = ["validate", "dataset", "features", "train_probe", "tune_threshold
 
 # The retrain without what comes after the DAG, on a DAG that ends with the probe: what is killed is the same.
 TRAIN = """
-import sys
-sys.executable = sys.argv[1]  # beside which commands are looked for
 from tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
@@ -136,7 +134,7 @@ def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
     small_project.git("commit", "-qam", "A DAG that ends with the probe")
     completes_after_kills(
         small_project,
-        [sys.executable, "-c", TRAIN, str(small_project.commands / "python")],
+        ["python", "-c", TRAIN],
         ["features", "train_probe"],
     )
 

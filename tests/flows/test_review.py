@@ -65,10 +65,10 @@ def browser(port: int, asked: list[str]) -> Iterator[BrowserContext]:
 
 
 @contextmanager
-def served(project: Project, file: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def served(project: Project, file: Path, port: int, python: str) -> Iterator[subprocess.Popen[str]]:
     """`abstain review serve`, answering; ended with Ctrl-C if it is still there."""
     command = [
-        sys.executable,
+        python,
         "-m",
         "abstain_cli.app",
         "review",
@@ -116,14 +116,14 @@ def test_file_judged_by_keyboard_is_taken_in_once(
         f"error: {file} is there already"
     )
     page = browser.new_page()
-    with served(small_project, file, port) as running:
+    with served(small_project, file, port, "python") as running:
         judges_two_rows(page, file)
         running.kill()  # what was said to be saved is
         running.wait()
         press(page, "y")
         expect(page.get_by_role("status")).to_contain_text("Not saved: the program that serves this page has ended")
     assert [cells["complete"] for cells in cells_of(file)] == ["yes", "no", *[""] * 6]
-    with served(small_project, file, port) as running:
+    with served(small_project, file, port, sys.executable) as running:
         goes_on_after_a_reload(page)
         a_second_tab_overwrites_nothing(page, browser.new_page(), file)
         running.send_signal(signal.SIGINT)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,11 +14,9 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from abstain.reports.plots import PLOTS
 from tests.browser import headless
-from tests.conftest import Project
-from tests.ports import free_port
+from tests.conftest import Up
 from tests.reports.data_reports.test_browser import FAILED
 from tests.reports.data_reports.test_pages import REFUSED
-from tests.tasks.test_server import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -63,38 +57,6 @@ ingest()
 """
 SECONDS = 1000
 RUN_TAKES = 10 * 30 * SECONDS  # ten times the goal: a worker polls, then imports everything anew
-
-
-@dataclass(frozen=True)
-class Up:
-    """What `make up` serves in the project that the demo has run in."""
-
-    project: Project
-    ui: int
-    reports: int
-
-    def call(self, what: str) -> subprocess.CompletedProcess[str]:
-        """`python -m tasks.server up|down`."""
-        ports = [f"ABSTAIN_UI_PORT={self.ui}", f"ABSTAIN_REPORTS_PORT={self.reports}"]
-        return self.project.command(["env", *ports, sys.executable, "-m", "tasks.server", what])
-
-
-@pytest.fixture(scope="module")
-def up(trained: tuple[Project, str]) -> Iterator[Up]:
-    """Up for the tests that look at it; at the end nothing is left, and the ports are free."""
-    served = Up(trained[0], free_port(), free_port())
-    try:
-        started = served.call("up")
-        assert started.returncode == 0, started.stdout + started.stderr
-        assert f"reports      http://127.0.0.1:{served.reports}\n" in started.stdout
-        yield served
-    finally:
-        down = served.call("down")
-    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
-    assert processes_of(served.project) == []
-    for port in (served.ui, served.reports):
-        with socket.create_server(("127.0.0.1", port)):
-            pass
 
 
 @pytest.fixture

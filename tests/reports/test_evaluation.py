@@ -28,8 +28,12 @@ NOTHING = {"metrics.holdout.at_threshold.precision": None, "metrics.holdout.at_t
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
 
 
+def markdown_of(**options: Any) -> str:
+    return evaluation_markdown(evaluated(**options))
+
+
 def pages(**options: Any) -> tuple[str, str]:
-    markdown = evaluation_markdown(evaluated(**options))
+    markdown = markdown_of(**options)
     return markdown, render_html(markdown, IMAGES)
 
 
@@ -126,17 +130,17 @@ def test_the_verdict_is_said_plainly_and_first(options: dict[str, Any], state: S
 
 def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
     changed = BROKEN | {"metrics.holdout.effective_sample_size": 187.0}
-    text = first_lines(pages(target=0.85, changed=changed)[0])
+    text = first_lines(markdown_of(target=0.85, changed=changed))
     assert "The target is missed by about 6 of the 94 answers shown." in text
     low, high = "metrics.holdout.at_threshold.precision_low", "metrics.holdout.at_threshold.precision_high"
-    by_chance = first_lines(pages(target=0.85, changed=changed | {low: 0.7, high: 0.86})[0])
+    by_chance = first_lines(markdown_of(target=0.85, changed=changed | {low: 0.7, high: 0.86}))
     assert "the interval holds it: it may be chance." in by_chance
     assert "measured on the hold-out, 95 % interval 70.0 % to 86.0 %" in by_chance
-    not_by_chance = first_lines(pages(target=0.85, changed=changed | {low: 0.7, high: 0.84})[0])
+    not_by_chance = first_lines(markdown_of(target=0.85, changed=changed | {low: 0.7, high: 0.84}))
     assert "the interval does not hold it: chance alone would hardly do that." in not_by_chance
-    rate = pages(metric="error_rate", target=0.1, changed=changed)[0]
+    rate = markdown_of(metric="error_rate", target=0.1, changed=changed)
     assert "The target is missed by about 1 of the 187 answers." in first_lines(rate)
-    assert "missed" not in first_lines(pages(target=0.75, changed=changed)[0])
+    assert "missed" not in first_lines(markdown_of(target=0.75, changed=changed))
 
 
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
@@ -175,7 +179,7 @@ def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None
         "served: heuristic, without a guarantee",
     ]
     assert "none (right, of the shown, at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
-    hopeless = first_lines(pages(guaranteed=False, changed={"evaluation.threshold.reviews_needed": None})[0])
+    hopeless = first_lines(markdown_of(guaranteed=False, changed={"evaluation.threshold.reviews_needed": None}))
     assert "reviews needed" not in hopeless
 
 
@@ -198,12 +202,12 @@ def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
     ],
 )
 def test_why_a_probe_is_served_is_said(served: dict[str, Any], says: str) -> None:
-    markdown, _ = pages(changed={f"evaluation.served.{key}": value for key, value in served.items()})
+    markdown = markdown_of(changed={f"evaluation.served.{key}": value for key, value in served.items()})
     assert says in first_lines(markdown)
 
 
 def test_an_empty_newest_window_is_said() -> None:
-    text = first_lines(pages(changed={"metrics.newest": {"rows": 0, "auroc": None}})[0])
+    text = first_lines(markdown_of(changed={"metrics.newest": {"rows": 0, "auroc": None}}))
     assert "no reviewed answer yet" in text
 
 
@@ -240,7 +244,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
     assert "whose first word is neither yes nor no: 321 of 1,200;" in told
     assert "for which neither Yes nor No was probable, which count as 0.5: yes_score 12." in told
-    assert "whose first word" not in pages(changed={"evaluation.neither": None})[0], "it was not asked"
+    assert "whose first word" not in markdown_of(changed={"evaluation.neither": None}), "it was not asked"
     assert "2 scorers skipped." in told
 
 
@@ -277,11 +281,11 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
 def test_the_leaderboard_is_told_in_words() -> None:
     better = {"auroc": 0.99, "auroc_difference_low": 0.01, "auroc_difference_high": 0.09}
     changed = {f"metrics.holdout.scorers.fusion.{key}": value for key, value in better.items()}
-    told = section(pages(changed=changed)[0], "Which signal tells right from wrong best").strip()
+    told = section(markdown_of(changed=changed), "Which signal tells right from wrong best").strip()
     assert told.startswith("Best on the hold-out: **fusion, AUROC 0.990**; the served probe has 0.881. Clearly better")
     assert "(the whole interval of the difference): fusion. Clearly worse: 14 of 16; 1 cannot be told" in told
     none = {"metrics.holdout.scorers": {name: {**row, "auroc": None} for name, row in evaluated().scorers.items()}}
-    assert "AUROC is not defined on this hold-out" in pages(changed=none)[0]
+    assert "AUROC is not defined on this hold-out" in markdown_of(changed=none)
 
 
 def test_the_leaderboard_for_elsewhere_is_the_same_tables() -> None:
@@ -324,8 +328,8 @@ def test_listening_elsewhere_is_compared_and_out_of_reach_says_why() -> None:
     assert "On the hold-out that place has 0.776, within the interval of the served one (0.710 to 0.860)." in text
     assert "| **16 (served)** | **residual** | **all** | **0.790** |" in text
     assert "no threshold reaches precision 0.85 on 197 reviewed answers" in text
-    assert "What listening elsewhere would give" not in pages(changed={"evaluation.ablations": []})[0]
-    best = pages(changed={"evaluation.ablations.0.out_of_fold": 0.9})[0]
+    assert "What listening elsewhere would give" not in markdown_of(changed={"evaluation.ablations": []})
+    best = markdown_of(changed={"evaluation.ablations.0.out_of_fold": 0.9})
     assert "Best out of fold: layer 16, residual with 0.900, where the served probe listens." in best
 
 
@@ -335,20 +339,20 @@ def test_calibration_and_its_intervals_are_told() -> None:
     assert f"The served probe's is {raw['ece']:.3f} as it is and {own['ece']:.3f} after isotonic calibration" in text
     assert f"| **isotonic** | **{own['ece']:.3f} ({own['ece_low']:.3f} to {own['ece_high']:.3f})** |" in text
     none = section(
-        pages(changed={"evaluation.calibration.method": "none"})[0], "Whether a probability means what it says"
+        markdown_of(changed={"evaluation.calibration.method": "none"}), "Whether a probability means what it says"
     )
     assert "The confidence is served as it is" in none
 
 
 def test_slices_below_the_target_are_named_lowest_first() -> None:
-    text = section(pages(target=0.95)[0], "Where it is weaker")
+    text = section(markdown_of(target=0.95), "Where it is weaker")
     judged = [row for row in evaluated().evaluation["slices"] if row["precision"] is not None]
     below = sorted((row for row in judged if row["precision"] < 0.95), key=lambda row: row["precision"])
     assert 0 < len(below) < len(judged)
     assert f"right in {len(below)} of them, lowest first: " in text
     places = [text.index(f"({percent(row['precision'])})") for row in below]
     assert places == sorted(places)
-    assert "In all of them at least 50 % of the shown answers are right." in pages(target=0.5)[0]
+    assert "In all of them at least 50 % of the shown answers are right." in markdown_of(target=0.5)
     assert "fewer than 20 shown answers: precision not judged |" in text
 
 
@@ -363,7 +367,7 @@ def test_a_slice_that_is_not_judged_says_why_in_place_of_its_figures() -> None:
     }
     one_class = {"auroc": None, "note": "one class only"}
     slices = [row | figures, row | few, row | figures | one_class, row | figures | {"precision": None}]
-    text = section(pages(changed={"evaluation.slices": slices})[0], "Where it is weaker")
+    text = section(markdown_of(changed={"evaluation.slices": slices}), "Where it is weaker")
     assert [line for line in text.splitlines() if line.startswith("| product")] == [
         "| product | Gold Card | 61 | 60 | 70.0 % | 0.800 (0.700 to 0.900) | 0.050 | 0.200 | 30 | 90.0 % |",
         "| product | Tin Card | 3 | 3 | 70.0 % | fewer than 20 answers: not judged |  |  |  |  |",
@@ -376,7 +380,9 @@ def test_a_slice_that_is_not_judged_says_why_in_place_of_its_figures() -> None:
 def test_the_audits_are_told_in_words() -> None:
     def audit(**changed: Any) -> str:
         start = "evaluation.audits.context_removed.0."
-        return section(pages(changed={start + key: value for key, value in changed.items()})[0], "What it listens to")
+        return section(
+            markdown_of(changed={start + key: value for key, value in changed.items()}), "What it listens to"
+        )
 
     unsure = audit(auroc=0.881, auroc_changed=0.87, auroc_lost_low=-0.01, auroc_lost_high=0.03)
     assert "what it loses is −0.010 to +0.030: on these answers it is not shown to look at the context" in unsure
@@ -390,9 +396,9 @@ def test_the_audits_are_told_in_words() -> None:
     assert "it loses 0.111 AUROC on average; clearly (the whole interval of the loss) on Gold Card." in text
     assert "So the probe knows more than how long an answer is." in text
     length = {"metrics.holdout.scorers.length_only.auroc_difference_high": 0.01}
-    assert "not shown to know more than how long an answer is: be careful" in pages(changed=length)[0]
+    assert "not shown to know more than how long an answer is: be careful" in markdown_of(changed=length)
     shuffled = {"evaluation.audits.answers_shuffled.0.shown_changed": 0.99}
-    assert "it does not see that they answer another question" in pages(changed=shuffled)[0]
+    assert "it does not see that they answer another question" in markdown_of(changed=shuffled)
 
 
 def test_examples_show_what_was_caught_missed_and_withheld() -> None:
@@ -408,7 +414,7 @@ def test_examples_show_what_was_caught_missed_and_withheld() -> None:
         row["ideal_answer"] is not None for of in found.values() for row in of
     )
     nothing = {f"evaluation.examples.{kind}": [] for kind in found}
-    assert section(pages(changed=nothing)[0], "Answers to look at").count("None on the hold-out.") == 3
+    assert section(markdown_of(changed=nothing), "Answers to look at").count("None on the hold-out.") == 3
 
 
 def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
@@ -433,10 +439,10 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
         "1 / inclusion probability",
     ):
         assert part in data
-    even = section(pages(changed={"metrics.holdout.drawn_unevenly": 0})[0], "Data card")
+    even = section(markdown_of(changed={"metrics.holdout.drawn_unevenly": 0}), "Data card")
     assert "inclusion probability" not in even
     assert "All of them were equally likely to be reviewed." in even
-    fixed = pages(changed={"dataset.thumbs": {"weights": "fixed", "why": "2 answers have both"}})[0]
+    fixed = markdown_of(changed={"dataset.thumbs": {"weights": "fixed", "why": "2 answers have both"}})
     assert "experts agree" not in fixed
 
 
@@ -698,7 +704,7 @@ def test_equal_input_is_equal_bytes_and_a_figure_more_is_seen() -> None:
     given = evaluated()
     images = {name: draw(name, given.tables[name]) for name in PLOTS}
     assert len(render_html(evaluation_markdown(given), images)) < 400_000
-    other, _ = pages(changed={"metrics.newest.auroc": 0.7111})
+    other = markdown_of(changed={"metrics.newest.auroc": 0.7111})
     assert [pair for pair in zip(MARKDOWN.splitlines(), other.splitlines(), strict=True) if pair[0] != pair[1]]
 
 
@@ -730,6 +736,6 @@ def test_a_figure_beside_its_target_has_the_digits_it_takes(value: float, target
 
 def test_a_fusion_that_hears_nobody_is_told() -> None:
     fusion = {"strength": 1e-4, "coefficients": {"a": 0.0}, "missing": {"a": 0.0}}
-    deaf = pages(changed={"evaluation.fusion": fusion})[0]
+    deaf = markdown_of(changed={"evaluation.fusion": fusion})
     assert "Fusion hears nobody: no score tells right training answers from wrong ones." in deaf
     assert "hears nobody" not in MARKDOWN

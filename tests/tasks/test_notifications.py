@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,9 +16,8 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from tasks.server.notifications import NAME, receiver, summary
-from tests.conftest import Project, new_project
+from tests.conftest import Project, Up, new_project
 from tests.data.builders import row, write_lines
-from tests.ports import free_port
 from tests.tasks.test_server import wait_until
 
 FAILING = """
@@ -43,8 +41,6 @@ for run in (other, failing):
     except AbstainError as error:
         print("failed:", error)
 """
-
-Server = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Receiver(ThreadingHTTPServer):
@@ -84,19 +80,6 @@ def project(tmp_path) -> Project:
     return new_project(tmp_path)
 
 
-@pytest.fixture
-def server(project: Project) -> Iterator[Server]:
-    """`python -m tasks.server up|down`, with a webhook or none; down at the end in any case."""
-    ports = {"ABSTAIN_UI_PORT": free_port(), "ABSTAIN_REPORTS_PORT": free_port()}
-
-    def call(what: str, url: str = "") -> subprocess.CompletedProcess[str]:
-        variables = [f"{name}={value}" for name, value in {**ports, "ABSTAIN_ALERT_URL": url}.items()]
-        return project.command(["env", *variables, sys.executable, "-m", "tasks.server", what])
-
-    yield call
-    call("down")
-
-
 def automations(ui: str) -> list[str]:
     request = urllib.request.Request(f"{ui}/api/automations/filter", b"{}", {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as reply:
@@ -109,17 +92,15 @@ def ui_of(up: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.slow
-def test_failed_run_posts_one_alert_and_none_without_a_webhook(
-    project: Project, server: Server, listener: Receiver
-) -> None:
-    up = server("up", listener.url)
-    ui = ui_of(up)
-    assert f"failed runs are posted to 127.0.0.1:{listener.server_port}\n" in up.stdout
-    assert "secret" not in up.stdout
-    assert ui_of(server("up", listener.url)) == ui
+def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener: Receiver) -> None:
+    with_it = up.call("up", listener.url)
+    ui = ui_of(with_it)
+    assert f"failed runs are posted to 127.0.0.1:{listener.server_port}\n" in with_it.stdout
+    assert "secret" not in with_it.stdout
+    assert ui_of(up.call("up", listener.url)) == ui
     assert automations(ui) == [NAME]
 
-    run = project.command(["python", "-c", FAILING])
+    run = up.project.command(["python", "-c", FAILING])
     assert "failed: batch refused" in run.stdout, run.stdout + run.stderr
     wait_until(lambda: bool(listener.alerts), 20)
     subject, message, link = listener.alerts[0]["text"].split("\n")
@@ -130,10 +111,10 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(
     with urllib.request.urlopen(as_a_browser, timeout=10) as reply:
         assert reply.status == 200
 
-    without = server("up")
+    without = up.call("up")
     assert "none: set ABSTAIN_ALERT_URL" in without.stdout
     assert automations(ui) == []
-    assert project.command(["python", "-c", FAILING]).returncode == 0
+    assert up.project.command(["python", "-c", FAILING]).returncode == 0
     assert len(listener.alerts) == 1  # neither the flow that is not watched, nor the run without a webhook
 
 

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tasks.server.addresses import post
-from tests.conftest import Project, new_project
+from tests.conftest import Project, new_project, processes_of
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -80,18 +79,6 @@ def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProce
 
     yield call
     call("down")
-
-
-def processes_of(project: Project) -> list[str]:
-    """The commands that run with this project's home in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("ABSTAIN_HOME") == str(project.home):
-                found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return found
 
 
 def states(project: Project, flow: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 A server (`server.py`) imports what the commands import of other people's code, and forks once a command; `client.py`
 takes the place of `python` and `dvc` on a project's PATH. What is forked reads the project's own code, in its own
-folder, environment and streams, as it would alone. What a test kills, or whose start is tested, is started cold.
+folder, environment and streams, as it would alone. What is sent signals but SIGKILL, or whose start is tested, is started
+cold.
 """
 
 from __future__ import annotations

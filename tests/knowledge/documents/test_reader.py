@@ -122,7 +122,9 @@ def head_without(name: str) -> str:
         ),
         (page("<nav>a</nav><script>b</script> "), "there is no text in the page's body: if a script draws it"),
         ("", "the page lacks 'doc_id'"),
-        (page("<div>" * 20_000 + "x"), "its tags are nested too deeply to be read: simplify the page$"),
+        pytest.param(
+            page("<div>" * 20_000 + "x"), "its tags are nested too deeply to be read: simplify the page$", id="nested"
+        ),
     ],
 )
 def test_what_is_wrong_with_a_page_is_one_line_that_names_file_problem_and_remedy(text: str, message: str) -> None:
