@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ def flops(loaded: LoadedModel, token_layers: int) -> float:
     return 2.0 * token_layers * weights / loaded.model.config.num_hidden_layers
 
 
+@lru_cache  # a property of the machine: measured once
 def matrix_peak(dtype: torch.dtype, device: torch.device, budget: float = 0.3) -> float:
     """Operations a second of a large matrix product, the best of several sizes: what is to be had."""
     best = 0.0

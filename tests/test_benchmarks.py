@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +13,11 @@ import torch
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
-from tests.conftest import MODELS, ROOT
+from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = os.environ | {"ABSTAIN_HOME": str(MODELS.parent), "OMP_NUM_THREADS": "1", "ABSTAIN_DEVICE": "cpu"}
 NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
 COSTLY = ("verbalised", "yes_score", "yes_score_tokens")
 Main = Callable[[list[str]], None]
@@ -57,13 +54,21 @@ def printed(
     return of
 
 
-def run(*command: str) -> str:
-    """What a benchmark prints as it is started by hand."""
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callable[..., str]:
+    """What a benchmark of this checkout prints as it is started by hand; `python`: a warm one, or by its path a cold."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    project = Project(ROOT, folder / "home", prefect_server)
+    for name in ("home", "empty"):
+        (folder / name).mkdir()
+    (project.home / "models").symlink_to(MODELS)
+
+    def printed(*command: str, python: str = "python") -> str:
+        done = project.command(["env", "ABSTAIN_DEVICE=cpu", python, "-m", *command])
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return printed
 
 
 def compares_extraction(said: str) -> None:
@@ -124,23 +129,23 @@ def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.Mon
 
 
 @pytest.mark.soak(twin="test_extraction_compares_before_it_times")
-def test_extraction_with_the_embedded_model() -> None:
+def test_extraction_with_the_embedded_model(run: Callable[..., str]) -> None:
     compares_extraction(run("benchmarks.extraction", *EXTRACTION))
 
 
 @pytest.mark.soak(twin="test_perturbation_compares_before_it_times")
-def test_perturbation_with_the_embedded_model() -> None:
+def test_perturbation_with_the_embedded_model(run: Callable[..., str]) -> None:
     counts_perturbation(run("benchmarks.perturbation", *PERTURBATION))
 
 
 @pytest.mark.soak(twin="test_scaling_reads_only_new_rows")
-def test_scaling_with_the_embedded_model() -> None:
+def test_scaling_with_the_embedded_model(run: Callable[..., str]) -> None:
     counts_scaling(run("benchmarks.scaling", *SCALING))
 
 
 @NEEDS_VERDICTS
 @pytest.mark.soak(twin="test_scorers_are_ranked")
-def test_scorers_with_the_embedded_model() -> None:
+def test_scorers_with_the_embedded_model(run: Callable[..., str]) -> None:
     ranks_scorers(run("benchmarks.scorers", "--rows", "24", "--without", *COSTLY), 24)
 
 
@@ -151,41 +156,40 @@ def test_gpu_extract_runs_small(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(re.findall(r"^\| [48] \| [7531] \| \d+\.\d \| \d+\.\d \|$", said, re.MULTILINE)) == 8
 
 
-def test_memory_is_measured_in_fresh_processes() -> None:
-    said = run("benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear")
+def test_memory_is_measured_in_fresh_processes(run: Callable[..., str]) -> None:
+    said = run("benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear", python=sys.executable)
     assert "| assemble |" in said and "| train linear," in said
 
 
 @pytest.mark.soak(twin="test_memory_is_measured_in_fresh_processes")
-def test_memory_is_measured_for_every_architecture() -> None:
-    said = run("benchmarks.memory", "--rows", "20", "--width", "64")
+def test_memory_is_measured_for_every_architecture(run: Callable[..., str]) -> None:
+    said = run("benchmarks.memory", "--rows", "20", "--width", "64", python=sys.executable)
     assert all(f"| train {name}," in said for name in ("linear", "attention", "pca", "lstm"))
 
 
-def test_probe_times_an_exported_file() -> None:
+def test_probe_times_an_exported_file(run: Callable[..., str]) -> None:
     said = run("benchmarks.probe", "--widths", "32", "--repeats", "1", "--architectures", "linear")
     assert len(re.findall(r"^\| linear \| 32 \|", said, re.MULTILINE)) == 2
 
 
 @pytest.mark.soak(twin="test_probe_times_an_exported_file")
-def test_probe_times_every_architecture() -> None:
+def test_probe_times_every_architecture(run: Callable[..., str]) -> None:
     said = run("benchmarks.probe", "--widths", "32", "--repeats", "1")
     assert all(name in said for name in ("linear", "lstm", "attention", "pca"))
 
 
-def test_retrieval_compares_both_indexes() -> None:
+def test_retrieval_compares_both_indexes(run: Callable[..., str]) -> None:
     said = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "2000", "--queries", "20")
     assert said.count("| pgvector |") == 4
 
 
 @pytest.mark.soak(twin="test_retrieval_compares_both_indexes")
-def test_retrieval_finds_the_sample_s_chunks() -> None:
+def test_retrieval_finds_the_sample_s_chunks(run: Callable[..., str]) -> None:
     said = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
     assert "| the sample | 530 | 1,088 |" in said and said.count("| pgvector |") == 4
 
 
-def test_ingest_is_measured_as_a_user_runs_it(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENVIRONMENT, "PREFECT_API_URL", prefect_server)
+def test_ingest_is_measured_as_a_user_runs_it(run: Callable[..., str]) -> None:
     said = run("benchmarks.ingest", "--rows", "1000")
     counts = r"1,000 read, 9\d\d accepted, \d+ duplicate, 0 held, \d+ quarantined"
     assert re.search(rf"\| 1,000 \| ingest \| \d+\.\d \| \d+\.\d \| \d\.\d\d \| {counts} \|", said)
