@@ -125,8 +125,7 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     wait_until(lambda: "sleep 6000" not in processes_of(project), 100)
     wait_until(lambda: states(project, "sleeper") == ["CANCELLED"], 100)
 
-    started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", "sleeper/now"])
-    assert started.returncode == 0, started.stderr
+    post(f"{api[1]}/deployments/{sleeper['deployment_id']}/create_flow_run", {})
     wait_until(lambda: "sleep 6000" in processes_of(project), 90)
     down = server("down")
     assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr

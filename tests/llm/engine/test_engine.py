@@ -422,6 +422,8 @@ REAL = {
     "short": ("Is it free?", ["Yes."], "Yes"),
 }
 
+REAL_LAYERS = (1, 16, 30)
+
 
 def real_passes() -> dict[str, Pass]:
     layout = load_layout("rag-chatml-v1")
@@ -445,35 +447,40 @@ def relative_error(found: Tensor, expected: Tensor) -> Tensor:
     return (found - expected).norm(dim=-1) / expected.norm(dim=-1)
 
 
+@pytest.fixture(scope="module")
+def read_alone(embedded: LoadedModel) -> dict[str, Tensor]:
+    """The embedded model's states of every real pass, read by itself."""
+    return {key: states_of(embedded, {key: pass_}, REAL_LAYERS)[key] for key, pass_ in real_passes().items()}
+
+
 @pytest.mark.slow
-def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel) -> None:
-    layers = (1, 16, 30)
+def test_embedded_model_equals_a_plain_forward(embedded: LoadedModel, read_alone: dict[str, Tensor]) -> None:
     engine = Engine(embedded, 2048)
     assert engine.decoder.packs
     with Calls(embedded) as calls:
         list(engine.run({key: Request(pass_, HiddenStates(16), key) for key, pass_ in real_passes().items()}))
     assert calls.head == 0 and max(calls.blocks) == 16
-    states = states_of(embedded, real_passes(), layers, tokens=2048)
     for key, pass_ in real_passes().items():
-        assert float(relative_error(states[key], reference(embedded, pass_, layers)).max()) <= EXACT
+        assert float(relative_error(read_alone[key], reference(embedded, pass_, REAL_LAYERS)).max()) <= EXACT
 
 
 @pytest.mark.slow
-def test_embedded_model_gives_a_row_the_same_states_in_any_batch(embedded: LoadedModel) -> None:
-    layers = (1, 16, 30)
-    alone = {key: states_of(embedded, {key: pass_}, layers)[key] for key, pass_ in real_passes().items()}
+def test_embedded_model_gives_a_row_the_same_states_in_any_batch(
+    embedded: LoadedModel, read_alone: dict[str, Tensor]
+) -> None:
     for tokens in (500, 4096):
-        together = states_of(embedded, dict(reversed(real_passes().items())), layers, tokens=tokens)
-        assert max(float(relative_error(together[key], alone[key]).max()) for key in alone) <= EXACT
+        together = states_of(embedded, dict(reversed(real_passes().items())), REAL_LAYERS, tokens=tokens)
+        assert max(float(relative_error(together[key], read_alone[key]).max()) for key in read_alone) <= EXACT
 
 
 @pytest.mark.slow
-def test_embedded_model_in_bfloat16_points_where_float32_does(embedded: LoadedModel) -> None:
+def test_embedded_model_in_bfloat16_points_where_float32_does(
+    embedded: LoadedModel, read_alone: dict[str, Tensor]
+) -> None:
     half = load(embedded.ref, torch.device("cpu"), torch.bfloat16)
-    layers = (1, 16, 30)
-    exact, rounded = (states_of(loaded, real_passes(), layers) for loaded in (embedded, half))
-    for key in exact:
+    rounded = states_of(half, real_passes(), REAL_LAYERS)
+    for key, exact in read_alone.items():
         assert rounded[key].dtype == torch.bfloat16
-        assert float(relative_error(rounded[key].float(), exact[key]).max()) <= ROUNDED
-        cosines = torch.cosine_similarity(rounded[key].float(), exact[key], dim=-1)
+        assert float(relative_error(rounded[key].float(), exact).max()) <= ROUNDED
+        cosines = torch.cosine_similarity(rounded[key].float(), exact, dim=-1)
         assert float(cosines.min()) >= 1 - ROUNDED**2  # 1 - e²/2 for an error e at right angles, twice that allowed
