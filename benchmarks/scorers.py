@@ -106,7 +106,7 @@ def split(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Everybody, fitted on the training answers."""
+    """All scorers, fitted on the training answers."""
 
     scorers: list[Scorer]
     probes: dict[str, Probe]
@@ -225,9 +225,9 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
     topics = len(set(judged.topic[test]))
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
     print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
-    reader, everybody = Reader(params, settings, judged), build_scorers(params, settings)
-    scorers = everybody.scorers
-    for name, why in everybody.skipped.items():
+    reader, available = Reader(params, settings, judged), build_scorers(params, settings)
+    scorers = available.scorers
+    for name, why in available.skipped.items():
         print(f"skipped: {name}: {why}", flush=True)
     everywhere = tuple(place.reading for place in PLACES)
     cost = compute_missing(

@@ -21,7 +21,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def observe(step: str, says: str) -> None:
+def observe(step: str, message: str) -> None:
     """Notify every observer of the message `says` of `step`."""
     for observer in tuple(_observers):
-        observer(step, says)
+        observer(step, message)

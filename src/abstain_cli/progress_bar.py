@@ -24,7 +24,7 @@ def step_progress(console: Console) -> Iterator[None]:
     from tasks.progress import observed_by
 
     if not console.is_terminal:
-        with observed_by(lambda step, says: print(f"{step}: {says}", flush=True)):
+        with observed_by(lambda step, message: print(f"{step}: {message}", flush=True)):
             yield
         return
     columns = (
@@ -37,13 +37,13 @@ def step_progress(console: Console) -> Iterator[None]:
     with Progress(*columns, console=console) as bars:
         steps: dict[str, TaskID] = {}
 
-        def observer(step: str, says: str) -> None:
+        def observer(step: str, message: str) -> None:
             if step not in steps:
                 steps[step] = bars.add_task(step, total=1, status="")
-            if match := PROGRESS.fullmatch(says):
+            if match := PROGRESS.fullmatch(message):
                 bars.update(steps[step], completed=int(match["done"]), total=int(match["total"]))
-            elif says in ("ran", "cached"):
-                bars.update(steps[step], completed=1, total=1, status="" if says == "ran" else "cached")
+            elif message in ("ran", "cached"):
+                bars.update(steps[step], completed=1, total=1, status="" if message == "ran" else "cached")
                 bars.stop_task(steps[step])
 
         with observed_by(observer):

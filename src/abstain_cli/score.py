@@ -99,9 +99,9 @@ def _require_one_input(
 
 
 def _warn_of_no_context(predictor: Predictor, asked: Sequence[Interaction | Question], no_context: bool) -> None:
-    lacking = 0 if no_context else sum(map(predictor.lacks_context, asked))
-    if lacking:
-        which = f"{lacking:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
+    without_context = 0 if no_context else sum(map(predictor.lacks_context, asked))
+    if without_context:
+        which = f"{without_context:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
         print(
             f"warning: {which} no context, so the decision is unavailable: give what was retrieved, or --no-context if "
             "that is intended",

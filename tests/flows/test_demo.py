@@ -55,7 +55,7 @@ def test_a_second_run_computes_nothing_and_says_why(project: Project) -> None:
     assert project.git("rev-parse", "origin/main", cwd=project.workspace) == before
 
 
-def test_the_released_file_says_what_it_listens_to(project: Project) -> None:
+def test_the_released_file_names_its_site(project: Project) -> None:
     file = project.home / "releases" / "v1.0.0" / "probe.onnx"
     carried = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
     assert carried["version"] == "v1.0.0" and carried["layer"] == "4" and carried["site"] == "residual"

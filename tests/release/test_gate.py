@@ -139,7 +139,7 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
     broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_precision_drop=0.01)
     assert failed(broken) == {"error rate"}
-    assert "shown and incorrect, of all answers" in check(broken, "error rate").says
+    assert "shown and incorrect, of all answers" in check(broken, "error rate").message
 
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
@@ -214,7 +214,7 @@ def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
     few = judged(newest=window(rows=19, **worse))
     shown = check(few, "newest window")
     assert shown.passed is None
-    assert (shown.says, shown.value < -0.02) == ("19 reviewed answers, too few to judge", True)
+    assert (shown.message, shown.value < -0.02) == ("19 reviewed answers, too few to judge", True)
     assert few.approved
 
 
@@ -379,7 +379,7 @@ def test_worse_and_accepted_is_shown_and_not_judged() -> None:
 
 
 def test_a_hold_out_without_erased_answers_says_how_many() -> None:
-    assert "without 3 of its answers" in check(judged(erased=3), "same hold-out").says
+    assert "without 3 of its answers" in check(judged(erased=3), "same hold-out").message
 
 
 def test_a_first_version_must_beat_both_baselines() -> None:
@@ -444,7 +444,7 @@ def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
     decision = judged(replace(holdout, weight=heavy))
     precision = check(decision, "precision")
     assert "precision" in failed(decision) and precision.value > 0.99
-    assert "(n_eff 1) shown answers" in precision.says
+    assert "(n_eff 1) shown answers" in precision.message
 
 
 @pytest.mark.parametrize("champion", ["v1.0.0", None])

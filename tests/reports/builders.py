@@ -117,23 +117,28 @@ def evaluated(
 def dataset() -> dict[str, Any]:
     return {
         "splits": [
-            {"split": "train", "answers": 1234, "groups": 56, "right": 0.6, "by experts": 78},
-            {"split": "newest", "answers": 0, "groups": 0, "right": None, "by experts": 0},
+            {"split": "train", "answers": 1234, "groups": 56, "correct": 0.6, "reviewed": 78},
+            {"split": "newest", "answers": 0, "groups": 0, "correct": None, "reviewed": 0},
         ],
-        "labels": {"sme": 9, "thumb": 8, "tied_thumbs": 0},
+        "labels": {"reviewed": 9, "thumb": 8, "tied_thumbs": 0},
         "thumbs": {
             "weights": "estimated, agreement",
             "why": "40 answers have both",
             "agreement": [
                 {
                     "thumb": "up",
-                    "right": 31,
-                    "wrong": 7,
-                    "experts_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
+                    "correct": 31,
+                    "incorrect": 7,
+                    "reviewers_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
                 }
             ],
         },
-        "conflicts": {"rule": "latest", "answers": [{"interaction_id": "i"}], "more": 2, "thumbs_against_experts": 11},
+        "conflicts": {
+            "rule": "latest",
+            "answers": [{"interaction_id": "i"}],
+            "more": 2,
+            "thumbs_against_reviewers": 11,
+        },
     }
 
 

@@ -56,22 +56,22 @@ MARKDOWN, PAGE = pages()
         (
             {"target": 0.85, "changed": {"metrics.holdout.at_threshold.precision": 0.8723}},
             "passed",
-            "Guarantee kept on the hold-out: 87.2 % of the shown answers are right, at least 85 % was guaranteed",
+            "Guarantee kept on the hold-out: 87.2 % of the shown answers are correct, at least 85 % was guaranteed",
         ),
         (
             {"target": 0.85, "changed": BROKEN},
             "failed",
-            "Guarantee not kept on the hold-out: 78.5 % of the shown answers are right, at least 85 % was guaranteed",
+            "Guarantee not kept on the hold-out: 78.5 % of the shown answers are correct, at least 85 % was guaranteed",
         ),
         (
             {"target": 0.85, "changed": {"metrics.holdout.at_threshold.precision": 0.84996}},
             "failed",
-            "Guarantee not kept on the hold-out: 84.996 % of the shown answers are right, at least 85 % was guaranteed",
+            "Guarantee not kept on the hold-out: 84.996 % of the shown answers are correct, at least 85 % was guaranteed",
         ),
         (
             {"target": 0.85, "guaranteed": False, "changed": BROKEN},
             "warned",
-            "No guarantee can be made: on the hold-out 78.5 % of the shown answers are right, at least 85 % was asked for",
+            "No guarantee can be made: on the hold-out 78.5 % of the shown answers are correct, at least 85 % was asked for",
         ),
         (
             {"target": 0.85, "guaranteed": False, "changed": NOTHING},
@@ -81,12 +81,12 @@ MARKDOWN, PAGE = pages()
         (
             {"target": 0.85, "changed": NOTHING},
             "warned",
-            "The guarantee of at least 85 % right cannot be checked: nothing is shown on the hold-out",
+            "The guarantee of at least 85 % correct cannot be checked: nothing is shown on the hold-out",
         ),
         (
             {"target": 0.85, "changed": FEW},
             "warned",
-            "The guarantee of at least 85 % right cannot be checked: the hold-out has 1 shown answer where 20 are needed",
+            "The guarantee of at least 85 % correct cannot be checked: the hold-out has 1 shown answer where 20 are needed",
         ),
         (
             {"target": 0.85, "guaranteed": False, "changed": FEW | {"metrics.holdout.at_threshold.shown": 31}},
@@ -100,22 +100,22 @@ MARKDOWN, PAGE = pages()
                 "changed": {"metrics.holdout.rows": 9, "metrics.holdout.effective_sample_size": 9.0},
             },
             "warned",
-            "The guarantee of at most 10 % shown and wrong cannot be checked: the hold-out has 9 answers where 20 are needed",
+            "The guarantee of at most 10 % shown and incorrect cannot be checked: the hold-out has 9 answers where 20 are needed",
         ),
         (
             {"metric": "error_rate", "target": 0.11, "changed": BROKEN},
             "passed",
-            "Guarantee kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 11 % was guaranteed",
+            "Guarantee kept on the hold-out: 10.8 % of all answers are shown and incorrect, at most 11 % was guaranteed",
         ),
         (
             {"metric": "error_rate", "target": 0.1, "changed": BROKEN},
             "failed",
-            "Guarantee not kept on the hold-out: 10.8 % of all answers are shown and wrong, at most 10 % was guaranteed",
+            "Guarantee not kept on the hold-out: 10.8 % of all answers are shown and incorrect, at most 10 % was guaranteed",
         ),
         (
             {"metric": "error_rate", "target": 0.1, "changed": NOTHING},
             "passed",
-            "Guarantee kept on the hold-out: 0.0 % of all answers are shown and wrong, at most 10 % was guaranteed",
+            "Guarantee kept on the hold-out: 0.0 % of all answers are shown and incorrect, at most 10 % was guaranteed",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
     assert "The target is missed by about 6 of the 94 answers shown." in text
     low, high = "metrics.holdout.at_threshold.precision_low", "metrics.holdout.at_threshold.precision_high"
     by_chance = first_lines(markdown_of(target=0.85, changed=changed | {low: 0.7, high: 0.86}))
-    assert "the interval holds it: it may be chance." in by_chance
+    assert "the interval holds it: this may be chance." in by_chance
     assert "measured on the hold-out, 95 % interval 70.0 % to 86.0 %" in by_chance
     not_by_chance = first_lines(markdown_of(target=0.85, changed=changed | {low: 0.7, high: 0.84}))
     assert "the interval does not hold it: chance alone would hardly do that." in not_by_chance
@@ -146,10 +146,10 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for part in (
-        "at least 80 % of the shown answers are right, with a confidence of 90 %",
+        "at least 80 % of the shown answers are correct, with a confidence of 90 %",
         "206 reviewed answers of the validation split, effective sample size 180, where 43.2 % of the answers are shown, "
-        "91.1 % of them right (p = 0.068)",
-        "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them right), which guarantees "
+        "91.1 % of them correct (p = 0.068)",
+        "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them correct), which guarantees "
         "nothing: on the hold-out ",
         "linear at layer 16 (residual) of smollm2-135m-instruct",
         "the best of 3 probes on training answers they had not seen (AUROC 0.791)",
@@ -171,14 +171,14 @@ def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None
     text = first_lines(markdown)
     assert "It cannot be guaranteed: no threshold reaches precision 0.9 at confidence 0.9 with 206 reviewed" in text
     assert "| 4,812 | reviews needed for the guarantee (206 are there) |" in text
-    assert "| ≥ 90 % | of the shown answers right (aimed at, not guaranteed) |" in text
+    assert "| ≥ 90 % | of the shown answers correct (aimed at, not guaranteed) |" in text
     assert "**Threshold served instead:** the heuristic one, 0.500, just good enough on validation" in text
     assert "**Guaranteed:**" not in text
     assert [row[0] for row in Page(page).tables[1][1:]] == [
         "everything shown",
         "served: heuristic, without a guarantee",
     ]
-    assert "none (right, of the shown, at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
+    assert "none (precision of at least 90 %, confidence 90 %: asked for)" in section(markdown, "Model card")
     hopeless = first_lines(markdown_of(guaranteed=False, changed={"evaluation.threshold.reviews_needed": None}))
     assert "reviews needed" not in hopeless
 
@@ -240,7 +240,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     )
     brier = f"{probe['brier']:.3f} ({probe['brier_low']:.3f} to {probe['brier_high']:.3f})"
     assert next(row for row in every if row[0] == "probe")[2] == brier
-    told = section(MARKDOWN, "Which signal tells right from wrong best")
+    told = section(MARKDOWN, "Ranking of the scorers")
     assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
     assert "whose first word is neither yes nor no: 321 of 1,200;" in told
     assert "for which neither Yes nor No was probable, which count as 0.5: yes_score 12." in told
@@ -249,7 +249,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
 
 
 def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
-    table = next(table for table in Page(PAGE).tables if table[0][:3] == ["scorer", "threshold", "right of the shown"])
+    table = next(table for table in Page(PAGE).tables if table[0][:3] == ["scorer", "threshold", "precision"])
     rows = {row[0]: row[1:] for row in table[1:]}
     assert set(rows) == {"probe", "fusion", "verbalised"} and rows["probe"][0] == f"{HEURISTIC:.3f}"
     fusion = evaluated().evaluation["at_own_threshold"]["fusion"]
@@ -261,7 +261,7 @@ def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
 
 
 def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturbed() -> None:
-    title = "Correctness, estimated from what perturbing the context does"
+    title = "Correctness estimated from perturbed contexts"
     table = next(table for table in Page(PAGE).tables if table[0][:2] == ["regressor", "t"])
     assert table[1] == ["linear_cosine", "no t could be tuned"]
     assert table[2][:4] == ["random_forest_verdict", "0.55", "240", "60.0 %"]
@@ -270,9 +270,7 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
     assert "1 answer of 800 without any context: nothing could be perturbed" in told
     assert "23 answers of 800 with fewer tokens than were to be replaced: all were" in told
     assert "cannot be read" not in told, "there was none that was too long"
-    assert (
-        "2 features cannot tell answers apart and were dropped: 1 say the same of every training answer, 1 say" in told
-    )
+    assert "2 features do not vary in training and were dropped: 1 are constant, 1 are missing" in told
     assert "linear_cosine: no candidate for t leaves both classes" in told
     none = {"evaluation.regressors.regressors": {}}
     assert title not in evaluation_markdown(evaluated(changed=none))
@@ -281,9 +279,9 @@ def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturb
 def test_the_leaderboard_is_told_in_words() -> None:
     better = {"auroc": 0.99, "auroc_difference_low": 0.01, "auroc_difference_high": 0.09}
     changed = {f"metrics.holdout.scorers.fusion.{key}": value for key, value in better.items()}
-    told = section(markdown_of(changed=changed), "Which signal tells right from wrong best").strip()
+    told = section(markdown_of(changed=changed), "Ranking of the scorers").strip()
     assert told.startswith("Best on the hold-out: **fusion, AUROC 0.990**; the served probe has 0.881. Clearly better")
-    assert "(the whole interval of the difference): fusion. Clearly worse: 14 of 16; 1 cannot be told" in told
+    assert "(the whole interval of the difference): fusion. Clearly worse: 14 of 16; 1 do not differ" in told
     none = {"metrics.holdout.scorers": {name: {**row, "auroc": None} for name, row in evaluated().scorers.items()}}
     assert "AUROC is not defined on this hold-out" in markdown_of(changed=none)
 
@@ -297,7 +295,7 @@ def test_the_leaderboard_for_elsewhere_is_the_same_tables() -> None:
 
 
 def test_marked_thresholds_stand_out_and_no_others() -> None:
-    lines = section(MARKDOWN, "What a threshold shows, and what it withholds").splitlines()
+    lines = section(MARKDOWN, "Thresholds: coverage and precision").splitlines()
     table = [line for line in lines if re.match(r"\| (\*\*)?0\.\d{3}", line)]
     assert [line.split("|")[1].strip() for line in table if "**" in line] == [
         f"**{HEURISTIC:.3f}**",
@@ -317,42 +315,38 @@ def test_without_ideal_answers_there_is_no_rouge() -> None:
     bare = given.tables["threshold"].assign(rouge_shown=float("nan"), rouge_withheld=float("nan"))
     tables = {**given.tables, "threshold": bare}
     markdown = evaluation_markdown(Evaluated(given.params, given.metrics, given.evaluation, given.dataset, tables))
-    assert "ROUGE" not in section(markdown, "What a threshold shows, and what it withholds")
+    assert "ROUGE" not in section(markdown, "Thresholds: coverage and precision")
 
 
 def test_listening_elsewhere_is_compared_and_out_of_reach_says_why() -> None:
-    text = section(MARKDOWN, "What listening elsewhere would give")
-    assert (
-        "Best out of fold: layer 24, mlp with 0.810; the served probe listens at layer 16, residual with 0.790." in text
-    )
+    text = section(MARKDOWN, "Other layers, sites and numbers of chunks")
+    assert "Best out of fold: layer 24, mlp with 0.810; the served probe reads layer 16, residual with 0.790." in text
     assert "On the hold-out that place has 0.776, within the interval of the served one (0.710 to 0.860)." in text
     assert "| **16 (served)** | **residual** | **all** | **0.790** |" in text
     assert "no threshold reaches precision 0.85 on 197 reviewed answers" in text
-    assert "What listening elsewhere would give" not in markdown_of(changed={"evaluation.ablations": []})
+    assert "Other layers, sites and numbers of chunks" not in markdown_of(changed={"evaluation.ablations": []})
     best = markdown_of(changed={"evaluation.ablations.0.out_of_fold": 0.9})
-    assert "Best out of fold: layer 16, residual with 0.900, where the served probe listens." in best
+    assert "Best out of fold: layer 16, residual with 0.900, the site of the served probe." in best
 
 
 def test_calibration_and_its_intervals_are_told() -> None:
-    text = section(MARKDOWN, "Whether a probability means what it says")
+    text = section(MARKDOWN, "Calibration")
     raw, own, _ = evaluated().evaluation["calibration"]["by_method"]
     assert f"The served probe's is {raw['ece']:.3f} as it is and {own['ece']:.3f} after isotonic calibration" in text
     assert f"| **isotonic** | **{own['ece']:.3f} ({own['ece_low']:.3f} to {own['ece_high']:.3f})** |" in text
-    none = section(
-        markdown_of(changed={"evaluation.calibration.method": "none"}), "Whether a probability means what it says"
-    )
+    none = section(markdown_of(changed={"evaluation.calibration.method": "none"}), "Calibration")
     assert "The confidence is served as it is" in none
 
 
 def test_slices_below_the_target_are_named_lowest_first() -> None:
-    text = section(markdown_of(target=0.95), "Where it is weaker")
+    text = section(markdown_of(target=0.95), "Slices")
     judged = [row for row in evaluated().evaluation["slices"] if row["precision"] is not None]
     below = sorted((row for row in judged if row["precision"] < 0.95), key=lambda row: row["precision"])
     assert 0 < len(below) < len(judged)
-    assert f"right in {len(below)} of them, lowest first: " in text
+    assert f"correct in {len(below)} of them, lowest first: " in text
     places = [text.index(f"({percent(row['precision'])})") for row in below]
     assert places == sorted(places)
-    assert "In all of them at least 50 % of the shown answers are right." in markdown_of(target=0.5)
+    assert "In all of them at least 50 % of the shown answers are correct." in markdown_of(target=0.5)
     assert "fewer than 20 shown answers: precision not judged |" in text
 
 
@@ -367,7 +361,7 @@ def test_a_slice_that_is_not_judged_says_why_in_place_of_its_figures() -> None:
     }
     one_class = {"auroc": None, "note": "one class only"}
     slices = [row | figures, row | few, row | figures | one_class, row | figures | {"precision": None}]
-    text = section(markdown_of(changed={"evaluation.slices": slices}), "Where it is weaker")
+    text = section(markdown_of(changed={"evaluation.slices": slices}), "Slices")
     assert [line for line in text.splitlines() if line.startswith("| product")] == [
         "| product | Gold Card | 61 | 60 | 70.0 % | 0.800 (0.700 to 0.900) | 0.050 | 0.200 | 30 | 90.0 % |",
         "| product | Tin Card | 3 | 3 | 70.0 % | fewer than 20 answers: not judged |  |  |  |  |",
@@ -380,47 +374,47 @@ def test_a_slice_that_is_not_judged_says_why_in_place_of_its_figures() -> None:
 def test_the_audits_are_told_in_words() -> None:
     def audit(**changed: Any) -> str:
         start = "evaluation.audits.context_removed.0."
-        return section(
-            markdown_of(changed={start + key: value for key, value in changed.items()}), "What it listens to"
-        )
+        return section(markdown_of(changed={start + key: value for key, value in changed.items()}), "Audits")
 
     unsure = audit(auroc=0.881, auroc_changed=0.87, auroc_lost_low=-0.01, auroc_lost_high=0.03)
-    assert "what it loses is −0.010 to +0.030: on these answers it is not shown to look at the context" in unsure
-    assert "it is not shown to look" in audit(auroc=0.881, auroc_changed=0.7, auroc_lost_low=None, auroc_lost_high=None)
+    assert "the loss is −0.010 to +0.030: on these answers no use of the context is shown" in unsure
+    assert "no use of the context is shown" in audit(
+        auroc=0.881, auroc_changed=0.7, auroc_lost_low=None, auroc_lost_high=None
+    )
     sure = {"auroc": 0.8, "auroc_lost_low": 0.1}
-    assert "from 0.800 to 0.620: 40 % of its lead over guessing is left" in audit(auroc_changed=0.62, **sure)
-    assert "0 % of its lead over guessing is left" in audit(auroc_changed=0.45, **sure)
-    assert "no better than guessing in the first place" in audit(auroc=0.5, auroc_changed=0.4)
+    assert "from 0.800 to 0.620: 40 % of its advantage over guessing remains" in audit(auroc_changed=0.62, **sure)
+    assert "0 % of its advantage over guessing remains" in audit(auroc_changed=0.45, **sure)
+    assert "no better than guessing with it" in audit(auroc=0.5, auroc_changed=0.4)
     assert "Of the served probe this is not defined" in audit(auroc_changed=None)
     text = audit()
     assert "it loses 0.111 AUROC on average; clearly (the whole interval of the loss) on Gold Card." in text
-    assert "So the probe knows more than how long an answer is." in text
+    assert "So the probe uses more than the length of an answer." in text
     length = {"metrics.holdout.scorers.length_only.auroc_difference_high": 0.01}
-    assert "not shown to know more than how long an answer is: be careful" in markdown_of(changed=length)
+    assert "not shown to use more than the length of an answer: be careful" in markdown_of(changed=length)
     shuffled = {"evaluation.audits.answers_shuffled.0.shown_changed": 0.99}
-    assert "it does not see that they answer another question" in markdown_of(changed=shuffled)
+    assert "it does not detect that they answer another question" in markdown_of(changed=shuffled)
 
 
 def test_examples_show_what_was_caught_missed_and_withheld() -> None:
-    text = section(MARKDOWN, "Answers to look at")
+    text = section(MARKDOWN, "Examples")
     assert [line for line in text.splitlines() if line.startswith("### ")] == [
         "### Errors caught",
         "### Errors missed",
-        "### Right answers withheld",
+        "### Correct answers withheld",
     ]
     found = evaluated().evaluation["examples"]
     assert len(re.findall(r"^\d\. Confidence 0\.\d{3} · ", text, re.MULTILINE)) == sum(map(len, found.values()))
-    assert text.count("**Expert's answer:** ") == sum(
+    assert text.count("**Reviewer's answer:** ") == sum(
         row["ideal_answer"] is not None for of in found.values() for row in of
     )
     nothing = {f"evaluation.examples.{kind}": [] for kind in found}
-    assert section(markdown_of(changed=nothing), "Answers to look at").count("None on the hold-out.") == 3
+    assert section(markdown_of(changed=nothing), "Examples").count("None on the hold-out.") == 3
 
 
 def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     model, data = section(MARKDOWN, "Model card"), section(MARKDOWN, "Data card")
     for part in (
-        "| listens to | layer 16, residual, answer and EOS tokens |",
+        "| reads | layer 16, residual, answer and EOS tokens |",
         "| prompt layout | rag-chatml-v1 |",
         "| probe | linear: logistic regression on the mean and the last state |",
         "| trained on | 1,234 answers of 56 groups |",
@@ -431,10 +425,10 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     for part in (
         "| train | 1,234 | 56 | 60.0 % | 78 |",
         "| newest | 0 | 0 | not defined | 0 |",
-        "Labels: 9 sme, 8 thumb and 0 tied thumbs.",
+        "Labels: 9 reviewed, 8 thumb and 0 tied thumbs.",
         "Weights of thumbs: estimated, agreement (40 answers have both).",
         "| up | 31 | 7 | 81.5 % (70.0 % to 90.0 %) |",
-        "Reviews disagree on 3 answers (rule: latest); thumbs say the opposite of the experts on 11.",
+        "Reviews disagree on 3 answers (rule: latest); thumbs contradict the reviewers on 11.",
         "had a higher chance of being reviewed than others",
         "1 / inclusion probability",
     ):
@@ -443,7 +437,7 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     assert "inclusion probability" not in even
     assert "All of them were equally likely to be reviewed." in even
     fixed = markdown_of(changed={"dataset.thumbs": {"weights": "fixed", "why": "2 answers have both"}})
-    assert "experts agree" not in fixed
+    assert "reviewers agree" not in fixed
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm_no_huber", "attention", "pca"])
@@ -685,11 +679,11 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     guaranteed = f"at the guaranteed threshold {GUARANTEED:.3f}, {percent(at['coverage'])} of the answers are shown"
     assert guaranteed in str(shows["threshold.svg"])
     wrong = at["coverage"] * (1 - at["precision"]) / (1 - given.holdout["base_rate"])
-    assert f"{percent(at['recall'])} of the right answers and {percent(wrong)} of the wrong" in str(
+    assert f"{percent(at['recall'])} of the correct answers and {percent(wrong)} of the incorrect" in str(
         shows["confidence.svg"]
     )
-    assert "raw, where 5 % are said to be right, 20 % are (10 answers)" not in str(shows["reliability.svg"])
-    assert "calibrated, where 95 % are said to be right, 68 % are (46 answers)" in str(shows["reliability.svg"])
+    assert "raw, where 5 % are said to be correct, 20 % are (10 answers)" not in str(shows["reliability.svg"])
+    assert "calibrated, where 95 % are said to be correct, 68 % are (46 answers)" in str(shows["reliability.svg"])
 
 
 def test_where_no_file_lies_beside_it_plots_can_be_told_in_words() -> None:
@@ -737,5 +731,5 @@ def test_a_figure_beside_its_target_has_the_digits_it_takes(value: float, target
 def test_a_fusion_that_hears_nobody_is_told() -> None:
     fusion = {"strength": 1e-4, "coefficients": {"a": 0.0}, "missing": {"a": 0.0}}
     deaf = markdown_of(changed={"evaluation.fusion": fusion})
-    assert "Fusion hears nobody: no score tells right training answers from wrong ones." in deaf
-    assert "hears nobody" not in MARKDOWN
+    assert "The fusion uses no score: none separates correct training answers from incorrect ones." in deaf
+    assert "uses no score" not in MARKDOWN

@@ -73,7 +73,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("name", CURVES)
 def test_a_plot_shows_its_table(name: str) -> None:
     table = TABLES[name]
-    columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "right"}
+    columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "correct"}
     column = columns.get(name, "accuracy")
     assert draw(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
 
@@ -81,13 +81,13 @@ def test_a_plot_shows_its_table(name: str) -> None:
 def test_both_thresholds_and_the_target_are_named() -> None:
     told = words(drawn("threshold"))
     assert {f"guaranteed: {GUARANTEED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
-    assert {"right, of the shown", "shown, of all"} <= set(told)
+    assert {"precision", "coverage"} <= set(told)
     without = words(draw("threshold", evaluated(guaranteed=False).tables["threshold"]))
     assert f"heuristic: {HEURISTIC:.3f}" in without
     assert not any(text.startswith("guaranteed") for text in without)
     rate = words(draw("threshold", evaluated(metric="error_rate", target=0.05).tables["threshold"]))
-    assert {"shown and wrong, of all", "aimed at: 5 %"} <= set(rate)
-    assert "right, of the shown" not in rate
+    assert {"shown and incorrect, of all", "aimed at: 5 %"} <= set(rate)
+    assert "precision" not in rate
 
 
 def test_lines_are_named_and_differ_by_more_than_their_colour() -> None:
@@ -151,7 +151,7 @@ def test_a_hold_out_of_one_class_is_drawn() -> None:
     board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
     assert words(draw("leaderboard", board)).count("not defined") == len(board)
     empty = TABLES["confidence"].assign(right=0.0, wrong=0.0)
-    assert "right (up)" in words(draw("confidence", empty))
+    assert "correct (up)" in words(draw("confidence", empty))
 
 
 def test_the_curves_of_a_large_hold_out_stay_small() -> None:

@@ -95,7 +95,7 @@ def test_it_fits_its_window(browser: Browser, folder: Path, width: int, scheme: 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.scrollWidth") <= width
     outside = """width => [...document.querySelectorAll("main *")].filter(one =>
-        !one.closest(".scroll") && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
+        !one.closest(".scroll") && one.getBoundingClientRect().correct > width + 1).map(one => one.outerHTML.slice(0, 99))"""
     assert page.evaluate(outside, width) == []
     scrolling = page.evaluate(
         "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth).length"
@@ -110,14 +110,14 @@ def test_the_verdict_and_its_figures_are_seen_without_scrolling(browser: Browser
         "kept": "Guarantee kept on the hold-out",
         "missed": "Guarantee not kept on the hold-out",
         "unguaranteed": "No guarantee can be made",
-        "error rate": "of all answers are shown and wrong",
+        "error rate": "of all answers are shown and incorrect",
     }.items():
         page = opened(browser, folder / f"{name}.html").page
         verdict = page.get_by_role("heading", level=2, name=says)
         expect(verdict).to_be_in_viewport(ratio=1)
         expect(page.get_by_label("Key figures").get_by_text("AUROC of the served probe")).to_be_in_viewport(ratio=1)
     expect(page.get_by_role("heading", level=1)).to_have_text("Confidence probe: evaluation")
-    for title in ("What a threshold shows, and what it withholds", "Model card", "Data card", "Where it is weaker"):
+    for title in ("Thresholds: coverage and precision", "Model card", "Data card", "Slices"):
         expect(page.get_by_role("heading", level=2, name=title, exact=True)).to_be_visible()
 
 
@@ -172,10 +172,10 @@ def test_labels_lie_inside_the_plot_and_apart(browser: Browser, folder: Path) ->
     page = opened(browser, folder / "leaderboard.svg").page
     boxes = page.evaluate(
         """[...document.querySelectorAll("text")].map(one => {
-            const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]})"""
+            const box = one.getBoundingClientRect(); return [box.left, box.top, box.correct, box.bottom]})"""
     )
     frame = page.evaluate(
-        "(box => [box.left, box.top, box.right, box.bottom])(document.rootElement.getBoundingClientRect())"
+        "(box => [box.left, box.top, box.correct, box.bottom])(document.rootElement.getBoundingClientRect())"
     )
     for left, top, right, bottom in boxes:
         assert left >= frame[0] - 1

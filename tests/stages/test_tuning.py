@@ -173,7 +173,7 @@ def test_thumbs_may_say_which_threshold_to_try_first(bank: Params) -> None:
     assert threshold["guaranteed"] and threshold["precision"] >= bank.threshold.target
 
 
-def test_the_file_that_serves_says_what_it_listens_to_and_guarantees(bank: Params) -> None:
+def test_the_file_that_serves_names_its_site_and_guarantee(bank: Params) -> None:
     served, threshold = OnnxProbe(paths.ONNX), artifacts.read_json(paths.THRESHOLD)
     guarantee = {name: threshold[name] for name in ("guaranteed", "metric", "target", "confidence", "message")}
     assert json.loads(served.metadata.pop("guarantee")) == guarantee and guarantee["guaranteed"] is True

@@ -145,7 +145,7 @@ def test_curves_are_weighted(bank: Params) -> None:
     area = np.trapezoid(roc["true_positive_rate"], roc["false_positive_rate"])
     assert area == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
     bars = pd.read_csv(paths.PLOTS / "confidence.csv")
-    assert bars["right"].sum() == pytest.approx(base_rate) and bars["wrong"].sum() == pytest.approx(1 - base_rate)
+    assert bars["correct"].sum() == pytest.approx(base_rate) and bars["incorrect"].sum() == pytest.approx(1 - base_rate)
 
 
 def test_equal_chances_give_the_figures_of_none(bank: Params) -> None:

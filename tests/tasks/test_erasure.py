@@ -262,7 +262,7 @@ def test_a_hold_out_without_erased_answers_is_the_same(workspace: Plain, candida
         assert any("same hold-out" in reason for reason in failure)
     file.write_text(ErasedUsers(interactions=erased).canonical())
     assert candidates.promote(again=True).version == "v1.1.0"
-    assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["says"]
+    assert "2 of its answers" in checks(approval(workspace, "v1.1.0"))["same hold-out"]["message"]
 
 
 def raised(candidates: Candidates) -> str:

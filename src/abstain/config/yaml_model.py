@@ -64,8 +64,8 @@ def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:
         if "tag" not in context:
             return f"{where}: {kind} is missing: one of {', '.join(there)}"
         return f"{where}.{kind}: unknown {kind} '{context['tag']}': {did_you_mean(context['tag'], there)}"
-    says = str(context.get("error", problem["msg"]))
-    return f"{where}: {says}" if where else says
+    message = str(context.get("error", problem["msg"]))
+    return f"{where}: {message}" if where else message
 
 
 def _models(annotation: Any, location: Sequence[str | int]) -> list[type[BaseModel]]:

@@ -65,7 +65,7 @@ class GateCheck:
     passed: bool | None
     value: float
     limit: float
-    says: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class GateDecision:
 
     @property
     def reasons(self) -> list[str]:
-        return [f"{check.name}: {check.says}" for check in self.checks if check.passed is False]
+        return [f"{check.name}: {check.message}" for check in self.checks if check.passed is False]
 
     def to_dict(self) -> dict[str, object]:
         checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
@@ -143,12 +143,12 @@ def decide(
 
 def _same_holdout(same: bool, erased: int) -> GateCheck:
     if same:
-        says = (
+        message = (
             f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
         )
     else:
-        says = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
-    return _check("same hold-out", same, float(same), 1, says)
+        message = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
+    return _check("same hold-out", same, float(same), 1, message)
 
 
 def _against(
@@ -165,7 +165,7 @@ def _against(
 def _accepted(check: GateCheck) -> GateCheck:
     if check.passed is not False:
         return check
-    return replace(check, passed=None, says=f"{check.says}; accepted")
+    return replace(check, passed=None, message=f"{check.message}; accepted")
 
 
 def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
@@ -175,8 +175,8 @@ def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
 def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
     """The champion's own weights with another threshold: `precision` checks whether it keeps its guarantee."""
     before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
-    says = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
-    return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, says)
+    message = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
+    return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, message)
 
 
 def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
@@ -184,8 +184,8 @@ def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateChe
     drawn = window.bootstrap(aurocs, params)
     own, other = drawn["probe"], drawn[rival]
     chance = paired(own, other).chance
-    says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
-    return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, says)
+    message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
+    return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, message)
 
 
 def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
@@ -194,8 +194,10 @@ def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> G
     drawn = window.bootstrap(aurocs, params)
     own, other, margin = drawn["probe"], drawn[champion], params.erasure_margin
     chance = float((paired(own, other).draws > -margin).mean())  # an undefined draw is not above it
-    says = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
-    return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, says)
+    message = (
+        f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
+    )
+    return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, message)
 
 
 def _as_precise(
@@ -208,8 +210,8 @@ def _as_precise(
     name, limit = f"as precise as {champion}", before - params.max_precision_drop
     if n_eff < params.min_slice:
         return GateCheck(name, None, own, limit, f"{champion} shows {n_eff:.0f} answers, too few to compare with")
-    says = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
-    return _check(name, own >= limit, own, limit, says)
+    message = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
+    return _check(name, own >= limit, own, limit, message)
 
 
 def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
@@ -217,11 +219,11 @@ def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurem
     drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
     lift = paired(drawn["shown"], drawn["all"])
     chance = lift.chance
-    says = (
+    message = (
         f"shown answers are correct {lift.value:+.3f} more often than all "
         f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
     )
-    return _check("better than base rate", chance >= params.confidence, chance, params.confidence, says)
+    return _check("better than base rate", chance >= params.confidence, chance, params.confidence, message)
 
 
 def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
@@ -241,8 +243,8 @@ def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params
     precision, n_eff = window.precision(shown)
     floor = measured.target_precision - params.max_precision_drop
     count = _counted(int(shown.sum()), n_eff)
-    says = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    return _check("precision", n_eff >= params.min_slice and precision >= floor, precision, floor, says)
+    message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
+    return _check("precision", n_eff >= params.min_slice and precision >= floor, precision, floor, message)
 
 
 def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
@@ -262,9 +264,9 @@ def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: G
     for product in sorted(set(window.products)):
         rows = shown & (window.products == product)
         precision, n_eff = window.precision(rows)
-        says = f"precision {precision:.3f} of {_counted(int(rows.sum()), n_eff)} shown answers"
+        message = f"precision {precision:.3f} of {_counted(int(rows.sum()), n_eff)} shown answers"
         passed = bool(precision >= floor) if n_eff >= params.min_slice else None
-        checks.append(GateCheck(f"slice {product}", passed, precision, floor, says))
+        checks.append(GateCheck(f"slice {product}", passed, precision, floor, message))
     return checks
 
 
@@ -282,5 +284,5 @@ def _at_most(name: str, value: float, limit: float, what: str) -> GateCheck:
     return _check(name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
 
 
-def _check(name: str, passed: bool, value: float, limit: float, says: str) -> GateCheck:
-    return GateCheck(name, bool(passed), float(value), float(limit), says)
+def _check(name: str, passed: bool, value: float, limit: float, message: str) -> GateCheck:
+    return GateCheck(name, bool(passed), float(value), float(limit), message)

@@ -1,4 +1,4 @@
-"""Figures as text. What is not defined for the rows at hand (null in JSON, nan in a table) says so, never a number."""
+"""Figures as text. What is not defined for these rows (null in JSON, nan in a table) says so, never a number."""
 
 from __future__ import annotations
 

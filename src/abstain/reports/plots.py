@@ -4,7 +4,7 @@ Notes:
 
 * One file each, for the page, for Markdown and for the Prefect UI: text stays text, and what asks for a dark page gets
   dark colours, by a style inside the file. Without such a style they are light, on a ground of their own.
-* Nobody has to tell two colours apart, though these (after Okabe and Ito) can be told whatever one's colour vision:
+* No reader has to distinguish two colours, though these (after Okabe and Ito) can be, whatever one's colour vision:
   lines differ in their dashes, too. Legends lie below what is drawn, never on it.
 * The same table is the same bytes: no date, no random names of clips.
 """
@@ -73,13 +73,13 @@ def draw(name: str, table: pd.DataFrame) -> bytes:
 def _threshold(axes: Axes, table: pd.DataFrame) -> None:
     metric, target = table["metric"].iloc[0], float(table["target"].iloc[0])
     if metric == "precision":
-        axes.plot(
-            table["threshold"], table["precision"], "o-", color=LIGHT["blue"], markersize=4, label="right, of the shown"
-        )
+        axes.plot(table["threshold"], table["precision"], "o-", color=LIGHT["blue"], markersize=4, label="precision")
     else:
         wrong = table["coverage"] * (1 - table["precision"].fillna(1.0))
-        axes.plot(table["threshold"], wrong, "o-", color=LIGHT["blue"], markersize=4, label="shown and wrong, of all")
-    axes.plot(table["threshold"], table["coverage"], "s--", color=LIGHT["orange"], markersize=4, label="shown, of all")
+        axes.plot(
+            table["threshold"], wrong, "o-", color=LIGHT["blue"], markersize=4, label="shown and incorrect, of all"
+        )
+    axes.plot(table["threshold"], table["coverage"], "s--", color=LIGHT["orange"], markersize=4, label="coverage")
     axes.axhline(target, color=LIGHT["green"], linewidth=1.4, linestyle=":", label=f"aimed at: {100 * target:g} %")
     for mark, dashes in (("guaranteed", "-"), ("heuristic", (0, (5, 3)))):
         for at in table.loc[table["mark"] == mark, "threshold"]:
@@ -100,7 +100,7 @@ def _roc(axes: Axes, table: pd.DataFrame) -> None:
             linestyle=dashes,
             label=label,
         )
-    axes.set(xlabel="wrong answers shown", ylabel="right answers shown", xlim=(0, 1), ylim=(0, 1.01))
+    axes.set(xlabel="incorrect answers shown", ylabel="recall", xlim=(0, 1), ylim=(0, 1.01))
     shares(axes, x=True, y=True)
     legend(axes)
 
@@ -108,7 +108,7 @@ def _roc(axes: Axes, table: pd.DataFrame) -> None:
 def _risk_coverage(axes: Axes, table: pd.DataFrame) -> None:
     for (name, curve), (colour, dashes) in zip(table.groupby("scorer", sort=False), LINES, strict=False):
         axes.plot(curve["coverage"], curve["risk"], color=LIGHT[colour], linestyle=dashes, label=short_name(str(name)))
-    axes.set(xlabel="answers shown", ylabel="wrong, of the shown", xlim=(0, 1), ylim=(0, None))
+    axes.set(xlabel="coverage", ylabel="risk", xlim=(0, 1), ylim=(0, None))
     shares(axes, x=True, y=True)
     legend(axes)
 
@@ -130,7 +130,7 @@ def _reliability(axes: Axes, table: pd.DataFrame) -> None:
             clip_on=False,
             label=kind,
         )
-    axes.set(xlabel="confidence", ylabel="right", xlim=(0, 1), ylim=(-0.04, 1.04))
+    axes.set(xlabel="confidence", ylabel="share correct", xlim=(0, 1), ylim=(-0.04, 1.04))
     shares(axes, y=True)
     legend(axes, size=35)
 
@@ -147,7 +147,7 @@ def _reliability_by_product(axes: Axes, table: pd.DataFrame) -> None:
             markersize=4,
             label=short_name(str(name)),
         )
-    axes.set(xlabel="calibrated probability", ylabel="right", xlim=(0, 1), ylim=(-0.04, 1.04))
+    axes.set(xlabel="calibrated probability", ylabel="share correct", xlim=(0, 1), ylim=(-0.04, 1.04))
     shares(axes, y=True)
     legend(axes)
 
@@ -155,12 +155,12 @@ def _reliability_by_product(axes: Axes, table: pd.DataFrame) -> None:
 def _confidence(axes: Axes, table: pd.DataFrame) -> None:
     width = (table["bin_high"] - table["bin_low"]) * 0.86
     middle = (table["bin_low"] + table["bin_high"]) / 2
-    axes.bar(middle, table["right"], width, color=LIGHT["blue"], label="right (up)")
-    axes.bar(middle, -table["wrong"], width, color=LIGHT["orange"], label="wrong (down)")
+    axes.bar(middle, table["correct"], width, color=LIGHT["blue"], label="correct (up)")
+    axes.bar(middle, -table["incorrect"], width, color=LIGHT["orange"], label="incorrect (down)")
     axes.axhline(0, color=LIGHT["soft"], linewidth=1)
     at = float(table["threshold"].iloc[0])
     axes.axvline(at, color=LIGHT["text"], linewidth=1.2, label=f"threshold: {at:.3f}")
-    highest = 1.08 * max(float(table[["right", "wrong"]].to_numpy().max()), 1e-9)
+    highest = 1.08 * max(float(table[["correct", "incorrect"]].to_numpy().max()), 1e-9)
     axes.set(xlabel="confidence", ylabel="of all answers", xlim=(0, 1), ylim=(-highest, highest))
     axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * abs(value):.3g} %")

@@ -60,13 +60,13 @@ def score_backlog(
     scores = predictor.probe.confidence(cached_states())  # which fills `order`
     by_key = dict(zip(order, map(float, scores), strict=True))
     known = {name: by_key[key] for name, key in keys.items() if key in by_key and name not in apart}
-    lacking = [name for name in keys if name not in known]
-    chosen = set(nsmallest(at_most, lacking, key=rank))
+    uncached = [name for name in keys if name not in known]
+    chosen = set(nsmallest(at_most, uncached, key=rank))
     asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
     predictor.source.compute_missing(asked, progress)
     read = {asked[at].interaction_id: row.float() for at, row in predictor.source.read(asked)}
     found = dict(zip(read, map(float, predictor.probe.confidence(read.values())), strict=True))
-    return BatchScores(known | found, len(known), len(found), len(lacking) - len(found))
+    return BatchScores(known | found, len(known), len(found), len(uncached) - len(found))
 
 
 def _keys(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:

@@ -52,8 +52,10 @@ def answer(
     assert isinstance(source.ask, HiddenStates)  # the input of a probe
     asked = replace(ask, samples=1, states=source.ask)
     prepared = [source.prepare_question(question, asked) for question in questions]
-    lacking = set() if no_context else {at for at, one in enumerate(questions) if predictor.lacks_context(one)}
-    requests = {str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in lacking}
+    without_context = set() if no_context else {at for at, one in enumerate(questions) if predictor.lacks_context(one)}
+    requests = {
+        str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in without_context
+    }
     found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
     states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
@@ -67,7 +69,7 @@ def answer(
     results: list[GeneratedAnswer] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
         key = question.interaction_id
-        if at in lacking:
+        if at in without_context:
             results.append(GeneratedAnswer("", predictor.unavailable(question)))
         elif isinstance(p, UnreadableRow):
             results.append(GeneratedAnswer("", predictor.refuse(key, p.reason)))

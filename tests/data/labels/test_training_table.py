@@ -82,10 +82,10 @@ def test_the_table_has_its_columns_and_the_right_types() -> None:
     assert frame["weight"].gt(0).all()
     assert frame.loc[frame["source"] == "thumb", "weight"].le(FEW.max_thumb_weight).all()
     assert all(frame[name].dtype == "boolean" for name in ("complete", "judged_correct", "truthful"))
-    by_expert = frame["source"] == "sme"
-    assert (frame["complete"].notna() == by_expert).all()
+    by_reviewer = frame["source"] == "sme"
+    assert (frame["complete"].notna() == by_reviewer).all()
     assert (
-        frame.loc[by_expert, "correct"] == (frame["complete"] & frame["judged_correct"])[by_expert].astype(int)
+        frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["judged_correct"])[by_reviewer].astype(int)
     ).all()
     assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
     assert json.loads(json.dumps(summary)) == summary
@@ -96,10 +96,10 @@ def test_the_counts_add_up() -> None:
     tables = crowd()
     frame, summary = table(tables)
     labels = summary["labels"]
-    assert labels["sme"] + labels["thumb"] == len(frame)
-    assert labels["sme"] + labels["thumb"] + labels["unlabelled"] + labels["excluded"] == len(tables[0])
+    assert labels["reviewed"] + labels["thumb"] == len(frame)
+    assert labels["reviewed"] + labels["thumb"] + labels["unlabelled"] + labels["excluded"] == len(tables[0])
     assert labels["tied_thumbs"] > 0 and labels["conflicting_reviews"] == frame["reviews_disagree"].sum() > 0
-    assert labels["right"] == frame["correct"].sum()
+    assert labels["correct"] == frame["correct"].sum()
     assert [card["answers"] for card in summary["splits"]] == [
         (frame["split"] == name).sum() for name in ("train", "validation", "holdout", "newest")
     ]
@@ -231,9 +231,9 @@ def _validates(seed: int, group: str) -> bool:
     return uniform(seed, group) < BY_TIME.validation
 
 
-def test_thumbs_against_experts_are_marked_and_counted() -> None:
+def test_thumbs_against_reviewers_are_marked_and_counted() -> None:
     frame, summary = table(crowd())
-    assert summary["conflicts"]["thumbs_against_experts"] == frame["thumbs_disagree"].sum() > 0
+    assert summary["conflicts"]["thumbs_against_reviewers"] == frame["thumbs_disagree"].sum() > 0
     assert (frame.loc[frame["thumbs_disagree"], "source"] == "sme").all()
 
 
@@ -263,8 +263,8 @@ def test_without_rows_the_first_split_that_lacks_them_is_named(typed: bool) -> N
 
 def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
     rows, given, judged = crowd()
-    by_expert, _ = table((rows, thumbs([]), judged))
-    assert set(by_expert["source"]) == {"sme"} and not by_expert["thumbs_disagree"].any()
+    by_reviewer, _ = table((rows, thumbs([]), judged))
+    assert set(by_reviewer["source"]) == {"sme"} and not by_reviewer["thumbs_disagree"].any()
     by_thumb, summary = table((rows, given, reviews([])))
     assert set(by_thumb["source"]) == {"thumb"} and by_thumb["complete"].isna().all()
     assert summary["thumbs"]["weights"] == "fixed"
@@ -288,9 +288,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> None:
     frame, summary = training_table(*sample, LABELS, BY_GROUP)
     assert summary["labels"] == {
-        "sme": 875,
+        "reviewed": 875,
         "thumb": 169,
-        "right": 646,
+        "correct": 646,
         "unlabelled": 63,
         "tied_thumbs": 0,
         "thumbs_without_weight": 0,
@@ -313,13 +313,13 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
 
     found = training_table(*sample, LABELS, BY_GROUP)[1]["thumbs"]
     assert found["weights"] == "estimated, agreement"
-    agreed = {row["thumb"]: row["experts_agree"] for row in found["agreement"]}
+    agreed = {row["thumb"]: row["reviewers_agree"] for row in found["agreement"]}
     for share, expected in (
-        (found["right"], right.mean()),
+        (found["correct"], right.mean()),
         (agreed["up"], right[up].mean()),
         (agreed["down"], (~right)[~up].mean()),
-        (found["liked"]["right"], up[right].mean()),
-        (found["liked"]["wrong"], up[~right].mean()),
+        (found["liked"]["correct"], up[right].mean()),
+        (found["liked"]["incorrect"], up[~right].mean()),
     ):
         assert share["low"] <= expected <= share["high"]
         assert share["value"] == pytest.approx(expected, abs=0.04)

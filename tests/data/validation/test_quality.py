@@ -63,7 +63,7 @@ def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
     result = validated(table())
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5}
-    assert result.figures["splits"][0] == {"split": "all", "answers": 160, "right": 80, "reviewed": 160}
+    assert result.figures["splits"][0] == {"split": "all", "answers": 160, "correct": 80, "reviewed": 160}
     assert [row["answers"] for row in result.figures["splits"]] == [160, 40, 40, 40, 40]
 
 
@@ -142,4 +142,4 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning(changes: dict, lin
 def test_a_handful_of_answers_is_shown_and_not_judged() -> None:
     result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
     assert result.success and result.warnings == ()
-    assert result.figures["splits"][3] == {"split": "holdout", "answers": 4, "right": 4, "reviewed": 0}
+    assert result.figures["splits"][3] == {"split": "holdout", "answers": 4, "correct": 4, "reviewed": 0}

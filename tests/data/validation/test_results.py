@@ -16,7 +16,7 @@ def found(suite: str, column: str, failing: list[str], severity: str = "error") 
         success=not failing,
         unexpected=len(failing),
         sample=keys[:SAMPLE],
-        told=tuple(f"{key}: empty" for key in keys[:SAMPLE]),
+        messages=tuple(f"{key}: empty" for key in keys[:SAMPLE]),
         note=f"{column}: this field is empty",
     )
 
@@ -45,7 +45,7 @@ def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) 
     assert sum(c.unexpected for c in merged.checks) == sum(c.unexpected for one in results for c in one.checks)
     assert merged.success == all(one.success for one in results)
     assert merged.failing == sum(one.failing for one in results)
-    assert all(len(check.sample) <= SAMPLE and len(check.told) <= SAMPLE for check in merged.checks)
+    assert all(len(check.sample) <= SAMPLE and len(check.messages) <= SAMPLE for check in merged.checks)
     assert ValidationResult.merge([merged]) == merged
 
 

@@ -47,7 +47,7 @@ def test_no_score_is_heard_as_its_opposite() -> None:
     assert fusion.score(upside_down) == pytest.approx(without.score(scores), abs=1e-6)
 
 
-def test_how_far_it_listens_is_chosen_by_groups_that_it_was_not_fitted_to() -> None:
+def test_its_regularisation_is_chosen_by_groups_that_it_was_not_fitted_to() -> None:
     """Scores that know each group's verdict by heart, and nothing of other groups."""
     generator = np.random.default_rng(3)
     groups = np.repeat(np.arange(30), 10)

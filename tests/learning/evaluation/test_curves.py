@@ -29,10 +29,10 @@ def test_an_answer_without_a_score_is_shown_last() -> None:
 
 def test_the_histogram_holds_everything_once() -> None:
     table = curves.histogram(CORRECT, SCORES["a"].to_numpy(), WEIGHT)
-    assert table[["right", "wrong"]].to_numpy().sum() == pytest.approx(1)
-    assert table["right"].sum() == pytest.approx(WEIGHT[CORRECT == 1].sum() / WEIGHT.sum())
+    assert table[["correct", "incorrect"]].to_numpy().sum() == pytest.approx(1)
+    assert table["correct"].sum() == pytest.approx(WEIGHT[CORRECT == 1].sum() / WEIGHT.sum())
     ends = curves.histogram(np.array([1, 0]), np.array([1.0, 0.0]), np.ones(2))
-    assert ends["right"].iloc[-1] == ends["wrong"].iloc[0] == 0.5
+    assert ends["correct"].iloc[-1] == ends["incorrect"].iloc[0] == 0.5
 
 
 def test_reliability_of_the_largest_slices_that_have_enough_answers() -> None:

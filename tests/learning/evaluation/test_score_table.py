@@ -61,7 +61,7 @@ def test_the_served_probe_stands_there_once_with_the_confidences_of_its_file(sco
     assert (table["base_rate"] == 0.6).all()
 
 
-def test_the_fusion_listens_to_the_probes_that_it_was_fitted_with(scorers: ScoreTable) -> None:
+def test_the_fusion_uses_the_probes_that_it_was_fitted_with(scorers: ScoreTable) -> None:
     """To the zoo's own, not to the file: it learnt from out-of-fold confidences of that architecture."""
     states, signals = made_up(7)
     linear, lstm = (predict_confidence(scorers.zoo[name], states).numpy().astype(float) for name in ZOO_NAMES)

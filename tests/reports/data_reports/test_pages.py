@@ -27,9 +27,9 @@ DRIFT = {
     "previous": {name: {"32": 500, "91": 400} for name in MEASURES} | {"question language": {"en": 900}},
 }
 SPLITS = [
-    {"split": "all", "answers": 40, "right": 30, "reviewed": 10},
-    {"split": "train", "answers": 40, "right": 30, "reviewed": 10},
-    {"split": "holdout", "answers": 0, "right": 0, "reviewed": 0},
+    {"split": "all", "answers": 40, "correct": 30, "reviewed": 10},
+    {"split": "train", "answers": 40, "correct": 30, "reviewed": 10},
+    {"split": "holdout", "answers": 0, "correct": 0, "reviewed": 0},
 ]
 
 
@@ -45,7 +45,7 @@ def check(suite: str, column: str, unexpected: int = 0, severity: str = "error",
         success=not unexpected,
         unexpected=unexpected,
         sample=keys,
-        told=(told,) if told else keys,
+        messages=(told,) if told else keys,
         note=f"{column}: not liked",
     )
 

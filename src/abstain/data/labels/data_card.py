@@ -37,28 +37,28 @@ def data_card(
         known: the estimated reliability of thumbs, or None where there is too little data for one.
     """
     used = answers["split"] != "excluded"
-    by_thumb, by_expert = answers["source"] == "thumb", answers["source"] == "sme"
-    silent = answers[used & ~by_thumb & ~by_expert]
+    by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "sme"
+    silent = answers[used & ~by_thumb & ~by_reviewer]
     conflicts = answers.loc[answers["reviews_disagree"], "interaction_id"]
     weights = answers.loc[by_thumb & (answers["split"] == "train"), "weight"].to_numpy()
     return {
         "labels": {
-            "sme": int(by_expert.sum()),
+            "reviewed": int(by_reviewer.sum()),
             "thumb": int(by_thumb.sum()),
-            "right": int(answers.loc[by_expert | by_thumb, "correct"].sum()),
+            "correct": int(answers.loc[by_reviewer | by_thumb, "correct"].sum()),
             "unlabelled": len(silent),
             "tied_thumbs": int(((silent["thumbs"] > 0) & (silent["balance"] == 0)).sum()),
             "thumbs_without_weight": int((silent["balance"] != 0).sum()),
             "conflicting_reviews": len(conflicts),
             "excluded": int((~used).sum()),
         },
-        "splits": [_split(answers[(by_expert | by_thumb) & (answers["split"] == name)], name) for name in JUDGED],
+        "splits": [_split(answers[(by_reviewer | by_thumb) & (answers["split"] == name)], name) for name in JUDGED],
         "thumbs": _thumbs(votes, weights, pool, known, params),
         "conflicts": {
             "rule": params.conflicts,
             "answers": conflicts.tolist()[:LISTED],
             "more": max(len(conflicts) - LISTED, 0),
-            "thumbs_against_experts": int(answers["thumbs_disagree"].sum()),
+            "thumbs_against_reviewers": int(answers["thumbs_disagree"].sum()),
         },
         "reviewers": reviewer_agreement(last, params),
     }
@@ -69,8 +69,8 @@ def _split(rows: pd.DataFrame, name: str) -> dict[str, Any]:
         "split": name,
         "answers": len(rows),
         "groups": int(rows["group"].nunique()),
-        "right": round(float(rows["correct"].mean()), 3) if len(rows) else None,
-        "by experts": int((rows["source"] == "sme").sum()),
+        "correct": round(float(rows["correct"].mean()), 3) if len(rows) else None,
+        "reviewed": int((rows["source"] == "sme").sum()),
     }
 
 
@@ -83,17 +83,17 @@ def _thumbs(
     return {
         "weights": f"estimated, {params.thumb_model}" if known else "fixed",
         "why": f"{right:g} correct and {wrong:g} incorrect training answers (effective) have thumb and review{enough}",
-        "right": _share(pool.prior),
+        "correct": _share(pool.prior),
         "agreement": [
             {
                 "thumb": name,
-                "right": int(pool.votes[thumb, 1]),
-                "wrong": int(pool.votes[thumb, 0]),
-                "experts_agree": _share(pool.right_of[thumb] if thumb == UP else pool.right_of[thumb].rest()),
+                "correct": int(pool.votes[thumb, 1]),
+                "incorrect": int(pool.votes[thumb, 0]),
+                "reviewers_agree": _share(pool.right_of[thumb] if thumb == UP else pool.right_of[thumb].rest()),
             }
             for name, thumb in (("up", UP), ("down", DOWN))
         ],
-        "liked": {"right": _share(pool.up_of[1]), "wrong": _share(pool.up_of[0])},
+        "liked": {"correct": _share(pool.up_of[1]), "incorrect": _share(pool.up_of[0])},
         "users": {
             "known": int(votes.loc[votes["user"] > 0, "user"].nunique()),
             "anonymous_thumbs": int((votes["user"] == 0).sum()),

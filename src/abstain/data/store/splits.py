@@ -64,14 +64,14 @@ def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.S
     labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "right": pd.Series(right, dtype=bool)})
     found = labelled.value_counts().to_dict()
     for split in NEEDED:
-        rights, wrongs = found.get((split, True), 0), found.get((split, False), 0)
-        if not rights + wrongs:
+        correct_count, incorrect_count = found.get((split, True), 0), found.get((split, False), 0)
+        if not correct_count + incorrect_count:
             raise AbstainError(f"no labelled rows in the split '{split}': {_remedy(split, by)}")
-        if not rights or not wrongs:
-            only, lacking = ("correct", "incorrect") if rights else ("incorrect", "correct")
+        if not correct_count or not incorrect_count:
+            only, absent = ("correct", "incorrect") if correct_count else ("incorrect", "correct")
             raise AbstainError(
-                f"only {only} answers in the split '{split}' ({rights + wrongs} rows): "
-                f"ingest feedback on {lacking} ones, or review more rows of other groups"
+                f"only {only} answers in the split '{split}' ({correct_count + incorrect_count} rows): "
+                f"ingest feedback on {absent} ones, or review more rows of other groups"
             )
 
 

@@ -86,7 +86,7 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
             {
                 "row": f"splits/{name}",
                 "answers": len(part),
-                "right": int(part["correct"].sum()),
+                "correct": int(part["correct"].sum()),
                 "reviewed": len(reviewed),
                 "correct_share": _share(part["correct"], judged),
                 "reviewed_share": _share(part["source"] == "sme", judged and name == "holdout"),
@@ -103,13 +103,13 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
 def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
     low, experts = params.min_class_share, params.min_reviewed_share
 
-    def at_most(column: str, name: str, says: str, severity: Severity = "warning") -> Expectation:
+    def at_most(column: str, name: str, message: str, severity: Severity = "warning") -> Expectation:
         bound = getattr(params, name)
-        return between(column, f"{says}, {percent(bound)} allowed (quality.{name})", severity, max_value=bound)
+        return between(column, f"{message}, {percent(bound)} allowed (quality.{name})", severity, max_value=bound)
 
-    def expected(column: str, name: str, says: str, **bounds: float) -> Expectation:
+    def expected(column: str, name: str, message: str, **bounds: float) -> Expectation:
         wanted = " to ".join(percent(bound) for bound in bounds.values())
-        return between(column, f"{says}, {wanted} expected (quality.{name})", "warning", **bounds)
+        return between(column, f"{message}, {wanted} expected (quality.{name})", "warning", **bounds)
 
     right = "{row}: {percent} of the answers are correct"
     return {
@@ -141,5 +141,5 @@ def _share(flags: pd.Series, judged: bool) -> float:
 def _figures(splits: pd.DataFrame) -> list[dict[str, Any]]:
     """For charts: counts by split."""
     names = splits["row"].str.partition("/")[2]
-    counts = zip(names, splits["answers"], splits["right"], splits["reviewed"], strict=True)
-    return [{"split": name, "answers": int(a), "right": int(b), "reviewed": int(c)} for name, a, b, c in counts]
+    counts = zip(names, splits["answers"], splits["correct"], splits["reviewed"], strict=True)
+    return [{"split": name, "answers": int(a), "correct": int(b), "reviewed": int(c)} for name, a, b, c in counts]

@@ -27,7 +27,7 @@ UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One expectation's outcome. `sample` holds the keys of the first failing rows, `told` their messages.
+    """One expectation's outcome. `sample` holds the keys of the first failing rows, `messages` what is wrong with them.
 
     `note` is the message for a failing row without its value.
     """
@@ -40,7 +40,7 @@ class CheckResult:
     success: bool
     unexpected: int
     sample: tuple[str, ...]
-    told: tuple[str, ...]
+    messages: tuple[str, ...]
     note: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class CheckResult:
             "success": self.success,
             "unexpected": self.unexpected,
             "sample": list(self.sample),
-            "told": list(self.told),
+            "messages": list(self.messages),
             "note": self.note,
         }
 
@@ -112,7 +112,7 @@ class ValidationResult:
             if check.suite in TABLES:
                 lines.append(f"{check.unexpected:,} of {self.rows[check.suite]:,} {check.suite}: {check.note}")
             else:
-                lines += check.told
+                lines += check.messages
         return lines
 
     def first_failure(self) -> str:
@@ -173,7 +173,7 @@ def _joined(one: CheckResult, other: CheckResult) -> CheckResult:
         success=one.success and other.success,
         unexpected=one.unexpected + other.unexpected,
         sample=(*one.sample, *other.sample)[:SAMPLE],
-        told=(*one.told, *other.told)[:SAMPLE],
+        messages=(*one.messages, *other.messages)[:SAMPLE],
     )
 
 

@@ -61,7 +61,7 @@ def run_suites(
     reasons: dict[str, list[str]] = {}
     for name, failures in _evaluate(filled, suites).items():
         for check, failing in zip(suites[name], failures, strict=True):
-            told = [
+            messages = [
                 _tell(check, row, value) for row, value in failing[: SAMPLE if check.severity == "warning" else None]
             ]
             checks.append(
@@ -74,12 +74,12 @@ def run_suites(
                     success=not failing,
                     unexpected=len(failing),
                     sample=tuple(row for row, _ in failing[:SAMPLE]),
-                    told=tuple(told[:SAMPLE]),
+                    messages=tuple(messages[:SAMPLE]),
                     note=check.reason.format(value="…", percent="…", row="…"),
                 )
             )
             if check.severity == "error":
-                for (row, _), reason in zip(failing, told, strict=True):
+                for (row, _), reason in zip(failing, messages, strict=True):
                     reasons.setdefault(row, []).append(reason)
     return ValidationResult(
         rows={name: len(table) for name, table in tables.items()},

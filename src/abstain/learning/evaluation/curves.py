@@ -80,10 +80,10 @@ def reliability_by(
 
 
 def histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
-    """`bin_low`, `bin_high`, and the share of all answers that is `right` and `wrong` in it."""
+    """`bin_low`, `bin_high`, and the share of all answers that is `correct` and `incorrect` in it."""
     edges = np.linspace(0, 1, BINS + 1)
     table = pd.DataFrame({"bin_low": edges[:-1], "bin_high": edges[1:]})
-    for name, label in (("right", 1), ("wrong", 0)):
+    for name, label in (("correct", 1), ("incorrect", 0)):
         of = correct == label
         table[name] = np.histogram(confidence[of], edges, weights=weight[of])[0] / weight.sum()
     return table

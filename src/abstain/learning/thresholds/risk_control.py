@@ -142,15 +142,14 @@ class NoControlledThreshold(_Outcome):
     reviews_needed: int | None
 
     def __str__(self) -> str:
-        says = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._counted()}"
+        message = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._counted()}"
         change = "lower" if self.metric == "precision" else "raise"
         if self.reviews_needed is not None:
-            return (
-                f"{says}; about {self.reviews_needed} would be needed: bring more reviews, or {change} threshold.target"
-            )
+            remedy = f"bring more reviews, or {change} threshold.target"
+            return f"{message}; about {self.reviews_needed} would be needed: {remedy}"
         reached = self.precision if self.metric == "precision" else self.error_rate
         return (
-            f"{says}, and more of them will not help: within reach is {reached:.3f} while showing "
+            f"{message}, and more of them will not help: within reach is {reached:.3f} while showing "
             f"{self.coverage:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
             "or train a better probe"
         )

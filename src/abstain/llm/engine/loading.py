@@ -141,8 +141,8 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     kind = getattr(transformers, AUTO[kind_of(_config(ref))])
     with readable(ref):
         model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
-    if lacking := sorted(info["missing_keys"]):
-        raise AbstainError(f"{ref.name} is no language model: its weights lack {lacking[0]}; choose another")
+    if missing := sorted(info["missing_keys"]):
+        raise AbstainError(f"{ref.name} is no language model: its weights lack {missing[0]}; choose another")
     model = model.to(device).eval().requires_grad_(False)
     with readable(ref):
         return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))

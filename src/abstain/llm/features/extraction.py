@@ -152,8 +152,8 @@ class FeatureSource:
         prepared = [self.prepare(interaction) for interaction in interactions]
         requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
         rows = dict(self._reader.read(list(requests)))
-        if lacking := {key: request for key, request in requests.items() if key not in rows}:
-            rows |= {key: row for key, row in self.engine().run(lacking) if isinstance(row, Tensor)}
+        if uncached := {key: request for key, request in requests.items() if key not in rows}:
+            rows |= {key: row for key, row in self.engine().run(uncached) if isinstance(row, Tensor)}
         return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
 
     def _fit(

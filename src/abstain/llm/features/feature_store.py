@@ -72,11 +72,11 @@ class FeatureStore:
 
     def missing(self, requests: RequestList) -> int:
         """The number of distinct rows of `requests` that would need a forward pass."""
-        return len(self._lacking(requests))
+        return len(self._uncached(requests))
 
     def shards(self, requests: RequestList) -> Iterator[ShardJob]:
         """The missing rows of `requests`, cut into shards."""
-        return self._cut(requests, self._lacking(requests))
+        return self._cut(requests, self._uncached(requests))
 
     def compute_missing(
         self,
@@ -89,12 +89,12 @@ class FeatureStore:
         Shards are written as they are done: after a kill, only unfinished ones are repeated. The base model is not
         loaded where nothing is missing.
         """
-        lacking, cost = self._lacking(requests), JobStats(0, 0, 0)
-        if lacking:
-            progress(0, len(lacking))
-            for done in (runner or LocalRunner(self.settings)).run(self._cut(requests, lacking)):
+        uncached, cost = self._uncached(requests), JobStats(0, 0, 0)
+        if uncached:
+            progress(0, len(uncached))
+            for done in (runner or LocalRunner(self.settings)).run(self._cut(requests, uncached)):
                 cost += done
-                progress(cost.rows, len(lacking))
+                progress(cost.rows, len(uncached))
         return cost
 
     def read(self, requests: RequestList) -> Iterator[tuple[int, Tensor]]:
@@ -119,7 +119,7 @@ class FeatureStore:
                 "check that disk, or set ABSTAIN_FEATURES to another"
             )
 
-    def _lacking(self, requests: RequestList) -> list[tuple[bytes, int]]:
+    def _uncached(self, requests: RequestList) -> list[tuple[bytes, int]]:
         """(beginning of the pass, index of the first request) for each missing row, in the order of beginnings."""
         first: dict[tuple[Ask, str], int] = {}
         for at, asked in _keys(requests):
@@ -130,14 +130,14 @@ class FeatureStore:
         missing = [first[ask, key] for ask, keys in by_ask.items() for key in self.cache(ask).missing(keys)]
         return sorted((_beginning(requests[at]), at) for at in missing)
 
-    def _cut(self, requests: RequestList, lacking: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
+    def _cut(self, requests: RequestList, uncached: Sequence[tuple[bytes, int]]) -> Iterator[ShardJob]:
         """Shards of `SHARD_ROWS` passes, or up to twice that where it would part some that have most in common.
 
         All requests about one pass are in one shard, however many they are.
         """
         shard: list[int] = []
         passes, last = 0, b""
-        for beginning, index in lacking:
+        for beginning, index in uncached:
             if beginning != last:
                 full = passes >= SHARD_ROWS and not _alike(last, beginning)
                 if full or passes == 2 * SHARD_ROWS:

@@ -82,8 +82,8 @@ class ContextConditions:
         contexts, unknown = self.perturber.missing(rows)
         requests = requests_of(self.llm, self.settings, self.known(rows))
         later = len(rows) * len(self._normal) * len(self.perturber.asks) if unknown else 0
-        lacking = FeatureStore(self.llm.model, self.settings).missing(requests)
-        return contexts + len(requests) + later, unknown + lacking + later
+        uncached = FeatureStore(self.llm.model, self.settings).missing(requests)
+        return contexts + len(requests) + later, unknown + uncached + later
 
     def known(self, rows: Sequence[Interaction]) -> list[Asked]:
         """The known requests to the base model: none about contexts that are still to be perturbed."""

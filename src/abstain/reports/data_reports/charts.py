@@ -45,12 +45,12 @@ def histogram(figures: Mapping[str, Any], measure: str) -> dict[str, tuple[float
 
 
 def _plot(figures: Mapping[str, Any], measure: str, is_large: bool) -> list[str]:
-    told = [
+    items = [
         f"{name}: {percent(new)}, before {percent(old)}" for name, (new, old) in histogram(figures, measure).items()
     ]
     shift = f"{measure}: shift {figures['shift'][measure]:.2f}{': large' if is_large else ''}"
     unit = "Characters, from." if measure in LENGTHS else "ISO 639; und: of no certain language."
-    return plot(_name(measure), shift, f"{measure}: {'; '.join(told) or 'no answers'}.", unit)
+    return plot(_name(measure), shift, f"{measure}: {'; '.join(items) or 'no answers'}.", unit)
 
 
 def _name(measure: str) -> str:

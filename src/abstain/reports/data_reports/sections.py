@@ -47,9 +47,9 @@ def suite_sections(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def balance_section(splits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how many answers of each split are right, and labelled by experts (`splits` of a result's figures)."""
-    columns = ("split", "answers", "right", "of all, right", "by experts", "of all, by experts")
-    words = ("of all, right", "of all, by experts")
+    """Return how many answers of each split are correct, and reviewed (`splits` of a result's figures)."""
+    columns = ("split", "answers", "correct", "of all, correct", "reviewed", "of all, reviewed")
+    words = ("of all, correct", "of all, reviewed")
     caption = "Labels of each split; a full bar: all of its answers"
     rows = map(_balance, splits)
     return [heading(2, "Labels by split"), table(columns, rows, caption, words)] if splits else []
@@ -83,7 +83,7 @@ def _balance(split: Mapping[str, Any]) -> Sequence[str]:
     row = [split["split"], f"{split['answers']:,}"]
     if not split["answers"]:
         return [*row, "no answers"]
-    shares = (split[name] / split["answers"] for name in ("right", "reviewed"))
+    shares = (split[name] / split["answers"] for name in ("correct", "reviewed"))
     return [*row, *(text for share in shares for text in (percent(share), _bar(share)))]
 
 

@@ -15,7 +15,7 @@ CHANCE = 0.5
 def audit_section(evaluated: Evaluated) -> list[str]:
     audits = evaluated.evaluation["audits"]
     return [
-        heading(2, "What it listens to"),
+        heading(2, "Audits"),
         heading(3, "Length only"),
         paragraph(_length(evaluated)),
         heading(3, "Context removed"),
@@ -36,7 +36,7 @@ def audit_section(evaluated: Evaluated) -> list[str]:
         heading(3, "Answers shuffled"),
         paragraph(_shuffled(evaluated, audits["answers_shuffled"])),
         *_table_of(
-            "Right answers in place against the same questions with the answer to another one",
+            "Correct answers in place against the same questions with the answer to another one",
             ("scorer", "AUROC against shuffled", "mean in place", "mean shuffled", "of the shuffled shown"),
             [
                 [
@@ -71,14 +71,14 @@ def _length(evaluated: Evaluated) -> str:
     if length is None:
         return "Not measured: length_only is not among the scorers that are compared (scorers.enabled)."
     text = (
-        "A model that sees nothing but the length of the answer has an AUROC of "
+        "A model of the length of the answer alone has an AUROC of "
         f"{with_bounds(length, 'auroc')}; the probe has {with_bounds(probe, 'auroc')}."
     )
     if not defined(length["auroc_difference_high"]):
         return text
     if length["auroc_difference_high"] < 0:
-        return f"{text} So the probe knows more than how long an answer is."
-    return f"{text} On these answers the probe is not shown to know more than how long an answer is: be careful."
+        return f"{text} So the probe uses more than the length of an answer."
+    return f"{text} On these answers the probe is not shown to use more than the length of an answer: be careful."
 
 
 def _without_context(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -88,20 +88,22 @@ def _without_context(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{text} Of the served probe this is not defined on these answers."
     found = f"Without it, the probe's AUROC goes from {figure(row['auroc'])} to {figure(row['auroc_changed'])}"
     if row["auroc"] <= CHANCE:
-        return f"{text} {found}: it ranks no better than guessing in the first place."
+        return f"{text} {found}: it ranks no better than guessing with it."
     if not defined(row["auroc_lost_low"]) or row["auroc_lost_low"] <= 0:
         lost = bounds(row, "auroc_lost", "+.3f")
-        return f"{text} {found}; what it loses is {lost}: on these answers it is not shown to look at the context."
+        return f"{text} {found}; the loss is {lost}: on these answers no use of the context is shown."
     kept = max(0.0, row["auroc_changed"] - CHANCE) / (row["auroc"] - CHANCE)
-    return f"{text} {found}: {percent(kept, 0)} of its lead over guessing is left, the rest comes from the context."
+    return (
+        f"{text} {found}: {percent(kept, 0)} of its advantage over guessing remains; the rest comes from the context."
+    )
 
 
 def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
-    text = "The answer to another question is wrong here, however well it is written."
+    text = "The answer to another question is incorrect here, however well written it is."
     row = _of_probe(rows)
     if row is None or not defined(row["auroc_against_shuffled"]):
         return f"{text} Of the served probe this is not defined on these answers."
-    found = f"The probe tells right answers from these with an AUROC of {figure(row['auroc_against_shuffled'])}"
+    found = f"The AUROC of the probe between correct answers and these is {figure(row['auroc_against_shuffled'])}"
     if not defined(row["shown_changed"]):
         return f"{text} {found}."
     in_place = evaluated.at["coverage"]
@@ -109,7 +111,7 @@ def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
         f"it would show {percent(row['shown_changed'])} of them, and shows {percent(in_place)} of the answers in place"
     )
     if defined(in_place) and row["shown_changed"] >= in_place:
-        return f"{text} {found}; {seen}: it does not see that they answer another question."
+        return f"{text} {found}; {seen}: it does not detect that they answer another question."
     return f"{text} {found}; {seen}."
 
 

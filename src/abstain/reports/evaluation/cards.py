@@ -14,11 +14,11 @@ from abstain.reports.formatting import count, figure, listed, percent, share
 def model_card(evaluated: Evaluated) -> list[str]:
     served, threshold = evaluated.served, evaluated.threshold
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
-    limit = "right, of the shown, at least" if evaluated.is_precision else "shown and wrong, of all, at most"
+    limit = "precision of at least" if evaluated.is_precision else "error rate (shown and incorrect, of all) of at most"
     guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
     rows = {
         "base model": served["model"],
-        "listens to": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
+        "reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
         "prompt layout": served["layout"],
         "probe": _architecture(served["architecture"], evaluated.params),
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
@@ -45,20 +45,20 @@ def data_card(evaluated: Evaluated) -> list[str]:
 
 
 def glossary() -> list[str]:
-    return [heading(2, "How to read the figures"), points(labelled(what, says) for what, says in WORDS.items())]
+    return [heading(2, "Definitions"), points(labelled(what, meaning) for what, meaning in WORDS.items())]
 
 
 WORDS = {
-    "AUROC": "how often a right answer has a higher confidence than a wrong one; 0.5 is guessing, 1 is perfect.",
-    "AUPRC": "precision averaged over all thresholds; guessing has the share of right answers.",
-    "Precision": "the share of right answers among those shown. Recall: the share of the right answers that is shown.",
+    "AUROC": "how often a correct answer has a higher confidence than an incorrect one; 0.5 is guessing, 1 is perfect.",
+    "AUPRC": "precision averaged over all thresholds; guessing has the share of correct answers.",
+    "Precision": "the share of the shown answers that is correct. Recall: the share of correct answers that is shown.",
     "Brier": "the mean squared error of a probability; 0 is perfect.",
     "ECE": "by how much a probability is off, on average over ten classes of it. Of fewer answers it comes out higher, "
     "so its interval, which is of draws, may lie above it.",
     "AURC": "the share of errors among the shown, averaged over all thresholds; lower is better.",
-    "Errors caught with 15 % withheld": "the share of all wrong answers among the least confident 15 % of answers.",
+    "Errors caught with 15 % withheld": "the share of all incorrect answers among the least confident 15 % of answers.",
     "95 % interval": "where a figure lies in 95 % of draws of the hold-out's groups; answers of a group stay together.",
-    "Not defined": "the answers at hand do not give that figure, as an AUROC where all are right. It is not 0.",
+    "Not defined": "these answers do not define that figure, e.g. an AUROC where all are correct. It is not 0.",
 }
 
 
@@ -82,34 +82,34 @@ def _architecture(name: str, params: ProbeParams) -> str:
 
 def _splits(splits: list[Mapping[str, Any]]) -> str:
     rows = [
-        (row["split"], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["right"]), f"{row['by experts']:,}")
+        (row["split"], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["correct"]), f"{row['reviewed']:,}")
         for row in splits
     ]
-    return table(("split", "answers", "groups", "right", "by experts"), rows, "Labelled answers by split")
+    return table(("split", "answers", "groups", "correct", "reviewed"), rows, "Labelled answers by split")
 
 
 def _rules() -> str:
     return (
-        "A label is the expert's where there is one, else the thumb's; only experts' labels are tested on. No group "
+        "A label is the reviewer's where there is one, else the thumb's; only reviewed answers are tested on. No group "
         "stands in two splits."
     )
 
 
 def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
-    """How far thumbs can be trusted, and what experts disagree about."""
+    """How far thumbs can be trusted, and what reviewers disagree about."""
     thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
     disagreeing = len(conflicts["answers"]) + conflicts["more"]
     blocks = [paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}).")]
     rows = [
-        (row["thumb"], f"{row['right']:,}", f"{row['wrong']:,}", _share(row["experts_agree"]))
+        (row["thumb"], f"{row['correct']:,}", f"{row['incorrect']:,}", _share(row["reviewers_agree"]))
         for row in thumbs.get("agreement", ())
     ]
     if rows:
-        columns = ("thumb", "right", "wrong", "experts agree (95 %)")
-        blocks.append(table(columns, rows, "Thumbs against experts, on the same answers"))
+        columns = ("thumb", "correct", "incorrect", "reviewers agree (95 %)")
+        blocks.append(table(columns, rows, "Thumbs against reviewers, on the same answers"))
     text = (
-        f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs say the opposite "
-        f"of the experts on {conflicts['thumbs_against_experts']:,}."
+        f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs contradict the "
+        f"reviewers on {conflicts['thumbs_against_reviewers']:,}."
     )
     return [*blocks, paragraph(text)]
 
@@ -124,6 +124,6 @@ def _weights(holdout: Mapping[str, Any]) -> str:
         return f"{text} All of them were equally likely to be reviewed."
     return (
         f"{text} {holdout['drawn_unevenly']:,} of these had a higher chance of being reviewed than others, and count "
-        "less by as much: every figure here is weighted by 1 / inclusion probability. Together they say as much as "
-        f"{holdout['effective_sample_size']:.0f} equally weighted ones."
+        "less by as much: every figure here is weighted by 1 / inclusion probability. Their effective sample size is "
+        f"{holdout['effective_sample_size']:.0f}."
     )

@@ -1,4 +1,4 @@
-"""Which probe of the zoo is served and why, what fusion listens to, and whether the Yes-score's variants agree."""
+"""Which probe of the zoo is served and why, the weights of the fusion, and whether the Yes-score's variants agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def chosen(evaluated: Evaluated) -> list[str]:
     served, found = evaluated.served, evaluated.served["out_of_fold"]
     asked = "the best of them is asked for" if served["asked_for"] == "best" else f"{served['asked_for']} is asked for"
     text = (
-        "Probes are compared on training answers that experts judged, each scored by a probe that saw no answer of "
+        "Probes are compared on reviewed training answers, each scored by a probe that saw no answer of "
         f"its group (out of fold), so that the hold-out chooses nothing; {asked} (probe.serve)."
     )
     order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
@@ -27,7 +27,7 @@ def chosen(evaluated: Evaluated) -> list[str]:
         for name in order
     ]
     probes = table(("probe", "AUROC out of fold", ""), rows, "Probes by AUROC out of fold", words=("",))
-    return [heading(3, "Which probe is served"), paragraph(text), probes]
+    return [heading(3, "Choice of the served probe"), paragraph(text), probes]
 
 
 def fused(fusion: Mapping[str, Any] | None) -> list[str]:
@@ -48,14 +48,14 @@ def fused(fusion: Mapping[str, Any] | None) -> list[str]:
         "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
         f"(C = {figure(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
         "coefficient of 0: the others say as much, it says nothing, or it would have counted the other way round. Odds "
-        "times: by what the odds of being right are multiplied for one unit more. If missing: what is added to the "
-        "log-odds where a score says nothing."
+        "times: by what the odds of being correct are multiplied for one unit more. If missing: what is added to the "
+        "log-odds where a score is missing."
     )
     if not any(coefficients.values()):
-        text = f"Fusion hears nobody: no score tells right training answers from wrong ones. {text}"
+        text = f"The fusion uses no score: none separates correct training answers from incorrect ones. {text}"
     columns = ("score", "coefficient", "odds times", "if missing")
-    weights = table(columns, rows, "What fusion listens to, strongest first")
-    return [heading(3, "What fusion listens to"), paragraph(text), weights]
+    weights = table(columns, rows, "Weights of the fusion, strongest first")
+    return [heading(3, "Weights of the fusion"), paragraph(text), weights]
 
 
 def yes_scores(correlation: Mapping[str, Any]) -> list[str]:
@@ -68,4 +68,4 @@ def yes_scores(correlation: Mapping[str, Any]) -> list[str]:
     ]
     correlations = table(("variant", *names), rows, "Rank correlation (Spearman) of the Yes-score's variants")
     text = "1: both order the answers alike, so the cheaper one will do; 0: they have nothing in common."
-    return [heading(3, "Whether the Yes-score's variants agree"), paragraph(text), correlations]
+    return [heading(3, "Agreement of the Yes-score's variants"), paragraph(text), correlations]

@@ -25,14 +25,14 @@ def correctness_section(evaluated: Evaluated) -> list[str]:
         return []
     notes = [f"{name}: {row['note']}" for name, row in sorted(regressors.items()) if row.get("note")]
     return [
-        heading(2, "Correctness, estimated from what perturbing the context does"),
-        paragraph(_told(found["perturbed"])),
+        heading(2, "Correctness estimated from perturbed contexts"),
+        paragraph(_summary(found["perturbed"])),
         _table(regressors),
         points([*_counted(found["perturbed"]), *notes, _dropped(regressors)]),
     ]
 
 
-def _told(perturbed: Mapping[str, Any]) -> str:
+def _summary(perturbed: Mapping[str, Any]) -> str:
     return (
         "Each regressor estimates a correctness score from the base model's negative log-likelihoods without the "
         f"context, with it, and with it perturbed by {perturbed['perturbation_model']}. An answer counts as correct "
@@ -69,5 +69,5 @@ def _dropped(regressors: Mapping[str, Mapping[str, Any]]) -> str:
     names = sorted(dropped)
     missing = sum(reason.startswith("missing") for reason in dropped.values())
     few = listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 4 else names)
-    says = f"{len(dropped) - missing:,} say the same of every training answer, {missing:,} say nothing of any"
-    return f"{count(len(dropped), 'feature')} cannot tell answers apart and were dropped: {says} ({few})."
+    reasons = f"{len(dropped) - missing:,} are constant, {missing:,} are missing everywhere"
+    return f"{count(len(dropped), 'feature')} do not vary in training and were dropped: {reasons} ({few})."

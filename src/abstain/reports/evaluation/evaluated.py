@@ -56,7 +56,7 @@ class Evaluated:
 
     @property
     def metric(self) -> str:
-        """`precision` of the shown answers, or `error_rate`: the share of all answers that is shown and wrong."""
+        """`precision` of the shown answers, or `error_rate`: the share of all answers that is shown and incorrect."""
         return str(self.threshold["metric"])
 
     @property

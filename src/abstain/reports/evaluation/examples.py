@@ -1,4 +1,4 @@
-"""Answers of the hold-out that say more than a figure: errors caught, errors shown, right answers withheld."""
+"""Answers of the hold-out that say more than a figure: errors caught, errors shown, correct answers withheld."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from abstain.reports.evaluation.evaluated import Evaluated
 from abstain.reports.formatting import figure, percent
 
 KINDS = {
-    "caught": ("Errors caught", "Wrong, and withheld; the lowest confidence first."),
-    "missed": ("Errors missed", "Wrong, and shown; the highest confidence first."),
-    "withheld": ("Right answers withheld", "What the threshold costs; the lowest confidence first."),
+    "caught": ("Errors caught", "Incorrect, and withheld; the lowest confidence first."),
+    "missed": ("Errors missed", "Incorrect, and shown; the highest confidence first."),
+    "withheld": ("Correct answers withheld", "What the threshold costs; the lowest confidence first."),
 }
 
 
 def example_section(evaluated: Evaluated) -> list[str]:
-    blocks = [heading(2, "Answers to look at")]
-    for kind, (title, says) in KINDS.items():
+    blocks = [heading(2, "Examples")]
+    for kind, (title, caption) in KINDS.items():
         found = evaluated.evaluation["examples"][kind]
-        blocks += [heading(3, title), paragraph(says if found else "None on the hold-out.")]
+        blocks += [heading(3, title), paragraph(caption if found else "None on the hold-out.")]
         if found:
             blocks.append(numbered(map(_example, found)))
     return blocks
 
 
 def _example(row: Mapping[str, Any]) -> tuple[str, Iterable[str]]:
-    about = [f"Confidence {figure(row['confidence'])}", f"{percent(row['probability'])} likely right"]
+    about = [f"Confidence {figure(row['confidence'])}", f"{percent(row['probability'])} likely correct"]
     if row["product"] is not None:
         about.append(row["product"])
-    texts = {"Question": row["question"], "Answer": row["answer"], "Expert's answer": row["ideal_answer"]}
+    texts = {"Question": row["question"], "Answer": row["answer"], "Reviewer's answer": row["ideal_answer"]}
     lines = [labelled(what, text) for what, text in texts.items() if text is not None]
     return " · ".join([*about, row["interaction_id"]]), lines

@@ -14,7 +14,9 @@ def tiles(evaluated: Evaluated) -> str:
     """The figures that are read first."""
     threshold, at, probe = evaluated.threshold, evaluated.at, evaluated.probe
     is_precision, target = evaluated.is_precision, threshold["target"]
-    limit, of_what = ("≥", "of the shown answers right") if is_precision else ("≤", "of all answers shown and wrong")
+    limit, of_what = (
+        ("≥", "of the shown answers correct") if is_precision else ("≤", "of all answers shown and incorrect")
+    )
     aim = (
         f"guaranteed, with confidence {share(threshold['confidence'])}"
         if threshold["guaranteed"]
@@ -27,7 +29,7 @@ def tiles(evaluated: Evaluated) -> str:
             f"{of_what} (measured on the hold-out{_interval(evaluated)})",
         ),
         (percent(at["coverage"]), f"of the answers shown (confidence of {figure(at['threshold'])} or more)"),
-        (percent(evaluated.holdout["base_rate"]), "right if everything were shown (on the hold-out)"),
+        (percent(evaluated.holdout["base_rate"]), "correct if everything were shown (on the hold-out)"),
         (figure(probe["auroc"]), f"AUROC of the served probe (95 % interval {bounds(probe, 'auroc')})"),
     ]
     if not threshold["guaranteed"] and threshold["reviews_needed"]:
@@ -55,12 +57,12 @@ def comparison(evaluated: Evaluated) -> str:
     columns = (
         "what is shown",
         "threshold",
-        "validation: shown",
-        "validation: right of these",
-        "hold-out: shown",
-        "hold-out: right of these",
-        "hold-out: shown and wrong, of all",
-        "hold-out: right answers shown",
+        "validation: coverage",
+        "validation: precision",
+        "hold-out: coverage",
+        "hold-out: precision",
+        "hold-out: error rate",
+        "hold-out: recall",
     )
     return table(columns, rows, "Each threshold on the answers that it was chosen on, and on the hold-out")
 

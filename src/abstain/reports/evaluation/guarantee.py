@@ -29,15 +29,15 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
     threshold, target = evaluated.threshold, evaluated.threshold["target"]
     value = reached(evaluated.metric, evaluated.at)
     if evaluated.is_precision:
-        measured, limit = f"{beside(value, target)} of the shown answers are right", f"at least {share(target)}"
+        measured, limit = f"{beside(value, target)} of the shown answers are correct", f"at least {share(target)}"
     else:
-        measured, limit = f"{beside(value, target)} of all answers are shown and wrong", f"at most {share(target)}"
+        measured, limit = f"{beside(value, target)} of all answers are shown and incorrect", f"at most {share(target)}"
     unknown = evaluated.too_few if value is not None else "nothing is shown on the hold-out"
     if not threshold["guaranteed"]:
         found = unknown or f"on the hold-out {measured}, {limit} was asked for"
         return "warned", f"No guarantee can be made: {found}"
     if unknown or value is None:
-        what = "right" if evaluated.is_precision else "shown and wrong"
+        what = "correct" if evaluated.is_precision else "shown and incorrect"
         return "warned", f"The guarantee of {limit} {what} cannot be checked: {unknown}"
     if is_kept(evaluated.metric, target, value):
         return "passed", f"Guarantee kept on the hold-out: {measured}, {limit} was guaranteed"
@@ -46,7 +46,7 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
 
 def _guaranteed(evaluated: Evaluated) -> str:
     threshold = evaluated.threshold
-    what = "of the shown answers are right" if evaluated.is_precision else "of all answers are shown and wrong"
+    what = "of the shown answers are correct" if evaluated.is_precision else "of all answers are shown and incorrect"
     limit = f"at {'least' if evaluated.is_precision else 'most'} {share(threshold['target'])} {what}"
     if not threshold["guaranteed"]:
         asked = f"{limit}, with a confidence of {share(threshold['confidence'])}"
@@ -65,7 +65,7 @@ def _measured(evaluated: Evaluated) -> str:
     holdout, at = evaluated.holdout, evaluated.at
     text = (
         f"{_shows(at)}, on the {count(holdout['rows'], 'answer')} of the frozen hold-out, on which nothing was "
-        f"trained, calibrated or tuned. Were everything shown, {percent(holdout['base_rate'])} would be right."
+        f"trained, calibrated or tuned. Were everything shown, {percent(holdout['base_rate'])} would be correct."
     )
     return labelled("Measured", text + _shortfall(evaluated))
 
@@ -84,8 +84,8 @@ def _shortfall(evaluated: Evaluated) -> str:
     if low is None or high is None:
         return f" The target is missed by {by}."
     within = low <= target <= high
-    told = "it may be chance" if within else "chance alone would hardly do that"
-    return f" The target is missed by {by}; the interval {'holds' if within else 'does not hold'} it: {told}."
+    cause = "this may be chance" if within else "chance alone would hardly do that"
+    return f" The target is missed by {by}; the interval {'holds' if within else 'does not hold'} it: {cause}."
 
 
 def _heuristic(evaluated: Evaluated) -> str:
@@ -129,7 +129,7 @@ def _newest(evaluated: Evaluated) -> str:
 
 
 def _shows(row: Mapping[str, Any]) -> str:
-    """`50.3 % of the answers are shown, 78.5 % of them right`."""
+    """`50.3 % of the answers are shown, 78.5 % of them correct`."""
     if not row["coverage"]:
         return "nothing is shown"
-    return f"{percent(row['coverage'])} of the answers are shown, {percent(row['precision'])} of them right"
+    return f"{percent(row['coverage'])} of the answers are shown, {percent(row['precision'])} of them correct"

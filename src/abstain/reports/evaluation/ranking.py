@@ -1,4 +1,4 @@
-"""Every scorer side by side: which ranks answers best, how sure that is, what it costs; what fusing them listens to."""
+"""Every scorer side by side: which ranks answers best, how sure that is, what it costs; the weights of the fusion."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def ranked(scorers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def ranking_section(evaluated: Evaluated) -> list[str]:
     return [
-        heading(2, "Which signal tells right from wrong best"),
-        paragraph(*_told(evaluated)),
+        heading(2, "Ranking of the scorers"),
+        paragraph(*_summary(evaluated)),
         *_leaderboard_plot(evaluated),
         *_roc_plot(evaluated),
         *_leaderboard(evaluated.scorers, evaluated.evaluation),
@@ -44,12 +44,12 @@ def ranking_section(evaluated: Evaluated) -> list[str]:
     ]
 
 
-def _told(evaluated: Evaluated) -> list[str]:
+def _summary(evaluated: Evaluated) -> list[str]:
     """The table in words: the best, what is clearly better or worse than the served probe."""
     scorers = evaluated.scorers
     names = [name for name in ranked(scorers) if defined(scorers[name]["auroc"])]
     if not names:
-        return ["AUROC is not defined on this hold-out: its answers are all right, or all wrong."]
+        return ["AUROC is not defined on this hold-out: its answers are all correct, or all incorrect."]
     runs: list[str] = ["Best on the hold-out: ", bold(f"{names[0]}, AUROC {figure(scorers[names[0]]['auroc'])}")]
     if names[0] != SERVED and SERVED in names:
         runs.append(f"; the served probe has {figure(evaluated.probe['auroc'])}")
@@ -63,7 +63,7 @@ def _told(evaluated: Evaluated) -> list[str]:
             f"Clearly better than the served probe (the whole interval of the difference): {listed(better) or 'none'}. "
         )
         runs.append(
-            f"Clearly worse: {len(worse)} of {len(compared)}; {alike} cannot be told from it on these answers. "
+            f"Clearly worse: {len(worse)} of {len(compared)}; {alike} do not differ clearly from it on these answers. "
         )
         runs.append(
             f"Of {len(compared)} that are as good as it, {BY_CHANCE * len(compared):.1f} would look clearly better by "
@@ -149,7 +149,7 @@ def _counted(evaluated: Evaluated) -> str:
         f"Answers for which neither Yes nor No was probable, which count as 0.5: {listed(neither) or 'none'}.",
         f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",
         "Forward tokens: those of one answer that go through the whole base model, without those that perturb the "
-        "context for the regressors; what they take on a machine is told by `abstain latency`.",
+        "context for the regressors; `abstain latency` measures the time on a machine.",
     ]
     return " ".join(parts)
 
@@ -165,28 +165,30 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
 
 def _leaderboard_plot(evaluated: Evaluated) -> list[str]:
     scorers = evaluated.scorers
-    told = [f"{name} {figure(scorers[name]['auroc'])}" for name in ranked(scorers)]
+    items = [f"{name} {figure(scorers[name]['auroc'])}" for name in ranked(scorers)]
     return plot(
         "leaderboard",
         "AUROC of every scorer",
-        f"AUROC on the hold-out, best first: {listed(told)}.",
+        f"AUROC on the hold-out, best first: {listed(items)}.",
         "A line is the 95 % interval, when groups of answers are drawn again. 0.5 is what guessing has.",
     )
 
 
 def _roc_plot(evaluated: Evaluated) -> list[str]:
-    told = []
+    items = []
     for name, curve in evaluated.tables["roc"].groupby("scorer", sort=False):
         known = curve.dropna()
         if len(known):
             shown = np.interp(0.2, known["false_positive_rate"], known["true_positive_rate"])
-            told.append(f"{name} {percent(float(shown))}")
+            items.append(f"{name} {percent(float(shown))}")
     shows = (
-        f"Where 20 % of the wrong answers get through, of the right ones are shown by {listed(told)}." if told else ""
+        f"Where 20 % of the incorrect answers get through, of the correct ones are shown by {listed(items)}."
+        if items
+        else ""
     )
     return plot(
         "roc",
-        "Right answers shown against wrong ones (ROC)",
-        shows or "Not defined: the answers are all right, or all wrong.",
+        "Correct answers shown against incorrect ones (ROC)",
+        shows or "Not defined: the answers are all correct, or all incorrect.",
         "The nearer to the upper left corner, the better; the dotted line is guessing.",
     )

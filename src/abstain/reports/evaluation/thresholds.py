@@ -1,4 +1,4 @@
-"""What every threshold gives (the paper's table 2), and what listening elsewhere would give (its table 4)."""
+"""What every threshold gives (the paper's table 2), and other layers, sites and numbers of chunks (its table 4)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from abstain.reports.formatting import bounds, count, figure, listed, percent, s
 from abstain.reports.page import plot
 
 HALF = 0.5
-TUNED = ("threshold", "right of the shown", "right answers shown", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
+TUNED = ("threshold", "precision", "recall", "withheld", "ROUGE-L shown", "ROUGE-L withheld")
 
 
 def threshold_section(evaluated: Evaluated) -> list[str]:
     return [
-        heading(2, "What a threshold shows, and what it withholds"),
+        heading(2, "Thresholds: coverage and precision"),
         paragraph(
             "An answer is shown when the probe's confidence is at or above the threshold, and withheld otherwise. "
-            "A higher threshold shows fewer answers; of these, more are right."
+            "A higher threshold shows fewer answers; of these, more are correct."
         ),
         comparison(evaluated),
         *_threshold_plot(evaluated),
@@ -37,7 +37,7 @@ def threshold_section(evaluated: Evaluated) -> list[str]:
 def threshold_table(thresholds: pd.DataFrame) -> str:
     """The rows of `threshold.csv`; the marked thresholds are said to be guaranteed, or heuristic."""
     has_rouge = _has_rouge(thresholds)
-    columns = ["threshold", "mark", "right of the shown", "right answers shown", "shown", "withheld", "accuracy", "F1"]
+    columns = ["threshold", "mark", "precision", "recall", "coverage", "withheld", "accuracy", "F1"]
     if has_rouge:
         columns += ["ROUGE-L shown", "ROUGE-L withheld"]
     rows = []
@@ -49,7 +49,7 @@ def threshold_table(thresholds: pd.DataFrame) -> str:
         rows.append(bold_row(cells) if at["mark"] else cells)
     caption = "Thresholds on the hold-out (the paper's table 2)"
     if has_rouge:
-        caption += "; ROUGE-L is the likeness to the expert's ideal answer, where there is one"
+        caption += "; ROUGE-L is the likeness to the reviewer's ideal answer, where there is one"
     return table(columns, rows, caption, words=("mark",))
 
 
@@ -78,9 +78,7 @@ def ablation_section(evaluated: Evaluated) -> list[str]:
     swept = evaluated.evaluation["ablations"]
     if not swept:
         return []
-    caption = (
-        "Where the probe listens: layer, site, and how many of the best chunks are in the prompt (the paper's table 4)"
-    )
+    caption = "Probe sites: layer, site, and how many of the best chunks are in the prompt (the paper's table 4)"
     columns = (
         "layer",
         "site",
@@ -89,8 +87,8 @@ def ablation_section(evaluated: Evaluated) -> list[str]:
         "AUROC on the hold-out",
         *TUNED,
     )
-    places = table(columns, map(_listening, swept), caption, words=("layer", "site", "chunks"))
-    return [heading(2, "What listening elsewhere would give"), paragraph(*_compared(swept)), places]
+    places = table(columns, map(_site_row, swept), caption, words=("layer", "site", "chunks"))
+    return [heading(2, "Other layers, sites and numbers of chunks"), paragraph(*_compared(swept)), places]
 
 
 def _compared(swept: list[Mapping[str, Any]]) -> list[str]:
@@ -102,10 +100,10 @@ def _compared(swept: list[Mapping[str, Any]]) -> list[str]:
     here = next((row for row in known if row["served"]), None)
     found = f"Best out of fold: {_place(best)} with {figure(best['out_of_fold'])}"
     if best["served"]:
-        return [*text, f"{found}, where the served probe listens."]
+        return [*text, f"{found}, the site of the served probe."]
     if here is None:
         return [*text, f"{found}."]
-    text.append(f"{found}; the served probe listens at {_place(here)} with {figure(here['out_of_fold'])}. ")
+    text.append(f"{found}; the served probe reads {_place(here)} with {figure(here['out_of_fold'])}. ")
     own = here["auroc_low"], here["auroc_high"]
     if defined(best["auroc"]) and all(defined(value) for value in own):
         within = own[0] <= best["auroc"] <= own[1]
@@ -122,7 +120,7 @@ def _place(row: Mapping[str, Any]) -> str:
     return f"layer {row['layer']}, {row['site']}{chunks}"
 
 
-def _listening(row: Mapping[str, Any]) -> list[str]:
+def _site_row(row: Mapping[str, Any]) -> list[str]:
     layer = f"{row['layer']} (served)" if row["served"] else str(row["layer"])
     cells = [
         layer,
@@ -145,35 +143,35 @@ def _rouge(at: Mapping[Any, Any], part: str) -> str:
 
 def _threshold_plot(evaluated: Evaluated) -> list[str]:
     table = evaluated.tables["threshold"]
-    told = [
+    items = [
         f"at the {row['mark']} threshold {figure(row['threshold'])}, {percent(row['coverage'])} of the answers are "
-        f"shown and {percent(row['precision'])} of these are right"
+        f"shown and {percent(row['precision'])} of these are correct"
         for row in table.to_dict("records")
         if row["mark"]
     ]
     base = percent(evaluated.holdout["base_rate"])
     return plot(
         "threshold",
-        "Precision and display rate",
-        f"With no threshold all answers are shown and {base} are right; {'; '.join(told)}.",
+        "Precision and coverage",
+        f"With no threshold all answers are shown and {base} are correct; {'; '.join(items)}.",
         f"Vertical lines: the thresholds; horizontal: the {share(evaluated.threshold['target'])} aimed at.",
     )
 
 
 def _risk_coverage_plot(evaluated: Evaluated) -> list[str]:
-    told = []
+    items = []
     for name, curve in evaluated.tables["risk_coverage"].groupby("scorer", sort=False):
         known = curve.dropna().sort_values("coverage")
         if len(known):
             first = int(np.searchsorted(known["coverage"].to_numpy(), HALF))
             at = known["risk"].iloc[min(first, len(known) - 1)]
-            told.append(f"{name} {percent(float(at))}")
+            items.append(f"{name} {percent(float(at))}")
     base = evaluated.holdout["base_rate"]
     everything = percent(1 - base) if defined(base) else figure(None)
-    shows = f"Where the most confident half is shown, of these are wrong: {listed(told)}. " if told else ""
+    shows = f"Where the most confident half is shown, of these are incorrect: {listed(items)}. " if items else ""
     return plot(
         "risk_coverage",
         "Risk against coverage",
-        f"{shows}Where everything is shown, {everything} are wrong.",
+        f"{shows}Where everything is shown, {everything} are incorrect.",
         "The lower a line, the better is what the scorer shows first.",
     )

@@ -21,7 +21,7 @@ def calibration_section(evaluated: Evaluated) -> list[str]:
         rows.append(bold_row(cells) if row["method"] == calibration["method"] else cells)
     caption = "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is"
     return [
-        heading(2, "Whether a probability means what it says"),
+        heading(2, "Calibration"),
         paragraph(_calibrated(calibration)),
         table(("method", "ECE", "Brier"), rows, caption),
         *_reliability_plot(evaluated),
@@ -32,10 +32,10 @@ def calibration_section(evaluated: Evaluated) -> list[str]:
 
 def slice_section(evaluated: Evaluated) -> list[str]:
     slices = evaluated.evaluation["slices"]
-    columns = ("by", "slice", "answers", "n_eff", "right", "AUROC", "ECE", "Brier", "shown", "right of the shown")
+    columns = ("by", "slice", "answers", "n_eff", "correct", "AUROC", "ECE", "Brier", "shown", "precision")
     caption = "The served probe by slice of the hold-out; n_eff: effective sample size"
-    by_slice = table(columns, map(_slice, slices), caption, words=("by", "slice", "right of the shown"))
-    return [heading(2, "Where it is weaker"), paragraph(_weakest(evaluated, slices)), by_slice]
+    by_slice = table(columns, map(_slice, slices), caption, words=("by", "slice", "precision"))
+    return [heading(2, "Slices"), paragraph(_weakest(evaluated, slices)), by_slice]
 
 
 def _slice(row: Mapping[str, Any]) -> list[str]:
@@ -72,21 +72,21 @@ def _weakest(evaluated: Evaluated, slices: list[Mapping[str, Any]]) -> str:
     target = evaluated.threshold["target"]
     below = sorted((row for row in judged if row["precision"] < target - 1e-9), key=lambda row: row["precision"])
     if not below:
-        return f"{text} In all of them at least {share(target)} of the shown answers are right."
+        return f"{text} In all of them at least {share(target)} of the shown answers are correct."
     named = listed([f"{row['by']} {row['slice']} ({percent(row['precision'])})" for row in below])
     return (
-        f"{text} Fewer than {share(target)} of the shown answers are right in {len(below)} of them, lowest first: "
+        f"{text} Fewer than {share(target)} of the shown answers are correct in {len(below)} of them, lowest first: "
         f"{named}. What is guaranteed is guaranteed of all answers, not of each slice."
     )
 
 
 def _reliability_plot(evaluated: Evaluated) -> list[str]:
-    told = [text for text in (_gap(evaluated, kind) for kind in ("raw", "calibrated")) if text]
+    items = [text for text in (_gap(evaluated, kind) for kind in ("raw", "calibrated")) if text]
     return plot(
         "reliability",
-        "Confidence against the share that is right",
-        f"Farthest from the diagonal: {'; '.join(told)}." if told else "Not defined: no answer has a confidence.",
-        "On the diagonal, a probability means what it says; the larger a point, the more answers it stands for.",
+        "Confidence against the share that is correct",
+        f"Farthest from the diagonal: {'; '.join(items)}." if items else "Not defined: no answer has a confidence.",
+        "On the diagonal, a probability is exact; the larger a point, the more answers it stands for.",
     )
 
 
@@ -94,12 +94,12 @@ def _reliability_by_product(evaluated: Evaluated) -> list[str]:
     table = evaluated.tables["reliability_by_product"]
     shown = [str(name) for name in table["kind"].drop_duplicates()]
     off = {row["slice"]: row["ece"] for row in evaluated.evaluation["slices"] if row["by"] == "product"}
-    told = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
+    items = [f"{name} {figure(off[name])}" for name in shown if defined(off.get(name))]
     return plot(
         "reliability_by_product",
         "The same by product, calibrated",
-        f"ECE: {listed(told)}." if told else "No product has enough answers to be judged.",
-        "The products with most answers; a line below the diagonal guarantees too much.",
+        f"ECE: {listed(items)}." if items else "No product has enough answers to be judged.",
+        "The products with most answers; a line below the diagonal is overconfident.",
     )
 
 
@@ -112,7 +112,7 @@ def _gap(evaluated: Evaluated, kind: str) -> str:
     off: pd.Series = (known["confidence"] - known["accuracy"]).abs() * known["share"]
     row = known.iloc[int(off.to_numpy().argmax())]
     return (
-        f"{kind}, where {percent(row['confidence'], 0)} are said to be right, {percent(row['accuracy'], 0)} are "
+        f"{kind}, where {percent(row['confidence'], 0)} are said to be correct, {percent(row['accuracy'], 0)} are "
         f"({int(row['rows'])} answers)"
     )
 
@@ -124,8 +124,8 @@ def _confidence_plot(evaluated: Evaluated) -> list[str]:
         wrong = at["coverage"] * (1 - at["precision"]) / (1 - base)
     return plot(
         "confidence",
-        "Confidence of right and wrong answers",
-        f"At or above the threshold {figure(at['threshold'])} lie {percent(at['recall'])} of the right answers and "
-        f"{percent(wrong)} of the wrong ones.",
-        "Bars upwards: right answers; downwards: wrong ones. What is left of the line is withheld.",
+        "Confidence of correct and incorrect answers",
+        f"At or above the threshold {figure(at['threshold'])} lie {percent(at['recall'])} of the correct answers and "
+        f"{percent(wrong)} of the incorrect ones.",
+        "Bars upwards: correct answers; downwards: incorrect ones. What is left of the line is withheld.",
     )

@@ -14,8 +14,8 @@ def stage(params: Params) -> None:
     scores = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id").join(artifacts.read_signals("asked"))
     rows = frame.loc[scores.index]
     fusion = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
-    heard = sum(coefficient > 0 for coefficient in fusion.coefficient)
-    print(f"fused {len(fusion.names)} scores, {heard} with non-zero weight; regularisation C = {fusion.strength:.2g}")
+    used = sum(coefficient > 0 for coefficient in fusion.coefficient)
+    print(f"fused {len(fusion.names)} scores, {used} with non-zero weight; regularisation C = {fusion.strength:.2g}")
     artifacts.write_json(paths.FUSION, fusion.to_dict())
 
 
