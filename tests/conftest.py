@@ -57,8 +57,9 @@ hypothesis_settings.load_profile("older-cpu" if os.environ.get("ABSTAIN_TESTS_OL
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many processes as there are cores: what they start computes while they wait. One more makes the whole slower."""
-    return min(os.cpu_count() or 1, 4)
+    """As many processes as there are cores, and one more for slow tests: many wait for what they have started."""
+    waits = "not slow" not in config.option.markexpr
+    return min((os.cpu_count() or 1) + waits, 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -95,7 +95,7 @@ def test_it_fits_its_window(browser: Browser, folder: Path, width: int, scheme: 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.scrollWidth") <= width
     outside = """width => [...document.querySelectorAll("main *")].filter(one =>
-        !one.closest(".scroll") && one.getBoundingClientRect().correct > width + 1).map(one => one.outerHTML.slice(0, 99))"""
+        !one.closest(".scroll") && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
     assert page.evaluate(outside, width) == []
     scrolling = page.evaluate(
         "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth).length"
@@ -133,11 +133,9 @@ def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> No
 def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "kept.html", 390).page
     page.keyboard.press("Tab")
-    assert (
-        page.evaluate("document.activeElement.getAttribute('href')") == "#what-a-threshold-shows-and-what-it-withholds"
-    )
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "#thresholds-coverage-and-precision"
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=2, name="What a threshold shows")).to_be_in_viewport()
+    expect(page.get_by_role("heading", level=2, name="Thresholds: coverage and precision")).to_be_in_viewport()
     board = page.get_by_role("region", name="All scorers on the hold-out")
     board.focus()
     page.keyboard.press("ArrowRight")
@@ -172,10 +170,10 @@ def test_labels_lie_inside_the_plot_and_apart(browser: Browser, folder: Path) ->
     page = opened(browser, folder / "leaderboard.svg").page
     boxes = page.evaluate(
         """[...document.querySelectorAll("text")].map(one => {
-            const box = one.getBoundingClientRect(); return [box.left, box.top, box.correct, box.bottom]})"""
+            const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]})"""
     )
     frame = page.evaluate(
-        "(box => [box.left, box.top, box.correct, box.bottom])(document.rootElement.getBoundingClientRect())"
+        "(box => [box.left, box.top, box.right, box.bottom])(document.rootElement.getBoundingClientRect())"
     )
     for left, top, right, bottom in boxes:
         assert left >= frame[0] - 1
