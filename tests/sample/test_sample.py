@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -213,7 +212,7 @@ def test_the_command_writes_what_dvc_records(tmp_path: Path) -> None:
     project, folder = Project(ROOT, tmp_path / "home"), tmp_path / "repository"
     folder.mkdir()
     for command, where in (
-        ([sys.executable, "-m", "abstain.sample", str(folder / "data")], ROOT),  # it reads params.yaml there
+        (["python", "-m", "abstain.sample", str(folder / "data")], ROOT),  # it reads params.yaml there
         (["git", "init", "-q"], folder),
         (["dvc", "init", "-q"], folder),
         (["dvc", "add", "-q", "data"], folder),
