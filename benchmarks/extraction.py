@@ -2,14 +2,13 @@
 
 python -m benchmarks.extraction [--rows 64] [--repeats 3] [--squad FILE] [--polygraph PYTHON]
 
-Three decisions:
+Notes:
 
-* Ratios, not seconds: both sides run in turns in one process, on the same rows, in the same dtype, and the median of
-  the ratios of neighbours is reported. The machine may be busy; it is as busy for both.
-* Before a time is believed, both sides' states are compared, or their log-probabilities; the probabilities of
-  bfloat16 are held against float32.
-* Next to every ratio stands the work that explains it, counted: tokens run through the model and layers they went
-  through.
+* The figures are ratios, not seconds: both sides run in turns in one process, on the same rows, in the same dtype, and
+  the median ratio of neighbouring runs is reported. A busy machine slows both sides alike.
+* The states or log-probabilities of both sides are compared before any time is reported; bfloat16 probabilities are
+  compared with float32.
+* Each ratio is reported with the work that explains it: tokens run through the model, and layers that they passed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """What taking in feedback costs: `python -m benchmarks.ingest --rows 100000`.
 
-Four decisions:
+Notes:
 
-* What is measured is what a user runs: `abstain ingest rows.jsonl` in a new project that has the sample's data, its
-  handbook among it, then `dvc repro validate dataset` in its workspace. Both end with commit and push, data included;
-  the start of Python and of a Prefect server counts. That the workspace is made, and the sample written, does not.
-* Rows are drawn from a seed, in the import format: a question, an answer, three chunks of context, a thumb, a comment
-  on every fifth, a review of every twentieth, 1,600 bytes together. A hundredth is broken, and another comes twice.
-* Each command is a process, and its peak is the kernel's: that of the largest of the processes that it started.
-* The project is this checkout's last commit, so what is not committed is not measured. Its parameters are those of
-  params.yaml: personal data is looked for, and users are given pseudonyms.
+* The commands are those of a user: `abstain ingest rows.jsonl` in a new project with the sample's data and handbook,
+  then `dvc repro validate dataset` in its workspace. Both end with commit and push, data included. The start of Python
+  and of a Prefect server counts; making the workspace and writing the sample do not.
+* Rows are generated from a seed in the import format: a question, an answer, three chunks of context, a thumb, a
+  comment on every fifth, a review of every twentieth, 1,600 bytes together. One in a hundred is broken, and another one
+  in a hundred is a duplicate.
+* Each command is a process; its peak memory is the kernel's, of the largest process that it started.
+* The project is the last commit of this checkout: uncommitted changes are not measured. Its parameters are those of
+  params.yaml: personal data is redacted, and users become pseudonyms.
 """
 
 from __future__ import annotations

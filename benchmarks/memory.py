@@ -1,13 +1,13 @@
 """How much host memory it takes to assemble and to train on many wide rows: `python -m benchmarks.memory`.
 
-Three decisions:
+Notes:
 
-* Rows are generated from a seed as they are written, so that no data set has to be had; right and wrong answers
-  differ in one direction of one token, so that there is something to learn.
-* Writing and training are a process each, and its peak is the kernel's own (`ru_maxrss`), with what no file stands
-  behind (`RssAnon`, sampled) next to it: pages of a memory map count in the first and not in the second.
-* Three sizes, each ten times the one before: CPU time per interaction shall not grow with their number. What else
-  a shared machine does is in the seconds and not in it.
+* Rows are generated from a seed while they are written, so no data set is needed. Correct and incorrect answers differ
+  in one direction of one token, so there is something to learn.
+* Writing and training run in a process each. The peak is the kernel's (`ru_maxrss`), reported with the sampled
+  anonymous memory (`RssAnon`): pages of a memory map count in the first only.
+* There are three sizes, each ten times the one before: CPU time per interaction must not grow with their number. CPU
+  time, unlike seconds, leaves out the other load of a shared machine.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 python -m benchmarks.perturbation [--contexts 32] [--tokens 15] [--timed 3] [--squad FILE]
 
-Three decisions:
+Notes:
 
-* Counts, not seconds, are the measure: tokens run through the model, by the engine's own count. The procedure reads a
-  whole text to score it, and what is to the left of a place to fill it, K times where it is iterative.
-* Before a time is believed, both sides' replacements are compared, in float32, on the texts that are timed; both run in
-  turns, as everywhere.
-* Once for contexts that no two questions share, once for five questions a context, which the engine perturbs once.
+* The measure is the engine's count of tokens run through the model, not seconds. The step-by-step procedure reads the
+  whole text to score it and all tokens to the left of a position to fill it, K times where it is iterative.
+* The replacements of both sides are compared in float32 on the timed texts before any time is reported. Both sides run
+  in turns.
+* One run has a context for each question; the other has five questions a context, which the engine perturbs once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """What a confidence costs once the states are there: `python -m benchmarks.probe`.
 
-Three decisions:
+Notes:
 
-* Latency is the gate's own figure (`abstain.serving.probe_latency`), of an answer of 128 tokens, on one core.
-* Throughput is that of answers of many lengths, one thread, as `OnnxProbe.confidence` gives them: one at a time. It is
-  measured in turns with torch's eager mode in both of its ways, one answer at a time without any padding, and in padded
-  batches of 32.
-* Weights are random, because time does not depend on what was learnt. Each export has a process of its own, as it must.
+* Latency is what the gate measures (`abstain.serving.probe_latency`): an answer of 128 tokens on one core.
+* Throughput is that of `OnnxProbe.confidence` on answers of many lengths, one at a time, in one thread. It is measured
+  in turns with torch's eager mode, one answer at a time without padding and in padded batches of 32.
+* Weights are random, because time does not depend on them. Each export needs a process of its own.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """How often retrieval finds what answers a question, and how long a search takes: `python -m benchmarks.retrieval`.
 
-Three decisions:
+Notes:
 
-* Recall on the sample: gold is the chunk that states the fact that was asked for, and the asker's entitlements apply.
-  Questions that no chunk answers for their asker are left out and counted.
-* Recall on FeedbackQA, which is not the project's to ship (`--feedbackqa` names its folder): people's questions, each
-  written for one passage, which is gold. Once with every passage as one chunk, once cut as ingest cuts documents.
-* Latency is of the search alone, after embedding, one question at a time: 45,000 chunks with entitlements, vectors
-  drawn, because an exact search takes as long whatever they mean. Where other things run, too, the time on the
-  processor says what the search itself took.
+* Recall on the sample: the gold chunk states the fact that was asked for, and the user's entitlements apply. Questions
+  that no chunk answers for their user are excluded and counted.
+* Recall on FeedbackQA, which the project may not ship (`--feedbackqa` names its folder): people's questions, each
+  written for one passage, the gold one. Passages are indexed whole, and chunked as ingest chunks documents.
+* Latency is of the search alone, after embedding, one question at a time, among 45,000 chunks with entitlements. Their
+  vectors are random, because the time of an exact search does not depend on them. CPU time is reported too: it leaves
+  out other load.
 """
 
 from __future__ import annotations

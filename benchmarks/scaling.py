@@ -1,11 +1,11 @@
 """What a retrain costs as data and workers grow: `python -m benchmarks.scaling`.
 
-Three decisions:
+Notes:
 
-* Warm against cold is a count of tokens run through the base model, which no busy machine can change.
-* Workers are processes of the Dask runner with one thread each, and read the same shards; one worker is the measure.
+* A warm run is compared with a cold one by tokens run through the base model, which do not depend on the load.
+* Workers are processes of the Dask runner with one thread each that read the same shards; the baseline is one worker.
 * The cost of everything but the base model (keys, cache, table) is measured at sizes up to 100,000 interactions, with
-  states that are drawn instead of computed.
+  random states.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER_TOKENS = 8
 
 
 class Drawn:
-    """A runner that writes states that nobody computed: what is left is the cost of all but the base model."""
+    """Writes random states, so that the cost of everything but the base model remains."""
 
     def __init__(self, settings: Settings, width: int) -> None:
         self._store = open_store(settings.features)

@@ -1,14 +1,13 @@
-"""Which confidence deserves promotion, on real people's verdicts: `python -m benchmarks.scorers`.
+"""Compare all scorers on people's verdicts: `python -m benchmarks.scorers`.
 
-Data: *Continually Improving Extractive QA via Human Feedback* (Gao et al., EMNLP 2023), answers that the person who had
-asked judged, in nine rounds. Right is what was called Correct. Rounds 1 to 6 train, 7 to 9 test; topics that are asked
-about in both are taken out of training. The embedded base model did not write the answers: it reads them, and the
-probes listen at the one of `PLACES` where a linear probe's out-of-fold AUROC on the training answers is best. `--cache`
-keeps what it read: the first run takes hours on two CPU cores.
+Data: *Continually Improving Extractive QA via Human Feedback* (Gao et al., EMNLP 2023), answers that the user who had
+asked judged, in nine rounds. An answer is correct if the verdict is Correct. Rounds 1 to 6 train, 7 to 9 test; topics
+of both are removed from training. The embedded base model reads the answers, which other models wrote. The probes read
+the one of `PLACES` where a linear probe's out-of-fold AUROC on the training answers is best. `--cache` keeps the
+features: the first run takes hours on two CPU cores.
 
 Printed: that AUROC by place, the leaderboard with 95 % intervals (bootstrap by topic), the fusion against each
-signal that needs no labels, errors caught with at most 15 % withheld, what each scorer costs a response, and how long
-all took once the features were cached.
+signal that needs no labels, errors withheld at 15 % abstention, the cost of each scorer, and the time without features.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ TO_BEAT = (
     *("sequence_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain"),
     *("yes_score", "yes_score_tokens", "yes_score_fused", "length_only"),
 )
-"""What needs no labels, and the answer's length alone. The fusion is to beat the best of these on the test answers:
-chosen there, which is to its advantage."""
+"""The scorers that need no labels, and the answer's length. The fusion is compared with the best of these on the test
+answers, where that one is chosen, to its advantage."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +115,14 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Reader:
-    """What the base model says of judged answers, from the cache; probes listen where `params.llm` says."""
+    """The features of judged answers, from the cache; probes read the site of `params.llm`."""
 
     params: Params
     settings: Settings
     judged: Judged
 
     def at(self, place: ProbeSite) -> Reader:
-        """The same, with probes that listen at `place`."""
+        """The same, with probes that read `place`."""
         llm = self.params.llm.model_copy(update={"layer": place.layer, "site": place.site})
         return replace(self, params=self.params.model_copy(update={"llm": llm}))
 
@@ -224,7 +223,7 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
     kept = np.concatenate([train, test])
     topics = len(set(judged.topic[test]))
     print(f"{len(train)} training answers, {len(test)} test answers of {topics} topics", flush=True)
-    print(f"right: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
+    print(f"correct: {judged.correct[train].mean():.1%} and {judged.correct[test].mean():.1%}", flush=True)
     reader, available = Reader(params, settings, judged), build_scorers(params, settings)
     scorers = available.scorers
     for name, why in available.skipped.items():
@@ -269,7 +268,7 @@ def table(fitted: Sequence[Scorer], answers: Answers) -> pd.DataFrame:
 
 
 def show(board: pd.DataFrame, tokens: dict[str, float]) -> None:
-    print("| scorer | AUROC | 95 % interval | AUPRC | AURC | errors caught, 15 % withheld | x random | tokens |")
+    print("| scorer | AUROC | 95 % interval | AUPRC | AURC | error recall at 15 % withheld | x random | tokens |")
     print("| --- | --: | --- | --: | --: | --: | --- | --: |")
     for row in board.sort_values("auroc", ascending=False).to_dict("records"):
         print(

@@ -7,13 +7,13 @@ It runs in an environment of its own and imports nothing of Abstain:
     polygraph-venv/bin/python benchmarks/polygraph/run.py --model DIR --rows ROWS.jsonl --layer 16 \
         --dtype bfloat16 --batch 16 --out OUT.npz
 
-Three decisions:
+Notes:
 
-* No calculator of lm-polygraph gives log-probabilities and states of a given answer: those that do both call
-  `generate`. So the work stays in its own `InferCausalLMCalculator`, `get_embeddings_from_output` and `Perplexity`,
-  and the model adapter, which is its extension point, hands them the given answer from one teacher-forced pass.
-* What helps it and costs it nothing is given to it: token ids instead of texts, rows ordered by length, logits
-  of the answer's positions only (which is all that `generate` would have computed for it).
+* No calculator of lm-polygraph returns log-probabilities and states of a given answer: those that return both call
+  `generate`. The work is done by its own `InferCausalLMCalculator`, `get_embeddings_from_output` and `Perplexity`; the
+  model adapter, which is its extension point, passes them the given answer from one teacher-forced pass.
+* It receives every free advantage: token ids instead of texts, rows ordered by length, logits of the answer's positions
+  only (which is all that `generate` would have computed).
 * Only the extraction is timed: the model is loaded and one batch is run before the clock starts.
 """
 
