@@ -29,11 +29,11 @@ Decision = tuple[Outcome, Reasons]
 
 @dataclass(frozen=True)
 class Resolution:
-    """The outcome of each input row, in order; the new rows; the rows pending until their interaction comes."""
+    """The outcome of each input row, in order; the new rows; those whose interaction is not known."""
 
     decisions: tuple[Decision, ...]
-    new: tuple[Record, ...] = ()
-    held: tuple[Record, ...] = ()
+    new: tuple[Record, ...]
+    pending: tuple[Record, ...]
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,15 @@ class Parsed:
 
 
 def resolve_duplicates(
-    batch: Sequence[Parsed], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons]
+    batch: Sequence[Parsed], index: KeyIndex, held: KeyIndex, refused: Mapping[bytes, Reasons], *, is_last: bool
 ) -> Resolution:
     """Decide on `batch` against `index`, against the pending rows `held`, and against itself.
 
-    Rows with contents in `refused`, by their content's digest, are left out.
+    Rows with contents in `refused`, by their content's digest, are left out. `is_last`: no interaction comes any more,
+    so of equal pending rows the first is held and the others are duplicates; until then, each of them is pending.
     """
     new: dict[bytes, Record] = {}
-    waiting: dict[bytes, Record] = {}
+    pending: dict[bytes, list[Record]] = {}
 
     def decide(parsed: Parsed) -> Decision:
         reasons = parsed.row.reasons or tuple(
@@ -71,9 +72,9 @@ def resolve_duplicates(
         if not fresh:
             return "duplicate", ()
         if parsed.row.interaction is None and not interaction_known(fresh[0].row):
-            if fresh[0].identity in waiting or held.find(fresh[0].identity):
+            if is_last and (fresh[0].identity in pending or held.find(fresh[0].identity)):
                 return "duplicate", ()
-            waiting[fresh[0].identity] = fresh[0]
+            pending.setdefault(fresh[0].identity, []).append(fresh[0])
             return "held", ()
         new.update((line.identity, line) for line in fresh)
         return "accepted", ()
@@ -84,7 +85,7 @@ def resolve_duplicates(
 
     def conflict(line: Record) -> Reasons:
         """Why `line` contradicts known rows; empty where it does not."""
-        known = new.get(line.identity) or waiting.get(line.identity)
+        known = new.get(line.identity) or next(iter(pending.get(line.identity, ())), None)
         if known is not None:
             return () if known.content == line.content else (_difference(line.row, known.row),)
         for earlier in (index, held):
@@ -94,7 +95,7 @@ def resolve_duplicates(
         return ()
 
     decisions = tuple(decide(parsed) for parsed in batch)
-    return Resolution(decisions, tuple(new.values()), tuple(waiting.values()))
+    return Resolution(decisions, tuple(new.values()), tuple(line for equal in pending.values() for line in equal))
 
 
 def version_of(source: bytes) -> str:

@@ -1,7 +1,7 @@
 """Stage one batch: deduplicate documents and rows, validate what is new, write it beside data/.
 
-Blocks of `AT_ONCE` rows are in memory one at a time; a `KeyIndex` has the keys of all other rows. Pending rows are
-written beside the batch and matched again at the end, when every interaction is known.
+Blocks of `AT_ONCE` rows are in memory one at a time; a `KeyIndex` has the keys of all other rows. Thumbs and reviews
+whose interaction is not known are set aside, and decided on at the end, together with those of earlier batches.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import IO, cast
 
-from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review, document_of
+from abstain.core.contracts import Chunk, Document, Interaction, document_of
 from abstain.core.json_lines import as_lines, read_lines
 from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
-from abstain.data.store.key_index import AT_ONCE, CONTRACTS, IndexedWriter, KeyIndex, batched
+from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex, batched
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
 from abstain.data.validation.checks import Known, ValidatedRows
@@ -24,12 +23,11 @@ from abstain.ingest.pipeline.deduplicate import (
     Decision,
     Parsed,
     Reasons,
-    Resolution,
     resolve_duplicates,
     settle_documents,
     version_of,
 )
-from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
 from abstain.ingest.pipeline.report import kinds
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of
@@ -37,9 +35,6 @@ from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
 Validate = Callable[[ValidatedRows, Known], ValidationResult]
-
-HELD = ("feedback", "reviews")
-"""The tables of rows that may come before their interaction."""
 
 FORGOTTEN = ParsedRow("", 0, b"", reasons=("user: erasure was requested, so the row was not kept",))
 """The record of a row from an erased user: only that it came."""
@@ -64,11 +59,8 @@ class IngestPipeline:
         self._forgotten, self._gone = frozenset(forgotten.users), frozenset(forgotten.interactions)
         self.quarantine = Quarantine(store.folder)
         self._writer = Writer(staging)
-        self._waiting = {
-            table: IndexedWriter(staging.folder / f".waiting-{table}", table, self._held) for table in HELD
-        }
+        self._pending = self._pending_files(".pending")
         self._cleared: set[str] = set()
-        self._again: Counter[bytes] = Counter()
         self.read = 0
         self.outcomes: Counter[str] = Counter()
         self.joined: Counter[str] = Counter()
@@ -104,7 +96,7 @@ class IngestPipeline:
         for doc_id, row in winners.items():
             self._adopt(doc_id, row, revised[doc_id])
         for row, decision in zip(rows, decisions, strict=True):
-            self._count(row, decision)
+            self._count(row, decision, self.outcomes)
 
     def remove_documents(self, doc_ids: Iterable[str]) -> None:
         """Documents that vanished from their source: their chunks become tombstones."""
@@ -140,72 +132,55 @@ class IngestPipeline:
         known = self._known()
         for block in batched(rows, AT_ONCE):
             self.read += len(block)
-            parsed = [Parsed.of(self._admit(row)) for row in block]
-            for one, decision in zip(parsed, self._settle(parsed, known), strict=True):
-                self._count(one.row, decision)
-                if decision[0] == "duplicate" and self._index.find(one.lines[0].identity) is None:
-                    self._again[one.lines[0].content] += 1  # of a row that is held
+            self._settle([Parsed.of(self._admit(row)) for row in block], known, self.outcomes)
 
-    def join_held(self) -> None:
-        """Match pending rows, of this batch or earlier ones, with known interactions; the others stay pending."""
-        known, before = self._known(), self._store.held()
-        self._held = KeyIndex()  # so that a row matched below is no duplicate of itself
-        for table, waiting in self._waiting.items():
-            waiting.close()
-            left = self._staging.folder / "held" / f"{table}.jsonl"
-            left.parent.mkdir(exist_ok=True)
-            with left.open("wb") as file:
-                for path, is_new in ((before.get(table), False), (waiting.path, True)):
-                    for block in batched((text for _, text in read_lines(path)) if path else (), AT_ONCE):
-                        self._join(table, block, known, is_new, file)
-            if not left.stat().st_size:
-                left.unlink()
-                self._staging.delete(self._store.folder / "held" / left.name)
+    def match_pending(self) -> None:
+        """Decide on pending rows, of this batch or earlier ones, now that every interaction is known."""
+        known, before, set_aside = self._known(), self._store.held(), self._pending
+        self._held = KeyIndex()  # so that a row decided on below is no duplicate of itself
+        self._pending = self._pending_files("held")
+        for table, rows in set_aside.items():
+            rows.close()
+            for path, outcomes in ((before.get(table), self.joined), (rows.path, self.outcomes)):
+                for block in batched((text for _, text in read_lines(path)) if path else (), AT_ONCE):
+                    parsed = [Parsed.of(parse_line(text, "held", 0)) for text in block]
+                    self._settle(parsed, known, outcomes, is_last=True)
+        for left in self._pending.values():
+            left.close()
+            if not left.rows:
+                left.path.unlink()
+                self._staging.delete(self._store.folder / "held" / left.path.name)
 
-    def _join(self, table: str, block: Sequence[bytes], known: Known, is_new: bool, left: IO[bytes]) -> None:
-        ready = []
-        for text in block:
-            row = CONTRACTS[table].model_validate_json(text)
-            if self._index.find(interaction_identity(row.interaction_id)) is None:
-                left.write(text + b"\n")
-                continue
-            one = ParsedRow("held", 0, text, feedback=row) if isinstance(row, Feedback) else None
-            ready.append(Parsed.of(one or ParsedRow("held", 0, text, review=cast(Review, row))))
-        for parsed, decision in zip(ready, self._settle(ready, known), strict=True):
-            if is_new:  # it was counted as held a moment ago
-                self.outcomes["held"] -= 1
-                self._count(parsed.row, decision)
-            else:
-                self.joined[decision[0]] += 1
-                self._keep_if_refused(parsed.row, decision)
-            # Duplicates of a row that is refused by now are refused, too.
-            for _ in range(self._again[parsed.lines[0].content] if decision[0] == "quarantined" else 0):
-                self.outcomes["duplicate"] -= 1
-                self._count(parsed.row, decision)
+    def _pending_files(self, folder: str) -> dict[str, IndexedWriter]:
+        path = self._staging.folder / folder
+        return {table: IndexedWriter(path / f"{table}.jsonl", table, self._held) for table in ("feedback", "reviews")}
 
-    def _settle(self, parsed: Sequence[Parsed], known: Known) -> tuple[Decision, ...]:
-        """Decide, without the rows that fail validation, and stage what is new."""
+    def _settle(self, parsed: Sequence[Parsed], known: Known, outcomes: Counter[str], *, is_last: bool = False) -> None:
+        """Decide, without the rows that fail validation; stage what is new, and count in `outcomes`."""
         refused: dict[bytes, Reasons] = {}
         while True:  # each turn refuses at least one content more, so it ends
-            settled = resolve_duplicates(parsed, self._index, self._held, refused)
-            if not settled.new:
+            resolution = resolve_duplicates(parsed, self._index, self._held, refused, is_last=is_last)
+            if not resolution.new:
                 break
-            result = self._check(_rows(settled), known)
+            result = self._check(_rows(resolution.new), known)
             if not refused:  # the one that has seen all rows, those that fail among them
                 self.results.append(result)
-            failing = {line.content: result.reasons[line.key] for line in settled.new if line.key in result.reasons}
+            failing = {line.content: result.reasons[line.key] for line in resolution.new if line.key in result.reasons}
             if not failing:
                 break
             refused |= failing
-        self._staging.append(settled.new, self._index)
-        for line in settled.new:
+        self._staging.append(resolution.new, self._index)
+        for line in resolution.new:
             if isinstance(line.row, Interaction):
                 self.profiler.add(line)
-        for line in settled.held:
-            waiting = self._waiting[TABLES[type(line.row)]]
-            waiting.append(line)
-            waiting.flush()
-        return settled.decisions
+        for line in resolution.pending:
+            self._pending[TABLES[type(line.row)]].append(line)
+        for rows in self._pending.values():
+            rows.flush()
+        for one, decision in zip(parsed, resolution.decisions, strict=True):
+            # A row that is set aside is counted at the end, and one of an earlier batch that stays pending was counted.
+            if decision[0] != "held" or (is_last and outcomes is self.outcomes):
+                self._count(one.row, decision, outcomes)
 
     def _admit(self, row: ParsedRow) -> ParsedRow:
         """`row` without content that must not be kept: personal data, and all content from an erased user."""
@@ -217,18 +192,10 @@ class IngestPipeline:
             return replace(FORGOTTEN, source=row.source, line=row.line)
         return replace(admitted, feedback=None) if is_theirs else admitted
 
-    def _count(self, row: ParsedRow, decision: Decision) -> None:
-        """Count the outcome of a row of this batch. Only these rows count towards the failure limit."""
+    def _count(self, row: ParsedRow, decision: Decision, outcomes: Counter[str]) -> None:
+        """Count the outcome of a row, and keep it if it is refused. Only rows of this batch count towards the limit."""
         outcome, reasons = decision
-        self.outcomes[outcome] += 1
-        if outcome == "quarantined" and reasons != FORGOTTEN.reasons and not self.quarantine.was_seen(row):
-            self.newly_refused += 1
-            if self.refused_before is None and self.quarantine.is_here(row):
-                self.refused_before = digest_of(row)
-        self._keep_if_refused(row, decision)
-
-    def _keep_if_refused(self, row: ParsedRow, decision: Decision) -> None:
-        outcome, reasons = decision
+        outcomes[outcome] += 1
         if outcome != "quarantined":
             if self.quarantine.is_here(row):
                 self._cleared.add(digest_of(row))
@@ -236,6 +203,10 @@ class IngestPipeline:
         self.reasons.update(kinds(reasons))
         if reasons == FORGOTTEN.reasons:
             return
+        if outcomes is self.outcomes and not self.quarantine.was_seen(row):
+            self.newly_refused += 1
+            if self.refused_before is None and self.quarantine.is_here(row):
+                self.refused_before = digest_of(row)
         if not self.quarantine.holds(row):
             redact = bytes if row.is_document else self._privacy.redact_raw
             self._writer.add(QuarantinedRow.of(row, map(self._privacy.redact, reasons), redact))
@@ -269,11 +240,8 @@ class IngestPipeline:
         self.quarantine.stage_blocking(self._staging)
 
 
-def _rows(settled: Resolution) -> ValidatedRows:
-    by_table: dict[str, list[Record]] = {table: [] for table in TABLES.values()}
-    for line in settled.new:
-        by_table[TABLES[type(line.row)]].append(line)
-    return ValidatedRows(by_table["interactions"], by_table["feedback"], by_table["reviews"])
+def _rows(lines: Sequence[Record]) -> ValidatedRows:
+    return ValidatedRows(**{table: [line for line in lines if type(line.row) is of] for of, table in TABLES.items()})
 
 
 def _document_of(key: str) -> str:

@@ -71,7 +71,7 @@ def ingest(
         documents, rows = _documents_first(readings)
         intake.take_documents(documents)
         intake.take_rows(rows)
-        intake.join_held()
+        intake.match_pending()
         present = frozenset[str]().union(*(reading.present or () for reading in readings))
         for name, reading in zip(names, readings, strict=True) if remember else ():
             intake.remove_documents(reading.vanished - present)  # it may have moved to another source
