@@ -61,16 +61,14 @@ def test_a_listing_says_what_is_there_and_what_it_holds_back(tmp_path: Path) -> 
 def test_rows_are_known_until_they_are_accepted_and_dropped_ones_for_good(tmp_path: Path) -> None:
     held, other = refuse(tmp_path, b"{", b"[", blocking="too many"), refuse(tmp_path, b"?")
     quarantine = Quarantine(tmp_path)
-    assert [quarantine.holds(at(raw)) for raw in (b"{", b"?", b"!")] == [True, True, False]
+    files = [quarantine.file_of(at(raw)) for raw in (b"{", b"?", b"!")]
+    assert [file and file.stem for file in files] == [held, other, None]
     assert [quarantine.was_seen(at(raw)) for raw in (b"{", b"?")] == [False, True], "nobody has decided on the first"
     assert quarantine.drop(quarantine.find(held)) == 2
     quarantine = Quarantine(tmp_path)
     assert [path.stem for path in quarantine.files()] == [other]
-    assert (quarantine.holds(at(b"{")), quarantine.is_here(at(b"{")), quarantine.was_seen(at(b"{"))) == (
-        True,
-        False,
-        True,
-    )
+    assert quarantine.file_of(at(b"{")) is None
+    assert quarantine.was_discarded(at(b"{")) and quarantine.was_seen(at(b"{"))
     with Staging(DataStore(tmp_path)) as staging:
         quarantine.without({digest_of(at(b"?"))}, staging)
         staging.publish()
@@ -119,7 +117,7 @@ def test_the_rows_of_a_user_are_dropped(tmp_path: Path, text: str, goes: bool) -
     assert [row.raw for row in Quarantine(tmp_path).rows(Quarantine(tmp_path).find(""))] == ([] if goes else [text]) + [
         "{"
     ]
-    assert Quarantine(tmp_path).holds(at(text.encode()))
+    assert Quarantine(tmp_path).was_discarded(at(text.encode())) == goes
 
 
 def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
@@ -131,15 +129,3 @@ def test_with_a_users_last_row_goes_what_it_blocked(tmp_path: Path) -> None:
 def test_a_row_is_here_once_however_often_a_batch_gives_it(tmp_path: Path) -> None:
     refuse(tmp_path, b"{", b"{", b"[", b"{")
     assert Quarantine(tmp_path).listing()[0].rows == 2
-
-
-def test_a_source_whose_bad_rows_are_known_blocks_by_their_file_and_no_other(tmp_path: Path) -> None:
-    first, second = refuse(tmp_path, b"{", blocking="first"), refuse(tmp_path, b"[")
-    quarantine = Quarantine(tmp_path)
-    assert quarantine.block(None, ["b.jsonl"], "second", digest_of(at(b"["))) == second
-    assert {name: entry["sources"] for name, entry in quarantine.blocking.items()} == {
-        first: ["a.jsonl"],
-        second: ["b.jsonl"],
-    }
-    quarantine.lift(["b.jsonl"])
-    assert list(quarantine.blocking) == [first]

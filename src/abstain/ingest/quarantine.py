@@ -20,9 +20,7 @@ import base64
 import hashlib
 import json
 import re
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,13 +84,10 @@ class Quarantine:
 
     def __init__(self, data: Path) -> None:
         self.folder = data / FOLDER
-        self._digests = {path: [row.digest for row in self.rows(path)] for path in self.files()}
-        self.dropped = frozenset(_lines(self.folder / "dropped.txt"))
-        blocking = self.folder / "blocking.json"
+        self._file_of = {row.digest: path for path in self.files() for row in self.rows(path)}
+        dropped, blocking = self.folder / "dropped.txt", self.folder / "blocking.json"
+        self.dropped = frozenset(dropped.read_text(encoding="utf-8").split() if dropped.exists() else ())
         self.blocking: dict[str, dict[str, Any]] = json.loads(blocking.read_text()) if blocking.exists() else {}
-        held_back = {path for path in self._digests if path.stem in self.blocking}
-        self._here = {one for digests in self._digests.values() for one in digests}
-        self._seen = self.dropped.union(*(self._digests[path] for path in self._digests.keys() - held_back))
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("*.jsonl"))
@@ -100,32 +95,27 @@ class Quarantine:
     def rows(self, path: Path) -> Iterator[QuarantinedRow]:
         return read_rows(path, QuarantinedRow)
 
-    def is_here(self, row: ParsedRow) -> bool:
-        return bool(self._here) and digest_of(row) in self._here
+    def file_of(self, row: ParsedRow) -> Path | None:
+        """The file with this row; None where it is not in quarantine."""
+        return self._file_of.get(digest_of(row)) if self._file_of else None
 
-    def holds(self, row: ParsedRow) -> bool:
-        """Whether this row is in quarantine already, or was discarded: then it is not stored again."""
-        return self.is_here(row) or (bool(self.dropped) and digest_of(row) in self.dropped)
+    def was_discarded(self, row: ParsedRow) -> bool:
+        return bool(self.dropped) and digest_of(row) in self.dropped
 
     def was_seen(self, row: ParsedRow) -> bool:
         """Whether this row was reported before and blocks no batch."""
-        return bool(self._seen) and digest_of(row) in self._seen
+        file = self.file_of(row)
+        return self.was_discarded(row) or (file is not None and file.stem not in self.blocking)
 
     def listing(self) -> list[QuarantineFile]:
         """Every file, with the sources that it blocks."""
-        found = []
-        for path in self.files():
-            rows = list(self.rows(path))
-            found.append(
-                QuarantineFile(
-                    id=path.stem,
-                    rows=len(rows),
-                    sources=tuple(Counter(row.source for row in rows)),
-                    reasons=count_reasons(row.reasons for row in rows),
-                    blocking=self.blocking.get(path.stem, {}).get("message"),
-                )
-            )
-        return found
+        return [self._describe(path) for path in self.files()]
+
+    def _describe(self, path: Path) -> QuarantineFile:
+        rows = list(self.rows(path))
+        sources, reasons = dict.fromkeys(row.source for row in rows), count_reasons(row.reasons for row in rows)
+        blocking = self.blocking.get(path.stem, {}).get("message")
+        return QuarantineFile(path.stem, len(rows), tuple(sources), reasons, blocking)
 
     def find(self, name: str) -> Path:
         """The file of an id, or of the beginning of one. Raises `AbstainError` where there is none, or several."""
@@ -138,48 +128,42 @@ class Quarantine:
 
     def drop(self, path: Path) -> int:
         """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
-        return self._drop({path: self._digests[path]})
+        return self._drop(path, lambda row: True)
 
     def drop_of(self, names: set[str]) -> int:
         """Discard every row of the users `names`. Returns how many there were."""
-        theirs = {path: [row.digest for row in self.rows(path) if _is_of(row, names)] for path in self.files()}
-        return self._drop({path: digests for path, digests in theirs.items() if digests})
+        return sum(self._drop(path, lambda row: _is_of(row, names)) for path in self.files())
 
-    def _drop(self, gone: Mapping[Path, Sequence[str]]) -> int:
-        dropped = self.dropped.union(*gone.values())
-        if gone:
-            write_atomically(self.folder / "dropped.txt", _text(dropped))
-        for path, digests in gone.items():
-            left = [row for row in self.rows(path) if row.digest not in set(digests)]
-            if left:
-                write_atomically(path, as_lines(left))
-                continue
-            if self.blocking.pop(path.stem, None):
-                write_atomically(self.folder / "blocking.json", to_json(self.blocking))
-            path.unlink()
-        return sum(map(len, gone.values()))
+    def _drop(self, path: Path, is_dropped: Callable[[QuarantinedRow], bool]) -> int:
+        left: list[QuarantinedRow] = []
+        gone: list[QuarantinedRow] = []
+        for row in self.rows(path):
+            (gone if is_dropped(row) else left).append(row)
+        if not gone:
+            return 0
+        self.dropped = self.dropped.union(row.digest for row in gone)
+        write_atomically(self.folder / "dropped.txt", "".join(f"{one}\n" for one in sorted(self.dropped)).encode())
+        if left:
+            write_atomically(path, as_lines(left))
+            return len(gone)
+        if self.blocking.pop(path.stem, None):
+            write_atomically(self.folder / "blocking.json", to_json(self.blocking))
+        path.unlink()
+        return len(gone)
 
     def without(self, accepted: set[str], staging: Staging) -> None:
         """Stage every file without the rows of these digests, which have been accepted."""
-        for path, digests in self._digests.items():
-            if accepted.isdisjoint(digests):
-                continue
-            left = [row for row in self.rows(path) if row.digest not in accepted]
-            if left:
+        for path in {self._file_of[digest] for digest in accepted}:
+            if left := [row for row in self.rows(path) if row.digest not in accepted]:
                 staging.write(f"{FOLDER}/{path.name}", as_lines(left))
             else:
                 staging.delete(path)
                 self.blocking.pop(path.stem, None)
 
-    def block(self, name: str | None, sources: Sequence[str], message: str, known: str | None = None) -> str:
-        """Block `sources` by the file `name`, or, where all of their bad rows are stored already, by that of `known`.
-
-        `known`: the digest of one of them.
-        """
-        name = name or next(path.stem for path, digests in self._digests.items() if known in digests)
+    def block(self, name: str, sources: Sequence[str], message: str) -> None:
+        """Block `sources` by the file `name`."""
         others = self.blocking.get(name, {}).get("sources", [])
         self.blocking[name] = {"sources": sorted({*others, *sources}), "message": message}
-        return name
 
     def lift(self, sources: Sequence[str]) -> None:
         """A later batch of all `sources` was good."""
@@ -197,27 +181,22 @@ class Writer:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        self._seal = hashlib.sha256()
-        self._kept: set[str] = set()
-        self._path = Path(tempfile.mkdtemp(dir=staging.folder, prefix=".refused-")) / "rows"
+        self._digests: dict[str, None] = {}
+        self._path = staging.folder / ".refused"
         self._file = self._path.open("wb")
-        self.rows = 0
 
     def add(self, row: QuarantinedRow) -> None:
         """Keep `row`, once however often it comes."""
-        if row.digest in self._kept:
-            return
-        self._kept.add(row.digest)
-        self._seal.update(row.digest.encode())
-        self._file.write(row.canonical().encode() + b"\n")
-        self.rows += 1
+        if row.digest not in self._digests:
+            self._digests[row.digest] = None
+            self._file.write(row.canonical().encode() + b"\n")
 
     def close(self) -> str | None:
         """Stage the file; its id, or None where no row came."""
         self._file.close()
-        if not self.rows:
+        if not self._digests:
             return None
-        name = self._seal.hexdigest()[:16]
+        name = hashlib.sha256("".join(self._digests).encode()).hexdigest()[:16]
         target = self._staging.folder / FOLDER / f"{name}.jsonl"
         target.parent.mkdir(exist_ok=True)
         self._path.replace(target)
@@ -262,11 +241,3 @@ def _patterns(name: str) -> list[str]:
     """The place of a user's id in a line of cut JSON, and in one of CSV, where a number may be anything."""
     named, cell = rf'"user"\s*:\s*"{re.escape(name)}"', rf'(?:^|[,;\t])\s*"?{re.escape(name)}"?\s*(?:$|[,;\t])'
     return [named] if name.isdigit() else [named, cell]
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split() if path.exists() else []
-
-
-def _text(digests: Iterable[str]) -> bytes:
-    return "".join(f"{one}\n" for one in sorted(digests)).encode()

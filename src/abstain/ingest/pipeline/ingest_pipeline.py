@@ -66,7 +66,7 @@ class IngestPipeline:
         self.joined: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.newly_refused = 0
-        self.refused_before: str | None = None
+        self.refused_before = ""
         self.results: list[ValidationResult] = []
         self.profiler = Profiler()
 
@@ -196,8 +196,9 @@ class IngestPipeline:
         """Count the outcome of a row, and keep it if it is refused. Only rows of this batch count towards the limit."""
         outcome, reasons = decision
         outcomes[outcome] += 1
+        file = self.quarantine.file_of(row)
         if outcome != "quarantined":
-            if self.quarantine.is_here(row):
+            if file:
                 self._cleared.add(digest_of(row))
             return
         self.reasons.update(kinds(reasons))
@@ -205,9 +206,8 @@ class IngestPipeline:
             return
         if outcomes is self.outcomes and not self.quarantine.was_seen(row):
             self.newly_refused += 1
-            if self.refused_before is None and self.quarantine.is_here(row):
-                self.refused_before = digest_of(row)
-        if not self.quarantine.holds(row):
+            self.refused_before = self.refused_before or (file.stem if file else "")
+        if file is None and not self.quarantine.was_discarded(row):
             redact = bytes if row.is_document else self._privacy.redact_raw
             self._writer.add(QuarantinedRow.of(row, map(self._privacy.redact, reasons), redact))
 

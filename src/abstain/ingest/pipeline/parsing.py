@@ -89,18 +89,15 @@ def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
         return ParsedRow(source, number, line, (f"line: not valid UTF-8 ({where})",))
+    contract, reasons = _contract_of(text), _said_twice(text)
     try:
-        # A guess without a look inside; no row is valid as another contract than its own.
-        row = _guess(line).model_validate_json(text, strict=True)
-    except ValidationError:
-        reasons = _reasons(text)
-        if isinstance(reasons, tuple):
-            return ParsedRow(source, number, line, reasons)
-        row = reasons
+        row = contract.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        reasons += tuple(_reason(problem, contract) for problem in error.errors())
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
-        return ParsedRow(source, number, line, ("line: a timestamp lies outside the years 1 to 9999",))
-    if twice := _said_twice(text):
-        return ParsedRow(source, number, line, twice)
+        reasons += ("line: a timestamp lies outside the years 1 to 9999",)
+    if reasons:
+        return ParsedRow(source, number, line, reasons)
     if isinstance(row, Feedback):
         return ParsedRow(source, number, line, feedback=row)
     if isinstance(row, Review):
@@ -134,36 +131,18 @@ def read_document(content: bytes, source: str) -> ParsedRow:
     return ParsedRow(source, 1, content, reasons=(reason,))
 
 
-def _guess(line: bytes) -> type[Row]:
-    if b'"question"' in line:
-        return ImportedInteraction
-    return Review if b'"reviewed_at"' in line else Feedback
-
-
-def _contract_of(fields: Any) -> type[Row]:
-    """The contract that `fields` are meant for; if none is recognised, the import format."""
+def _contract_of(text: str) -> type[Row]:
+    """The contract that the fields of `text` are meant for; if none is recognised, the import format."""
+    try:
+        fields = from_json(text)
+    except ValueError:
+        fields = None
     if not isinstance(fields, dict) or fields.keys() & _OF_INTERACTIONS:
         return ImportedInteraction
     if fields.keys() & _OF_REVIEWS:
         return Review
     is_thumb = "given_at" in fields or isinstance(fields.get("thumb"), str)
     return Feedback if is_thumb else ImportedInteraction
-
-
-def _reasons(text: str) -> Row | tuple[str, ...]:
-    """Every reason why `text` is not a valid row; the row where it is valid after all."""
-    twice: tuple[str, ...] = ()
-    try:
-        contract = _contract_of(from_json(text))
-        twice = _said_twice(text)
-    except ValueError:
-        contract = ImportedInteraction
-    try:
-        return contract.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        return (*twice, *(_reason(problem, contract) for problem in error.errors()))
-    except OverflowError:
-        return (*twice, "line: a timestamp lies outside the years 1 to 9999")
 
 
 def _said_twice(text: str) -> tuple[str, ...]:

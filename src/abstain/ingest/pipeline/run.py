@@ -129,7 +129,6 @@ def _require_few_refused(
 ) -> None:
     """If too many rows are refused, publish the quarantine alone, block the retrain, and raise."""
     new = report.accepted + report.held + report.newly_refused
-    quarantine = intake.quarantine
     if report.newly_refused < params.min_failed_rows or report.newly_refused <= params.max_failed_fraction * new:
         intake.accept(names)
         return
@@ -138,8 +137,9 @@ def _require_few_refused(
         f"batch of {', '.join(names)} refused, nothing accepted: {report.newly_refused} of {new} new rows fail, more "
         f"than validation.max_failed_fraction = {params.max_failed_fraction:g} allows ({top})"
     )
-    name = quarantine.block(intake.quarantined_in, names, message, intake.refused_before)
-    quarantine.stage_blocking(staging)
+    name = intake.quarantined_in or intake.refused_before  # where all of its bad rows are stored already
+    intake.quarantine.block(name, names, message)
+    intake.quarantine.stage_blocking(staging)
     staging.publish(FOLDER)
     raise BatchRefused(
         f"{message}: fix the rows listed by `abstain quarantine list` at the source and ingest again, or discard "
