@@ -1,14 +1,19 @@
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.importers import feedbackqa, qa_from_hf, squad
+from abstain.ingest.importers import DocumentFile, Skipped, feedbackqa, qa_from_hf, squad
 from abstain.ingest.importers.convert import Converted, convert
+from abstain.ingest.pipeline.parsing import parse_object
 from abstain.ingest.sources.files import explicit_sources
-from tests.ingest.importers.upstream import FORMATS, judged, passage, write_records
+from abstain.knowledge.documents.reader import parse_document
+from tests.ingest.importers.upstream import FORMATS, SHARED, asked, judged, passage, write_json, write_records
+from tests.ingest.importers.upstream import squad as squad_file
 
 READ = {"squad": squad.read, "qa_from_hf": qa_from_hf.read, "feedbackqa": feedbackqa.read}
 
@@ -82,3 +87,61 @@ def test_convert_documents_alone_writes_no_rows(tmp_path: Path) -> None:
     file = write_records(tmp_path / "kb.jsonl", {"kb_id": "WHO-1", **passage()})
     assert convert(feedbackqa.read([file]), tmp_path / "out") == Converted(documents=1)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["documents"]
+
+
+def official_squad(file: Path, folder: Path) -> Path:
+    """The official JSON of a set that lies here question by question."""
+    articles: dict[str, dict[str, list[Any]]] = {}
+    for line in gzip.decompress(file.read_bytes()).splitlines():
+        one = json.loads(line)
+        question = asked(one["id"], *one["answers"], question=one["question"])
+        question |= {} if one["answerable"] else {"is_impossible": True, "plausible_answers": []}
+        articles.setdefault(one["title"], {}).setdefault(one["context"], []).append(question)
+    return write_json(folder / "squad.json", squad_file(*((title, list(of.items())) for title, of in articles.items())))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
+@pytest.mark.parametrize(
+    ("name", "files", "counts"),
+    [
+        (
+            "squad",
+            ["squad/squad1_train_head.jsonl.gz"],
+            {"Interaction": 4370, "Review": 4370, "correct": 4370, "Document": 12},
+        ),
+        (
+            "squad",
+            ["squad/squad2_dev_cs224n.jsonl.gz"],
+            {"Interaction": 2910, "Review": 2910, "correct": 2910, "Document": 16}
+            | {"unanswerable, without a plausible answer": 3168},
+        ),
+        (
+            "qa_from_hf",
+            ["qa_from_hf/user_feedback.jsonl.gz"],
+            {"Interaction": 3043, "Review": 3043, "correct": 1798, "Document": 1418, "the model abstained": 1857},
+        ),
+        (
+            "feedbackqa",
+            ["feedbackqa/human_feedback.jsonl.gz", "feedbackqa/kb_passages.jsonl.gz"],
+            {"Interaction": 1929, "Review": 3858, "correct": 1968, "Document": 284},
+        ),
+    ],
+)
+def test_published_files_are_imported(tmp_path: Path, name: str, files: list[str], counts: dict[str, int]) -> None:
+    paths = [SHARED / file for file in files]
+    found, documents, cited = Counter[str](), set[str](), set[str]()
+    for item in READ[name]([official_squad(paths[0], tmp_path)] if name == "squad" else paths):
+        if isinstance(item, Skipped):
+            found[item.reason] += 1
+        elif isinstance(item, DocumentFile):
+            documents.add(parse_document(item.text, item.name).doc_id)
+        else:
+            row = parse_object(item, "a", 1)
+            assert row.reasons == ()
+            found.update(type(part).__name__ for part in row.contents())
+            found["correct"] += row.review is not None and row.review.correct
+            cited.update(c.chunk_id.rpartition("#")[0] for c in (row.interaction.contexts if row.interaction else ()))
+    found["Document"] = len(documents)
+    assert found == counts
+    assert cited <= documents

@@ -1,4 +1,3 @@
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,42 +7,32 @@ from abstain.ingest.importers import DocumentFile, Item, Skipped
 from abstain.ingest.importers.feedbackqa import read
 from abstain.ingest.pipeline.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
-from tests.ingest.importers.upstream import SHARED, passage, rated, write_records
+from tests.ingest.importers.upstream import passage, rated, write_records
 
 
 def import_all(folder: Path, *records: dict) -> list[Item]:
     return list(read([write_records(folder / "a.jsonl.gz", *records)]))
 
 
-@pytest.mark.parametrize(
-    ("rating", "flags"),
-    [
-        ("Excellent", (True, True, True)),
-        ("Acceptable", (False, True, True)),
-        ("Could be Improved", (False, False, True)),
-        ("Bad", (False, False, True)),
-    ],
-)
-def test_feedbackqa_rating_is_a_review(tmp_path: Path, rating: str, flags: tuple[bool, ...]) -> None:
-    (row,) = import_all(tmp_path, rated("fb-1", rating))
-    review = parse_object(row, "a", 1).review
-    assert review is not None and (review.complete, review.correct, review.truthful) == flags
-
-
-def test_feedbackqa_every_rater_gives_a_review(tmp_path: Path) -> None:
-    joined, second, third, unrated = import_all(tmp_path, rated("fb-1", "Excellent", "Bad", "Bad"), rated("fb-2"))
-    found = parse_object(joined, "a", 1)
-    assert found.interaction is not None and found.review is not None
-    assert found.interaction.answer == found.interaction.contexts[0].text == "Passage 1."
-    assert found.interaction.product == "WHO"
-    assert found.interaction.contexts[0].chunk_id == f"{found.interaction.group}#passage-7"
-    alone = [parse_object(item, "a", 1) for item in (second, third)]
-    assert [list(row.contents()) for row in alone] == [[row.review] for row in alone]
-    assert [row.review.reviewer for row in (found, *alone) if row.review] == [
-        f"feedbackqa-rater-{n}" for n in (1, 2, 3)
-    ]
-    assert {row.review.interaction_id for row in (found, *alone) if row.review} == {"feedbackqa-fb-1"}
-    assert parse_object(unrated, "a", 1).review is None
+def test_feedbackqa_every_rating_is_a_review(tmp_path: Path) -> None:
+    ratings = {
+        "Excellent": (True, True, True),
+        "Acceptable": (False, True, True),
+        "Could be Improved": (False, False, True),
+        "Bad": (False, False, True),
+    }
+    *rows, unrated = (
+        parse_object(item, "a", 1) for item in import_all(tmp_path, rated("fb-1", *ratings), rated("fb-2"))
+    )
+    found = rows[0].interaction
+    assert found is not None and found.answer == found.contexts[0].text == "Passage 1."
+    assert (found.product, found.contexts[0].chunk_id) == ("WHO", f"{found.group}#passage-7")
+    reviews = [row.review for row in rows if row.review]
+    assert [(review.complete, review.correct, review.truthful) for review in reviews] == [*ratings.values()]
+    assert [review.reviewer for review in reviews] == [f"feedbackqa-rater-{n}" for n in (1, 2, 3, 4)]
+    assert {review.interaction_id for review in reviews} == {"feedbackqa-fb-1"}
+    assert [list(row.contents()) for row in rows[1:]] == [[review] for review in reviews[1:]]
+    assert unrated.interaction is not None and unrated.review is None
 
 
 def test_feedbackqa_page_is_one_document_with_sections(tmp_path: Path) -> None:
@@ -75,20 +64,3 @@ def test_feedbackqa_questions_without_answer_are_an_error(tmp_path: Path) -> Non
         import_all(tmp_path, {"id": "q", "question": "?", "gold_kb_id": "WHO-1"})
     (skipped,) = import_all(tmp_path, rated("fb-1", "Bad", question=" "))
     assert skipped == Skipped("the question or the passage is empty")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
-def test_feedbackqa_published_files_are_imported() -> None:
-    folder = SHARED / "feedbackqa"
-    items = list(read([folder / "human_feedback.jsonl.gz", folder / "kb_passages.jsonl.gz"]))
-    documents = [parse_document(item.text, item.name) for item in items if isinstance(item, DocumentFile)]
-    found = [parse_object(item, "a", 1) for item in items if not isinstance(item, DocumentFile | Skipped)]
-    assert [row.reasons for row in found if row.reasons] == []
-    assert Counter(type(part).__name__ for row in found for part in row.contents()) == {
-        "Interaction": 1929,
-        "Review": 3858,
-    }
-    assert len(documents) == 284
-    cited = {row.interaction.group for row in found if row.interaction}
-    assert cited <= {document.doc_id for document in documents}

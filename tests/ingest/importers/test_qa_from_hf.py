@@ -3,38 +3,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from abstain.ingest.importers import DocumentFile, Item, Skipped
 from abstain.ingest.importers.qa_from_hf import ABSTENTION, read
 from abstain.ingest.pipeline.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
-from tests.ingest.importers.upstream import SHARED, judged, write_records
+from tests.ingest.importers.upstream import judged, write_records
 
 
 def import_all(folder: Path, *records: dict, **options: Any) -> list[Item]:
     return list(read([write_records(folder / "a.jsonl.gz", *records)], **options))
 
 
-@pytest.mark.parametrize(
-    ("verdict", "flags", "thumb"),
-    [
-        ("Correct", (True, True, True), "up"),
-        ("Partially Correct", (False, False, True), "down"),
-        ("Wrong", (False, False, False), "down"),
-    ],
-)
-def test_qa_from_hf_verdict_is_a_review_or_a_thumb(
-    tmp_path: Path, verdict: str, flags: tuple[bool, ...], thumb: str
-) -> None:
-    row, _ = import_all(tmp_path, judged("lt-1", verdict))
-    found = parse_object(row, "a", 1)
-    assert found.review is not None and found.feedback is None
-    assert (found.review.complete, found.review.correct, found.review.truthful) == flags
-    row, _ = import_all(tmp_path, judged("lt-1", verdict), verdict="thumb")
-    found = parse_object(row, "a", 1)
-    assert found.feedback is not None and found.review is None
-    assert found.feedback.thumb == thumb
+def test_qa_from_hf_verdict_is_a_review_or_a_thumb(tmp_path: Path) -> None:
+    verdicts = {
+        "Correct": ((True, True, True), "up"),
+        "Partially Correct": ((False, False, True), "down"),
+        "Wrong": ((False, False, False), "down"),
+    }
+    records = [judged(f"lt-{n}", verdict) for n, verdict in enumerate(verdicts)]
+    reviewed = [parse_object(row, "a", 1) for row in import_all(tmp_path, *records)[:3]]
+    rated = [parse_object(row, "a", 1) for row in import_all(tmp_path, *records, verdict="thumb")[:3]]
+    for (flags, thumb), as_review, as_thumb in zip(verdicts.values(), reviewed, rated, strict=True):
+        review = as_review.review
+        assert review is not None and as_review.feedback is None
+        assert (review.complete, review.correct, review.truthful) == flags
+        assert as_thumb.feedback is not None and as_thumb.review is None
+        assert as_thumb.feedback.thumb == thumb
 
 
 def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
@@ -83,19 +77,3 @@ def test_qa_from_hf_article_is_one_document(tmp_path: Path) -> None:
         "qa_from_hf-Other#passage-1",
     ]
     assert second.name == "qa_from_hf-Other.md"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
-def test_qa_from_hf_published_file_is_imported() -> None:
-    items = list(read([SHARED / "qa_from_hf" / "user_feedback.jsonl.gz"]))
-    documents = {item.name.removesuffix(".md") for item in items if isinstance(item, DocumentFile)}
-    skipped = Counter(item.reason for item in items if isinstance(item, Skipped))
-    found = [parse_object(item, "a", 1) for item in items if not isinstance(item, DocumentFile | Skipped)]
-    assert [row.reasons for row in found if row.reasons] == []
-    assert (len(found), len(documents), skipped) == (3043, 1418, {"the model abstained": 1857})
-    assert Counter(row.review.correct for row in found if row.review) == {True: 1798, False: 1245}
-    assert {row.interaction.contexts[0].chunk_id.rpartition("#")[0] for row in found if row.interaction} <= documents
-    for item in items:
-        if isinstance(item, DocumentFile):
-            parse_document(item.text, item.name)

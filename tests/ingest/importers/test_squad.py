@@ -1,15 +1,10 @@
-import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from abstain.ingest.importers import DocumentFile, Item, Skipped
 from abstain.ingest.importers.squad import read
-from abstain.ingest.pipeline.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
-from tests.ingest.importers.upstream import SHARED, asked, squad, write_json
+from tests.ingest.importers.upstream import asked, squad, write_json
 
 
 def rows_of(items: list[Item]) -> list[dict]:
@@ -69,33 +64,3 @@ def test_squad_article_in_two_files_is_one_document(tmp_path: Path) -> None:
     for row in rows_of(items):
         assert row["contexts"][0]["chunk_id"].startswith(f"{document.doc_id}#")
         assert row["group"] == "Zoë_Bank"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the published sets are not beside this checkout")
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("squad1_train_head", {"rows": 4370, "documents": 12}),
-        ("squad2_dev_cs224n", {"rows": 2910, "documents": 16, "unanswerable, without a plausible answer": 3168}),
-    ],
-)
-def test_squad_published_files_are_imported(tmp_path: Path, name: str, counts: dict[str, int]) -> None:
-    articles: dict[str, dict[str, list]] = {}
-    for line in gzip.decompress((SHARED / "squad" / f"{name}.jsonl.gz").read_bytes()).splitlines():
-        one = json.loads(line)
-        question = asked(one["id"], *one["answers"], question=one["question"])
-        question |= {} if one["answerable"] else {"is_impossible": True, "plausible_answers": []}
-        articles.setdefault(one["title"], {}).setdefault(one["context"], []).append(question)
-    official = squad(*((title, list(paragraphs.items())) for title, paragraphs in articles.items()))
-    found: Counter[str] = Counter()
-    for item in read([write_json(tmp_path / "squad.json", official)]):
-        if isinstance(item, Skipped):
-            found[item.reason] += 1
-        elif isinstance(item, DocumentFile):
-            found["documents"] += 1
-            parse_document(item.text, item.name)
-        else:
-            found["rows"] += 1
-            assert parse_object(item, "a", 1).reasons == ()
-    assert found == counts
