@@ -241,7 +241,8 @@ class IngestPipeline:
 
 
 def _rows(lines: Sequence[Record]) -> ValidatedRows:
-    return ValidatedRows(**{table: [line for line in lines if type(line.row) is of] for of, table in TABLES.items()})
+    interactions, feedback, reviews = ([line for line in lines if type(line.row) is contract] for contract in TABLES)
+    return ValidatedRows(interactions, feedback, reviews)
 
 
 def _document_of(key: str) -> str:
