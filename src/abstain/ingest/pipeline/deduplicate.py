@@ -115,7 +115,7 @@ def settle_documents(
     `refused` is by version.
     """
     versions = [version_of(row.raw) for row in rows]
-    winners: dict[str, tuple[str, ParsedRow]] = {}
+    winners: dict[str, ParsedRow] = {}
     newest = dict(current)
     for row, version in zip(rows, versions, strict=True):
         document = row.document
@@ -132,10 +132,10 @@ def settle_documents(
         if version in refused:
             return "quarantined", refused[version]
         doc_id, best = document.doc_id, newest[document.doc_id]
-        if document == current.get(doc_id) or (doc_id in winners and winners[doc_id][0] == version):
+        if document == current.get(doc_id) or (doc_id in winners and winners[doc_id].raw == row.raw):
             return "duplicate", ()
         if document == best:
-            winners[doc_id] = version, row
+            winners[doc_id] = row
             return "accepted", ()
         if is_known(doc_id, version):
             return "duplicate", ()
@@ -146,7 +146,7 @@ def settle_documents(
         )
 
     decisions = tuple(decide(row, version) for row, version in zip(rows, versions, strict=True))
-    return decisions, {doc_id: row for doc_id, (_, row) in winners.items()}
+    return decisions, winners
 
 
 def _difference(row: Stored, known: Stored) -> str:
