@@ -71,8 +71,8 @@ def test_a_cell_stands_in_each_column_and_row_that_it_spans() -> None:
         ("<tr><th>a<th>b<tr><td colspan=0 rowspan=-1>c<td colspan=x rowspan='9999999999'>d", [["a", "b"], ["c", "d"]]),
         ("<tr><th>a<th>b<tr><td rowspan=99>c<td>d<tr><td>e", [["a", "b"], ["c", "d"], ["c", "e"]]),
         ("<tr><th>a<tr><tr><td><tr><td>b", [["a"], ["b"]]),  # empty rows say nothing
-        ("<tr><th>a<tr><td><p>x<p>y<ul><li>1<li>2</ul><br>z", [["a"], ["x y 1; 2 z"]]),
-        ("<tr><th>a<tr><td><table><tr><td>1<td>2<tr><td>3</table>", [["a"], ["1, 2; 3"]]),
+        ("<tr><th>a<tr><td><p>x<p>y<ul><li>1<li>2</ul><br>z", [["a"], ["x y - 1 - 2 z"]]),
+        ("<tr><th>a<tr><td><table><tr><td>1<td>2<tr><td>3</table>", [["a"], ["1 2 3"]]),
         ("<td>a<td>b<tr><td>c", [["", ""], ["a", "b"], ["c", ""]]),
         ("<tr><th>a<th>a<tr><td>1<td>2", [["a", "a"], ["1", "2"]]),
         ("<tr><th colspan=2>a<th colspan=2>b<tr><td colspan=2>1<td colspan=2>2", [["a", "b"], ["1", "2"]]),

@@ -16,12 +16,17 @@ from bs4 import BeautifulSoup
 from bs4.element import PreformattedString, Tag
 
 from abstain.core.suggest import nearest
-from abstain.knowledge.documents.html_converter import HEADINGS, INVISIBLE, Converter
+from abstain.knowledge.documents.html_converter import INVISIBLE, Converter
 
 FIELDS = ("doc_id", "product", "entitlements", "updated_at")
 
 _DROPPED = "script style noscript template nav svg iframe object canvas button input select textarea head [hidden]"
 _CHROME = "body > header, body > footer, [role=navigation], [role=banner], [role=contentinfo]"
+_BLOCKS = (
+    "address article aside center details div fieldset figcaption figure footer form header hgroup legend main "
+    "section summary"
+)
+_HEADINGS = ["h1", "h2", "h3", "h4", "h5", "h6"]
 _PARTS = ["caption", "thead", "tbody", "tfoot", "tr", "th", "td"]
 
 
@@ -78,17 +83,25 @@ def _fields(soup: BeautifulSoup) -> dict[str, Any]:
 
 
 def _tidy(content: Tag) -> None:
-    """Normalise what Markdown cannot represent: layout tables, cells without a row, lists directly in lists."""
+    """Normalise what Markdown cannot represent: layout tables, cells without table or row, lists directly in lists."""
+    for block in content.find_all(_BLOCKS.split()):
+        # One without text would join what stands before it and after it in one word.
+        block.name = "div" if next(block.stripped_strings, None) or block.img else "span"
     for table in content.find_all("table"):
         own = [tag for tag in table.find_all(_PARTS) if tag.find_parent("table") is table]
-        has_header = any(tag.name == "th" for tag in own)
-        if table.get("role") in ("presentation", "none") or (not has_header and table.find([*HEADINGS, "table"])):
+        arranges = not any(tag.name == "th" for tag in own) and table.find([*_HEADINGS, "table"])
+        # A cell or a heading is one line, in which there is no room for another table.
+        if arranges or table.get("role") in ("presentation", "none") or table.find_parent(["table", *_HEADINGS]):
             for tag in [table, *own]:
                 tag.name = "div"
-    for cell in content.find_all(["td", "th"]):
-        if cell.parent is not None and cell.parent.name != "tr":
-            after = [tag for tag in cell.find_next_siblings() if tag.name in ("td", "th")]
-            row = cell.wrap(Tag(name="tr"))
+    for part in content.find_all(_PARTS):
+        if part.find_parent("table") is None:
+            part.name = "div"
+        elif part.name == "caption":
+            part.name = "p"
+        elif part.name in ("td", "th") and part.parent is not None and part.parent.name != "tr":
+            after = [tag for tag in part.find_next_siblings() if tag.name in ("td", "th")]
+            row = part.wrap(Tag(name="tr"))
             row.extend(after)
     for inner in content.find_all(["ul", "ol"]):
         before = inner.find_previous_sibling("li")
