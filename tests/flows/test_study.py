@@ -1,4 +1,7 @@
-"""The study's flow for real, on a few of the sample's facts: killed, taken up again, with a bad cell among good ones."""
+"""The study's flow for real, on a few of the sample's facts: killed, taken up again, with a bad cell among good ones.
+
+Its models are tiny ones: a cell by the embedded model is in tests/study/test_cell.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from typer.testing import CliRunner
 from abstain.core.errors import AbstainError
 from abstain_cli.app import app
 from tests.conftest import Project, new_project, read_json
-from tests.study.builders import BAD, DECLARED, TRAIN, write_data, write_study
+from tests.llm.builders import save_speaking_model
+from tests.study.builders import BAD, DECLARED, TRAIN, tiny_models, write_data, write_study
 
 RUNS = """
 import json, sys
@@ -103,7 +107,8 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) 
 def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_server: str) -> None:
     project = replace(new_project(tmp_path), server=prefect_server)
     write_data(project.root / "data")
-    file = write_study(project.root)
+    models = tiny_models(save_speaking_model(project.root / "tiny"))
+    file = write_study(project.root, models=models)
     done = project.abstain("experiment", file.name, "--data", "data", "--out", "report")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((project.home / "studies" / "small").glob("*.json"))) == 2
@@ -121,7 +126,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
     """An experiment killed after its first cell; then the rest, again, without a cell, and with a bad one."""
     project = replace(new_project(tmp_path_factory.mktemp("study")), server=prefect_server)
     write_data(project.root / "data")
-    file = write_study(project.root)
+    models = tiny_models(save_speaking_model(project.root / "tiny"))
+    file = write_study(project.root, models=models)
     command = [sys.executable, "-m", "abstain_cli.app", "experiment", file.name, "--data", "data"]
     process = project.start(command, stderr=subprocess.STDOUT)
     patience = threading.Timer(240, process.kill)
@@ -135,9 +141,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
     patience.cancel()
     assert process.wait() == -signal.SIGKILL, "".join(seen)
     killed_at = len(list((project.home / "studies" / "small").glob("*.json")))
-    bad = write_study(project.root, tables={**DECLARED["tables"], "11": BAD})
+    bad = write_study(project.root, models=models, tables={**DECLARED["tables"], "11": BAD})
     bad.rename(project.root / "bad.yaml")
-    write_study(project.root)
+    write_study(project.root, models=models)
     done = project.command(["python", "-c", RUNS, str(project.home)])
     assert done.returncode == 0, done.stdout + done.stderr
     said = [tuple(line.split(" ", 1)) for line in done.stdout.splitlines() if " " in line]

@@ -73,6 +73,11 @@ def declared(**changes: Any) -> Study:
     return Study.model_validate(DECLARED | changes)
 
 
+def tiny_models(folder: Path) -> dict[str, Any]:
+    """The study's models, of which the one in `folder` takes the embedded one's place: its answers are noise."""
+    return {**DECLARED["models"], "embedded": {"model": str(folder), "layout": "rag-plain-v1"}}
+
+
 def write_study(folder: Path, **changes: Any) -> Path:
     file = folder / "small.yaml"
     file.write_text(yaml.safe_dump(DECLARED | changes, sort_keys=False))
