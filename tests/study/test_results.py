@@ -98,9 +98,7 @@ def test_a_result_is_read_back_as_it_was_but_for_nan(tmp_path: Path) -> None:
     assert results.read(key | {"seed": 1}) is None
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff", b'{"result": {"f1": 1}}', b'{"decided_by": {}, "result": {}}']
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"decided_by": {}}'])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     results, key = Results(tmp_path), {"cell": 1}
     results.write(key, {"f1": 0.5})

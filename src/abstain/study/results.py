@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_json
 
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -83,37 +84,26 @@ def decided_by(laboratory: ExperimentRunner, cell: ExperimentCell, files: Mappin
 
 @dataclass(frozen=True)
 class Results:
-    """The folder of finished cells."""
+    """The folder of finished cells, each beside what it was decided by, for people to read."""
 
     folder: Path
 
     def read(self, decided: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result that was made under `decided`; None where there is none."""
         try:
-            content: dict[str, Any] = json.loads(self.file(decided).read_text(encoding="utf-8"))
-            return content["result"] if content["decided_by"] == _plain(decided) else None
+            result: dict[str, Any] = json.loads(self.file(decided).read_bytes())["result"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+        return result
 
     def write(self, decided: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        content = {"decided_by": _plain(decided), "result": _plain(result)}
-        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-        write_atomically(self.file(decided), text.encode())
+        """Keep `result`, in which what is not a number becomes null."""
+        content = {"decided_by": decided, "result": result}
+        write_atomically(self.file(decided), to_json(content, indent=1, inf_nan_mode="null"))
 
     def file(self, decided: Mapping[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(_plain(decided), sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{digest[:32]}.json"
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON reads it: nan is null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value
 
 
 def _both(study: Study) -> str:
