@@ -106,15 +106,9 @@ def test_a_compressed_file_is_the_same(tmp_path: Path) -> None:
     [
         ("{", "line 1: row: Invalid JSON"),
         ('{"id": "a", "question": "b", "answers": ["c"]}', "line 1: context: Field required"),
-        ('{"id": "a", "question": "b", "context": "d", "answers": "c"}', "line 1: .*answers"),
-        ("[]", "line 1"),
-        ('{"id": "", "question": "b", "context": "d", "answers": ["c"]}', "line 1: id: String should have at least 1"),
-        (
-            '{"id": "a", "question": "b", "context": "\\ud800", "answers": ["c"]}',
-            "line 1: .*Invalid JSON: unexpected end of hex escape",
-        ),
         ("[" * 100_000, "line 1: .*Invalid JSON: recursion limit"),
     ],
+    ids=["cut", "no context", "deep"],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
     write_data(tmp_path)

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -197,12 +196,6 @@ def test_no_rows_at_all() -> None:
     assert split([], BY_GROUP) == split([], BY_TIME) == []
     with pytest.raises(AbstainError, match="'train'"):
         check_splits([], [])
-
-
-def test_many_groups_are_split_at_once() -> None:
-    groups = pd.Series(np.arange(50_000)).astype("str")
-    asked_at = pd.Series(FROZEN, index=groups.index)
-    assert Counter(assign_splits(groups, asked_at, BY_GROUP))["newest"] == pytest.approx(12_500, rel=0.05)
 
 
 def test_the_holdout_digest_sees_rows_and_labels_but_not_their_order() -> None:

@@ -14,8 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
@@ -67,17 +66,6 @@ def test_what_was_written_is_read_and_any_order_of_arrival_is_the_file_of_safete
     assert table.lengths.dtype == np.int64
     packed = {"states": torch.cat(rows), "offsets": torch.tensor([0, *lengths]).cumsum(0)}
     assert file.read_bytes() == save(packed, {"model": model})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_safetensors_loads_the_file(file: Path, dtype: torch.dtype) -> None:
-    rows = ragged(LENGTHS, dtype)
-    loaded = load_file(write(file, rows))
-    assert loaded.keys() == {"states", "offsets"}
-    assert torch.equal(loaded["states"], torch.cat(rows)) and loaded["states"].dtype == dtype
-    assert loaded["offsets"].tolist() == [0, 4, 4, 5, 12, 12, 14]
-    with safe_open(file, "pt") as opened:
-        assert opened.metadata() == {"model": "bank@1"}
 
 
 def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:

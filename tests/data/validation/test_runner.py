@@ -27,7 +27,6 @@ from tests.data.builders import (
     PARAMS,
     feedback,
     interaction,
-    later,
     markdown,
     review,
     row,
@@ -96,24 +95,14 @@ def test_sound_rows_pass_every_suite() -> None:
             {"interactions": (interaction(asked_at=NOW + timedelta(seconds=30)),)},
             "asked_at: 30 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
         ),
-        ({"interactions": (interaction(question="q" * 201),)}, "question: 201 characters, 200 allowed"),
         ({"interactions": (interaction(answer="a" * 201),)}, "answer: 201 characters, 200 allowed"),
-        (
-            {"interactions": (interaction(contexts=(Context(chunk_id="fees#0", text="t" * 201),)),)},
-            "contexts: 201 characters, 200 allowed",
-        ),
         ({"interactions": citing("fees#0", "b#1", "a#1")}, "contexts: no ingested document holds 'a#1', 'b#1'"),
         ({"feedback": (feedback("other"),)}, "interaction_id: there is no such interaction"),
         ({"feedback": (feedback(days=-1.5),)}, "given_at: before the question was asked (-1.5 days)"),
         ({"feedback": (feedback(days=91),)}, "given_at: 91 days after the question, 90 allowed"),
-        ({"feedback": (feedback(days=61),)}, "given_at: 43,200 s in the future"),
-        ({"feedback": (feedback(comment="c" * 201),)}, "comment: 201 characters, 200 allowed"),
         ({"feedback": (feedback(user="u"), feedback(user="u", thumb="down"))}, "thumb: this user gave two thumbs"),
         ({"feedback": (feedback().model_copy(update={"thumb": "left"}),)}, "thumb: 'left' is neither up nor down"),
         ({"reviews": (review("other"),)}, "interaction_id: there is no such interaction"),
-        ({"reviews": (review(days=-1),)}, "reviewed_at: before the question was asked (-1 days)"),
-        ({"reviews": (review(days=91),)}, "reviewed_at: 91 days after the question, 90 allowed"),
-        ({"reviews": (review(ideal_answer="i" * 201),)}, "ideal_answer: 201 characters, 200 allowed"),
         ({"reviews": (review(), review(right=False))}, "review: this reviewer gave two verdicts at the same time"),
         (
             {"reviews": (review().model_copy(update={"inclusion_probability": 0.0}),)},
@@ -148,8 +137,6 @@ def test_the_limits_themselves_are_allowed() -> None:
         "reviews": (review(days=60, inclusion_probability=1.0),),
     }
     assert checked(rows).success
-    assert checked({"reviews": (review(days=90),)}, now=later(90)).success
-    assert not checked({"reviews": (review(days=90.001),)}, now=later(91)).success
 
 
 def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:

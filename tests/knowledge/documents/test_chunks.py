@@ -24,19 +24,6 @@ def chunks(body: str, budget: int = 600, size: Callable[[str], int] = len) -> li
     return [(chunk.kind, chunk.text.partition("\n")[2]) for chunk in chunk_document(document(body), budget, size)]
 
 
-def test_a_chunk_opens_with_its_section_path() -> None:
-    body = "Intro.\n\n# Gold Card\n\nTop.\n\n## Fees\n\n### Abroad\n\nA.\n\n### At home\n\nH.\n\n## Limits\n\nL.\n"
-    found = [(" > ".join(chunk.section_path), chunk.text) for chunk in chunk_document(document(body))]
-    assert found == [
-        ("Gold Card", "Gold Card\nIntro."),
-        ("Gold Card", "Gold Card\nTop."),
-        ("Gold Card > Fees > Abroad", "Gold Card > Fees > Abroad\nA."),
-        ("Gold Card > Fees > At home", "Gold Card > Fees > At home\nH."),
-        ("Gold Card > Limits", "Gold Card > Limits\nL."),
-    ]
-    assert chunk_document(document("# Fees\n\n## Abroad\n")) == []
-
-
 def test_a_chunk_holds_text_or_one_table_or_one_list() -> None:
     body = (
         "One.\n\nTwo.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n- x\n- y\n\n1. z\n\n"

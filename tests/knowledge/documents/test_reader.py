@@ -55,21 +55,17 @@ def test_entitlements_may_stand_in_several_tags() -> None:
     ("text", "message"),
     [
         ("# Fees\n", "no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'"),
-        ("\n" + FRONT + "x", "no front matter: "),
         ("---\ndoc_id: gold\n", "no front matter: "),
         ("---\ndoc_id: [\n---\nx", "the front matter is not valid YAML: while parsing"),
         ("---\ndoc_id: \x00\n---\nx", "the front matter is not valid YAML: "),
         (FRONT.replace("2026-08-01T00:00:00Z", "2026-13-45") + "x", "the front matter cannot be read: month must be"),
         (FRONT.replace("gold", "[" * 500) + "x", "the front matter (cannot be read|is not valid YAML): "),
         ("---\n- doc_id\n---\nx", "the front matter holds no 'name: value' lines: add doc_id, title, updated_at"),
-        ("---\n---\nx", "the front matter holds no 'name: value' lines: add"),
         (FRONT.replace("title: Gold Card\n", "") + "x", "the front matter lacks 'title': add a line 'title: ...'"),
         (
             FRONT.replace("title", "tilte: Gold\ntitle") + "x",
             "unknown front matter field 'tilte': use doc_id, title, product, entitlements, updated_at",
         ),
-        (FRONT.replace("title", "7: Gold\ntitle") + "x", "unknown front matter field '7': use"),
-        (FRONT.replace("Gold Card", "7") + "x", "front matter field 'title': "),
         (FRONT.replace("Gold Card", "x" * (MAX_TITLE + 1)) + "x", f"the title has {MAX_TITLE + 1} characters, and "),
         (FRONT.replace("00Z", "00") + "x", "front matter field 'updated_at': .*: write it in UTC, as in 2026-"),
         (
@@ -90,7 +86,6 @@ def test_entitlements_may_stand_in_several_tags() -> None:
         ),
         (FRONT.replace("title", "entitlements: {a: 1, a: 2}\ntitle") + "x", "the front matter names 'a' twice: "),
         (FRONT, "there is no text below the front matter: write the document there"),
-        (FRONT + " \n\t\n", "there is no text below the front matter: "),
         (FRONT.replace("title", "body: x\ntitle") + "x", "'body' is no front matter field: write the text below"),
     ],
 )
@@ -107,7 +102,6 @@ def head_without(name: str) -> str:
     ("text", "message"),
     [
         (page(head=head_without("doc_id")), 'the page lacks \'doc_id\': add <meta name="doc_id" content="...">$'),
-        (page(head=head_without("updated_at")), "the page lacks 'updated_at': add <meta name=\"updated_at\""),
         (page(head=HEAD.replace("Gold Card", " ")), "the page lacks 'title': add a <title>$"),
         (page(head=HEAD.replace("00Z", "00")), "page field 'updated_at': .*: write it in UTC"),
         (page(head=HEAD.replace('content="gold"', 'content=""')), "page field 'doc_id': "),
@@ -121,7 +115,6 @@ def head_without(name: str) -> str:
             '<meta name="entitlement"> is unknown: did you mean "entitlements"\\?$',
         ),
         (page("<nav>a</nav><script>b</script> "), "there is no text in the page's body: if a script draws it"),
-        ("", "the page lacks 'doc_id'"),
         pytest.param(
             page("<div>" * 20_000 + "x"), "its tags are nested too deeply to be read: simplify the page$", id="nested"
         ),

@@ -85,10 +85,9 @@ def test_an_empty_index_finds_nothing(index: VectorIndex) -> None:
     assert index.search(vector("fee"), 3) == []
 
 
-@pytest.mark.parametrize("k", [0, -1])
-def test_less_than_one_hit_cannot_be_asked_for(index: VectorIndex, k: int) -> None:
-    with pytest.raises(ValueError, match=f"k must be at least 1, not {k}"):
-        index.search(vector("fee"), k)
+def test_less_than_one_hit_cannot_be_asked_for(index: VectorIndex) -> None:
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
+        index.search(vector("fee"), 0)
 
 
 def test_what_the_asker_may_not_read_neither_shows_up_nor_crowds_out(index: VectorIndex) -> None:
@@ -104,13 +103,11 @@ def test_a_reader_must_hold_every_entitlement(index: VectorIndex) -> None:
     assert ids(index.search(vector("fee"), 1, ["premium", "other", "staff"])) == ["a#both"]
 
 
-@pytest.mark.parametrize("right", ["a,b", '"', "{}", "'; --", "\\", "NULL", " "])
-def test_an_entitlement_may_be_any_text(index: VectorIndex, right: str) -> None:
-    if not right.strip():
-        right = "ä b"
-    fill(index, chunk("a#1", "fee", right))
-    assert index.search(vector("fee"), 1, ["a", "b", ""]) == []
-    assert ids(index.search(vector("fee"), 1, [right])) == ["a#1"]
+def test_an_entitlement_may_be_any_text(index: VectorIndex) -> None:
+    some = ["a,b", '"', "{}", "'; --", "\\", "NULL", "ä b"]
+    fill(index, *(chunk(f"a#{at}", "fee", right) for at, right in enumerate(some)))
+    assert index.search(vector("fee"), 9, ["a", "b", ""]) == []
+    assert [ids(index.search(vector("fee"), 9, [right])) for right in some] == [[f"a#{at}"] for at in range(len(some))]
 
 
 def test_a_search_can_be_narrowed_to_product_document_and_kind(index: VectorIndex) -> None:
@@ -219,24 +216,24 @@ def test_a_search_is_the_brute_force_over_what_the_asker_may_read(
     }
 
 
-@pytest.mark.parametrize("k", [1, 10, 2000])
-def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: VectorIndex, k: int) -> None:
+def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: VectorIndex) -> None:
     draw = np.random.default_rng(7)
     secret = [chunk(f"s#{n}", f"fee {n}", RIGHTS[n % 3], RIGHTS[(n + n % 2) % 3]) for n in range(1500)]
-    public = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
+    for_all = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
     vectors = unit(draw.standard_normal((1540, 5)).astype(np.float32))
-    index.upsert([IndexEntry(one) for one in (*secret, *public)], vectors)
+    index.upsert([IndexEntry(one) for one in (*secret, *for_all)], vectors)
     nothing = np.full(5, np.nan, np.float32)
     for question in (nothing, np.array([np.inf, 0, 0, 0, 0], np.float32), np.array([0, 0, 0, 0, -np.inf], np.float32)):
         with pytest.raises(ValueError, match="a vector holds NaN or infinite values: nothing is near to it"):
-            index.search(question, k)
+            index.search(question, 10)
     # Even who asks with a secret chunk's own vector.
     for question in (*vectors[:30], *unit(draw.standard_normal((10, 5)).astype(np.float32))):
-        assert {hit.chunk.doc_id for hit in index.search(question, k)} == {"p"}
-        assert len(index.search(question, k)) == min(k, 40)
-        staff = index.search(question, k, ["staff"])
-        assert {hit.chunk.entitlements for hit in staff} <= {(), ("staff", "staff")}
-        assert len(staff) == min(k, 40 + 250)
+        for k in (1, 10, 2000):
+            public = index.search(question, k)
+            assert ({hit.chunk.doc_id for hit in public}, len(public)) == ({"p"}, min(k, 40))
+            staff = index.search(question, k, ["staff"])
+            assert {hit.chunk.entitlements for hit in staff} <= {(), ("staff", "staff")}
+            assert len(staff) == min(k, 40 + 250)
 
 
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -273,27 +270,22 @@ def test_what_faiss_answers_where_it_has_nothing_is_no_hit(monkeypatch: pytest.M
         assert set(ids(index.search(np.full(5, value, np.float32), 1))) <= {"a#1", "a#2"}
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(4), np.zeros(6), np.zeros((1, 5)), np.zeros((2, 5))], ids=lambda a: a.shape)
-def test_a_vector_of_another_dimension_is_refused(index: VectorIndex, wrong: Vectors) -> None:
+def test_vectors_of_another_dimension_or_not_finite_are_refused(index: VectorIndex) -> None:
     fill(index, *OPEN)
-    with pytest.raises(ValueError, match=r"vectors of the shape \(.*\) do not fit: the index needs \(5,\)$"):
-        index.search(wrong.astype(np.float32), 1)
-    if wrong.shape != (1, 5):
+    for shape in ((4,), (6,), (1, 5)):
+        with pytest.raises(ValueError, match=r"vectors of the shape \(.*\) do not fit: the index needs \(5,\)$"):
+            index.search(np.zeros(shape, np.float32), 1)
+    for shape in ((4,), (6,), (2, 5)):
         with pytest.raises(ValueError, match=r"do not fit: the index needs \(1, 5\)$"):
-            index.upsert([IndexEntry(chunk("c#1", "fee"))], wrong.astype(np.float32))
-    assert len(index.digests()) == len(OPEN)
-
-
-def test_a_vector_that_is_not_finite_cannot_be_indexed(index: VectorIndex) -> None:
-    fill(index, *OPEN)
+            index.upsert([IndexEntry(chunk("c#1", "fee"))], np.zeros(shape, np.float32))
     broken = np.array([[1, 0, 0, 0, 0], [0, np.nan, 0, 0, 0]], np.float32)
     with pytest.raises(ValueError, match="NaN or infinite values: nothing is near to it, check the encoder"):
         index.upsert([IndexEntry(chunk("c#1", "fee")), IndexEntry(chunk("c#2", "fee"))], broken)
     assert len(index.digests()) == len(OPEN)
 
 
-def test_hits_far_below_the_best_are_dropped(index: VectorIndex) -> None:
-    hits = fill(index, *OPEN).search(vector("fee"), 4)
+def test_hits_far_below_the_best_are_dropped() -> None:
+    hits = fill(FaissIndex(), *OPEN).search(vector("fee"), 4)
     assert ids(near_the_best(hits, 0.5)) == ["a#best", "b#next"]
     assert ids(near_the_best(hits, 0)) == ["a#best"]
     assert near_the_best(hits, 1) == near_the_best(hits) == hits  # the gap itself is allowed
