@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from abstain.core.contracts import (
-    Chunk,
     Context,
-    Document,
     Feedback,
     ImportedInteraction,
     Interaction,
@@ -20,36 +18,13 @@ from abstain.core.contracts import (
     document_of,
     json_schema,
 )
+from tests.data import builders
+from tests.data.builders import CHUNK, DOCUMENT, feedback, review
 
 AT = "2026-09-01T12:00:00Z"
 VALID: dict[type[BaseModel], dict[str, Any]] = {
-    Interaction: {
-        "interaction_id": "i-1",
-        "asked_at": AT,
-        "question": "What is the fee?",
-        "answer": "None.",
-        "contexts": [{"chunk_id": "fees#2", "text": "No fee."}],
-        "model": "m@1",
-    },
-    Feedback: {"interaction_id": "i-1", "given_at": AT, "thumb": "up"},
-    Review: {
-        "interaction_id": "i-1",
-        "reviewed_at": AT,
-        "reviewer": "sme-1",
-        "complete": True,
-        "correct": True,
-        "truthful": False,
-    },
-    Document: {"doc_id": "fees", "title": "Fees", "updated_at": AT, "body": "# Fees"},
-    Chunk: {
-        "chunk_id": "fees#0",
-        "doc_id": "fees",
-        "section_path": ["Fees"],
-        "kind": "table",
-        "text": "| a |",
-        "updated_at": AT,
-        "content_hash": "0",
-    },
+    type(row): {name: value for name, value in json.loads(row.canonical()).items() if value is not None}
+    for row in (builders.interaction(contexts=builders.cited("fees#2")), feedback(days=0), review(), DOCUMENT, CHUNK)
 }
 CONTRACTS = list(VALID)
 texts = st.text(min_size=1).filter(lambda text: text.strip())

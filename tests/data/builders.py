@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from abstain.config.params import ValidationParams
-from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.contracts import Chunk, Context, Document, Feedback, Interaction, Review
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 
@@ -16,6 +16,16 @@ ASKED = datetime(2026, 9, 1, 12, tzinfo=UTC)
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 PARAMS = ValidationParams(
     max_failed_fraction=0.5, min_failed_rows=1, max_feedback_delay_days=90, max_text_chars=200, max_clock_skew_seconds=0
+)
+DOCUMENT = Document(doc_id="fees", title="Fees", updated_at=ASKED, body="# Card\n\nThere is no fee.")
+CHUNK = Chunk(
+    chunk_id="fees#0",
+    doc_id="fees",
+    section_path=("Card",),
+    kind="text",
+    text="There is no fee.",
+    updated_at=ASKED,
+    content_hash="0",
 )
 
 
@@ -30,6 +40,10 @@ def later(days: float) -> datetime:
 def interaction(key: str = "i-1", **changes: Any) -> Interaction:
     fields = {"asked_at": ASKED, "question": "What is the fee?", "answer": "None.", "contexts": (), "model": "m@1"}
     return Interaction(interaction_id=key, **{**fields, **changes})
+
+
+def cited(*chunk_ids: str) -> tuple[Context, ...]:
+    return tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)
 
 
 def feedback(key: str = "i-1", thumb: str = "up", days: float = 1, **changes: Any) -> Feedback:

@@ -9,27 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.core.contracts import Chunk, Context, Document
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
 from abstain.data.validation.checks import TABLES, Known, ValidatedRows, percent, suites
 from abstain.data.validation.columns import tables
-from tests.data.builders import ASKED, NOW, PARAMS, feedback, interaction, review
-
-DOCUMENT = Document(doc_id="fees", title="Fees", updated_at=ASKED, body="# Card\n\nNone.")
-CHUNK = Chunk(
-    chunk_id="fees#0",
-    doc_id="fees",
-    section_path=("Card",),
-    kind="text",
-    text="None.",
-    updated_at=ASKED,
-    content_hash="0",
-)
-
-
-def citing(*chunk_ids: str) -> tuple[Context, ...]:
-    return tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)
+from tests.data.builders import ASKED, CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, review
 
 
 def rows(*interactions: object, **other: tuple) -> ValidatedRows:
@@ -91,8 +75,8 @@ def test_the_limits_are_those_of_the_parameters_and_are_allowed_themselves(
 
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
     known = Known(KeyIndex(), {"fees", "cards"}, {"fees#0"})
-    cited = citing("fees#0", "cards#1", "b#1", "a#2", "a#2")
-    (row,) = tables(rows(interaction(contexts=cited)), known, NOW)["interactions"]
+    contexts = cited("fees#0", "cards#1", "b#1", "a#2", "a#2")
+    (row,) = tables(rows(interaction(contexts=contexts)), known, NOW)["interactions"]
     assert row["unknown_contexts"] == "'a#2', 'b#1'"
     assert row["outdated_contexts"] == "'cards#1'"
     assert (row["contexts"], row["longest_context_chars"]) == (5, 1)

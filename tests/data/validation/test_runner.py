@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Chunk, Context, Document, Feedback
+from abstain.core.contracts import Chunk, Document, Feedback
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import DataStore, read_rows
@@ -22,9 +22,11 @@ from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.sources.files import explicit_sources
 from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (
-    ASKED,
+    CHUNK,
+    DOCUMENT,
     NOW,
     PARAMS,
+    cited,
     feedback,
     interaction,
     markdown,
@@ -37,16 +39,6 @@ from tests.data.builders import (
 
 pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: more than ten seconds
 
-DOCUMENT = Document(doc_id="fees", title="Fees", updated_at=ASKED, body="# Card\n\nThere is no fee.")
-CHUNK = Chunk(
-    chunk_id="fees#0",
-    doc_id="fees",
-    section_path=("Card",),
-    kind="text",
-    text="There is no fee.",
-    updated_at=ASKED,
-    content_hash="0",
-)
 Tables = dict[str, tuple]
 
 
@@ -69,7 +61,7 @@ def report_of(result: ValidationResult) -> str:
 
 
 def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
-    return (interaction(key, contexts=tuple(Context(chunk_id=chunk_id, text="t") for chunk_id in chunk_ids)),)
+    return (interaction(key, contexts=cited(*chunk_ids)),)
 
 
 def key_of(found: Any) -> str:

@@ -69,11 +69,11 @@ class Profiler:
         for name, length in zip(LENGTHS, texts, strict=True):
             self._lengths[name][length_class(length)] += 1
         # A heap of the smallest digests, the largest of them first.
-        place = -int.from_bytes(line.identity, "big")
+        entry = (-int.from_bytes(line.identity, "big"), row.question[:TOLD_BY], row.answer[:TOLD_BY])
         if len(self._sample) < TEXTS:
-            heapq.heappush(self._sample, (place, row.question[:TOLD_BY], row.answer[:TOLD_BY]))
-        elif place > self._sample[0][0]:
-            heapq.heapreplace(self._sample, (place, row.question[:TOLD_BY], row.answer[:TOLD_BY]))
+            heapq.heappush(self._sample, entry)
+        else:
+            heapq.heappushpop(self._sample, entry)
 
     def profile(self) -> Profile:
         """The counts so far."""

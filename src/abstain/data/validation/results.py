@@ -7,7 +7,7 @@ million refused rows need no more memory than ten.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from abstain.data.validation.checks import TABLES, Severity
@@ -42,20 +42,6 @@ class CheckResult:
     sample: tuple[str, ...]
     messages: tuple[str, ...]
     note: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "suite": self.suite,
-            "expectation": self.expectation,
-            "column": self.column,
-            "arguments": dict(self.arguments),
-            "severity": self.severity,
-            "success": self.success,
-            "unexpected": self.unexpected,
-            "sample": list(self.sample),
-            "messages": list(self.messages),
-            "note": self.note,
-        }
 
 
 @dataclass(frozen=True)
@@ -128,7 +114,7 @@ class ValidationResult:
             "rows": dict(self.rows),
             "notes": [*skipped, *self.notes],
             "warnings": self.warning_lines(),
-            "expectations": [check.to_dict() for check in self.checks],
+            "expectations": [asdict(check) for check in self.checks],
             "failing": self.failing,
             "reasons": {key: list(self.reasons[key]) for key in sorted(self.reasons)},
             "figures": dict(self.figures),
