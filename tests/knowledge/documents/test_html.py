@@ -167,6 +167,7 @@ def test_what_opens_and_closes_is_told_apart() -> None:
     assert markdown("<details><summary>Fees</summary>none</details><address>a</address><figure>b<figcaption>c") == (
         "Fees\n\nnone\n\na\n\nb\n\nc"
     )
+    assert markdown("<div>a<figure><img></figure> b<td>c</td>d</div>") == "a b\n\nc\n\nd"  # nothing joins two words
 
 
 @pytest.mark.parametrize(

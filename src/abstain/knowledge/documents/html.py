@@ -10,6 +10,7 @@ Notes:
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from bs4 import BeautifulSoup
@@ -85,8 +86,9 @@ def _fields(soup: BeautifulSoup) -> dict[str, Any]:
 def _tidy(content: Tag) -> None:
     """Normalise what Markdown cannot represent: layout tables, cells without table or row, lists directly in lists."""
     for block in content.find_all(_BLOCKS.split()):
-        # One without text would join what stands before it and after it in one word.
-        block.name = "div" if next(block.stripped_strings, None) or block.img else "span"
+        # markdownify strips the spaces around a block: one without text would join the words before and after it.
+        has_text = next(block.stripped_strings, None) or block.find("img", alt=re.compile(r"\S"))
+        block.name = "div" if has_text else "span"
     for table in content.find_all("table"):
         own = [tag for tag in table.find_all(_PARTS) if tag.find_parent("table") is table]
         arranges = not any(tag.name == "th" for tag in own) and table.find([*_HEADINGS, "table"])
