@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain_cli.app import app
 from tests.conftest import Project, new_project, read_json
 from tests.llm.builders import save_speaking_model
-from tests.study.builders import BAD, DECLARED, TRAIN, tiny_models, write_data, write_study
+from tests.study.builders import BAD, DECLARED, tiny_models, write_data, write_study
 
 RUNS = """
 import json, sys
@@ -87,16 +87,11 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) 
     for arguments, says in (
         ((str(tmp_path / "none.yaml"), "--data", data), "none.yaml is missing"),
         ((file, "--data", str(tmp_path / "nowhere")), "nowhere is no folder: say with --data"),
-        ((file, "--data", str(tmp_path)), f"has no file {TRAIN}: say with --data"),
         ((file, "--data", data, "--table", "3"), "no table '3': there are headline, 2, 12"),
         ((file, "--data", data, "--size", "tiny=5"), "--size tiny=5: give NAME=TRAIN,EVALUATION"),
         ((file, "--data", data, "--size", "huge=5,5"), "no size 'huge': there are tiny"),
-        (
-            (file, "--data", data, "--size", "tiny=999,5"),
-            "999 questions with an answer are wanted, and there are 30 in",
-        ),
+        ((file, "--data", data, "--size", "tiny=999,5"), "999 questions with an answer are wanted, and there are 30"),
         ((file, "--data", data, "--out", file), f"--out {file} cannot be a folder: File exists"),
-        ((file, "--data", data, "--size", "tiny=1,5"), "size tiny=1,5: train and evaluation are at least 2"),
     ):
         with pytest.raises(AbstainError, match=says) as raised:
             study(*arguments)

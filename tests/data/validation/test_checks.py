@@ -38,9 +38,10 @@ def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> No
     assert ({"unknown_contexts", "outdated_contexts"} <= looked_at) == with_documents
 
 
-def refuses(table: str, column: str, value: float) -> bool:
+def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
     """Whether a bound of the suites refuses a row that holds `value`, by the terms of Great Expectations."""
-    checks = [check for check in suites(PARAMS, with_documents=True)[table] if check.column == column]
+    params = PARAMS.model_copy(update={"max_clock_skew_seconds": skew})
+    checks = [check for check in suites(params, with_documents=True)[table] if check.column == column]
     bounds = [check.arguments for check in checks if check.expectation == "ExpectColumnValuesToBeBetween"]
     assert bounds and all(check.severity == "error" for check in checks)
     return any(
@@ -71,6 +72,12 @@ def test_the_limits_are_those_of_the_parameters_and_are_allowed_themselves(
     table: str, column: str, allowed: list[float], refused: list[float]
 ) -> None:
     assert [value for value in (*allowed, *refused) if refuses(table, column, value)] == refused
+
+
+def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:
+    ahead, behind = ("interactions", "asked_at_seconds_ahead"), ("feedback", "delay_days")
+    assert [refuses(*ahead, seconds, skew=300) for seconds in (300, 301)] == [False, True]
+    assert [refuses(*behind, -seconds / 86400, skew=300) for seconds in (300, 301)] == [False, True]
 
 
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
