@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Chunk, Document, Feedback
+from abstain.core.contracts import Chunk, Document, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
-from abstain.data.validation.checks import Expectation, Known, ValidatedRows
+from abstain.data.validation.checks import TABLES, Expectation, Known, ValidatedRows
 from abstain.data.validation.dataset import validate_store
 from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
@@ -79,46 +79,57 @@ def test_sound_rows_pass_every_suite() -> None:
     assert result.rows == {"interactions": 1, "feedback": 1, "reviews": 1, "documents": 1, "chunks": 1}
 
 
-@pytest.mark.parametrize(
-    ("tables", "reason"),
-    [
-        ({"interactions": (interaction(), interaction(answer="x"))}, "interaction_id: 'i-1' occurs more than once"),
-        (
-            {"interactions": (interaction(asked_at=NOW + timedelta(seconds=30)),)},
-            "asked_at: 30 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
-        ),
-        ({"interactions": (interaction(answer="a" * 201),)}, "answer: 201 characters, 200 allowed"),
-        ({"interactions": citing("fees#0", "b#1", "a#1")}, "contexts: no ingested document holds 'a#1', 'b#1'"),
-        ({"feedback": (feedback("other"),)}, "interaction_id: there is no such interaction"),
-        ({"feedback": (feedback(days=-1.5),)}, "given_at: before the question was asked (-1.5 days)"),
-        ({"feedback": (feedback(days=91),)}, "given_at: 91 days after the question, 90 allowed"),
-        ({"feedback": (feedback(user="u"), feedback(user="u", thumb="down"))}, "thumb: this user gave two thumbs"),
-        ({"feedback": (feedback().model_copy(update={"thumb": "left"}),)}, "thumb: 'left' is neither up nor down"),
-        ({"reviews": (review("other"),)}, "interaction_id: there is no such interaction"),
-        ({"reviews": (review(), review(right=False))}, "review: this reviewer gave two verdicts at the same time"),
-        (
-            {"reviews": (review().model_copy(update={"inclusion_probability": 0.0}),)},
-            "inclusion_probability: 0 is not in (0, 1]",
-        ),
-        ({"documents": (DOCUMENT, DOCUMENT)}, "doc_id: 'fees' occurs more than once"),
-        ({"chunks": ()}, "document: nothing in it can be retrieved"),
-        ({"chunks": (CHUNK.model_copy(update={"removed_at": NOW}),)}, "document: nothing in it can be retrieved"),
-        ({"documents": (DOCUMENT.model_copy(update={"updated_at": NOW + timedelta(days=1)}),)}, "updated_at: 86,400 s"),
-        ({"chunks": (CHUNK, CHUNK)}, "chunk_id: 'fees#0' occurs more than once"),
-        ({"chunks": (CHUNK, CHUNK.model_copy(update={"chunk_id": "b#0", "doc_id": "b"}))}, "doc_id: there is no such"),
-        ({"chunks": (CHUNK.model_copy(update={"chunk_id": "b#0"}),)}, "chunk_id: does not open with its doc_id"),
-        ({"chunks": (CHUNK.model_copy(update={"kind": "poem"}),)}, "kind: 'poem' is neither"),
-        ({"chunks": (CHUNK.model_copy(update={"text": "t" * 201}),)}, "text: 201 characters, 200 allowed"),
-        ({"chunks": (CHUNK.model_copy(update={"text": ""}),)}, "text: this field is empty"),
-    ],
+def changed(row: Any, **changes: Any) -> Any:
+    """`row` with `changes` that its contract may refuse."""
+    return row.model_copy(update=changes)
+
+
+TWO_THUMBS, TWO_VERDICTS = (
+    "thumb: this user gave two thumbs",
+    "review: this reviewer gave two verdicts at the same time",
 )
-def test_a_row_that_breaks_an_expectation_is_named_with_the_reason(tables: Tables, reason: str) -> None:
-    result = checked(tables)
+BROKEN: list[tuple[Any, str]] = [
+    (interaction("twice"), "interaction_id: 'twice' occurs more than once"),
+    (interaction("twice", answer="x"), "interaction_id: 'twice' occurs more than once"),
+    (
+        interaction("early", asked_at=NOW + timedelta(seconds=30)),
+        "asked_at: 30 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
+    ),
+    (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
+    (*citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
+    (feedback("other"), "interaction_id: there is no such interaction"),
+    (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
+    (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),
+    (feedback(user="u"), TWO_THUMBS),
+    (feedback(user="u", thumb="down"), TWO_THUMBS),
+    (changed(feedback(), thumb="left"), "thumb: 'left' is neither up nor down"),
+    (review("other"), "interaction_id: there is no such interaction"),
+    (review(), TWO_VERDICTS),
+    (review(right=False), TWO_VERDICTS),
+    (changed(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in (0, 1]"),
+    (changed(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
+    (changed(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
+    (changed(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
+    (changed(DOCUMENT, doc_id="dead"), "document: nothing in it can be retrieved"),
+    (changed(DOCUMENT, doc_id="late", updated_at=NOW + timedelta(days=1)), "updated_at: 86,400 s"),
+    (changed(CHUNK, chunk_id="dead#0", doc_id="dead", removed_at=NOW), "doc_id: there is no such document"),
+    (changed(CHUNK, chunk_id="fees#1"), "chunk_id: 'fees#1' occurs more than once"),
+    (changed(CHUNK, chunk_id="fees#1", text="x"), "chunk_id: 'fees#1' occurs more than once"),
+    (changed(CHUNK, chunk_id="b#0"), "chunk_id: does not open with its doc_id"),
+    (changed(CHUNK, chunk_id="fees#2", kind="poem"), "kind: 'poem' is neither"),
+    (changed(CHUNK, chunk_id="fees#3", text="t" * 201), "text: 201 characters, 200 allowed"),
+    (changed(CHUNK, chunk_id="fees#4", text=""), "text: this field is empty"),
+]
+
+
+def test_a_row_that_breaks_an_expectation_is_named_with_the_reason() -> None:
+    rows = [interaction(), DOCUMENT, CHUNK, *(broken for broken, _ in BROKEN)]
+    contracts = zip(TABLES, (Interaction, Feedback, Review, Document, Chunk), strict=True)
+    result = checked({table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts})
     assert not result.success
-    broken = {key_of(found) for name in tables for found in (*tables[name], DOCUMENT)}
-    found = [(key, why) for key, reasons in result.reasons.items() for why in reasons if why.startswith(reason)]
-    assert found, result.reasons
-    assert {key for key, _ in found} <= broken
+    assert set(result.reasons) == {key_of(broken) for broken, _ in BROKEN}
+    for broken, reason in BROKEN:
+        assert any(why.startswith(reason) for why in result.reasons[key_of(broken)]), broken
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
