@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,6 +22,7 @@ from transformers import (
 
 from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import Layout, Pass
+from abstain.llm.engine.tokenization import EncodedPass, encode_pass
 
 LAYERS, WIDTH, WINDOW = 4, 32, 512
 LAYOUT = Layout(
@@ -94,6 +97,12 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> LoadedMo
     return LoadedModel(ModelRef(f"tiny-{family}", str(seed), "nowhere"), model, byte_tokenizer())
 
 
+@cache
+def shared_model(family: str = "llama") -> LoadedModel:
+    """For tests that leave the weights alone."""
+    return tiny_model(family)
+
+
 def save_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """A tiny Llama as a local model folder."""
     loaded = tiny_model(seed=seed, **changes)
@@ -126,3 +135,23 @@ def tiny_passes() -> dict[str, Pass]:
         "unicode": tiny_pass("Es fällt keine Gebühr an — nie. 免费", "Gebühr: 0 €"),
         "one token": tiny_pass("0", "Fee: 0"),
     }
+
+
+def plain_forward(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One row by Hugging Face alone: log-probabilities (tokens, vocabulary), and at each depth the states (tokens, d)."""
+    with torch.inference_mode():
+        output = loaded.model(torch.tensor([ids]), output_hidden_states=True)
+    return output.logits[0].float().log_softmax(-1), tuple(states[0] for states in output.hidden_states)
+
+
+def surprise(log_p: Tensor, ids: list[int]) -> Tensor:
+    """(tokens, 2): NLL and entropy by `plain_forward` of `ids`; nan for the first token, which nothing predicts."""
+    nll = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    entropy = -(log_p.exp() * log_p).sum(-1)[:-1]
+    return torch.cat([torch.full((1, 2), float("nan")), torch.stack([nll, entropy], 1)])
+
+
+def plain_surprise(loaded: LoadedModel, pass_: Pass) -> tuple[EncodedPass, Tensor]:
+    """`pass_` as token ids with its spans, and the `surprise` of all its tokens."""
+    encoded = encode_pass(loaded.tokenizer, pass_)
+    return encoded, surprise(plain_forward(loaded, encoded.ids)[0], encoded.ids)

@@ -1,4 +1,4 @@
-"""The embedded base model, loaded once for the slow tests."""
+"""Settings and models of these tests; the embedded base model, loaded once for the slow ones."""
 
 import os
 from pathlib import Path
@@ -6,12 +6,32 @@ from pathlib import Path
 import pytest
 import torch
 
+from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import LoadedModel, load, resolve
+from tests.llm.builders import save_tiny_model
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """An empty feature cache."""
+    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama as a local model folder; tests leave it as it is."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+
+
+@pytest.fixture
+def tiny_params(tiny_folder: Path) -> LLMParams:
+    """`llm` of params.yaml for the tiny Llama."""
+    return LLMParams(model=str(tiny_folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
 
 
 @pytest.fixture(scope="session")

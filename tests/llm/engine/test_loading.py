@@ -22,16 +22,6 @@ from tests.tolerance import assert_near
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
-
-
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "nobody/no-such-model@v1", "no such folder/at all/here"])
 def test_an_unknown_model_is_one_line_with_a_remedy(
     name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -47,8 +37,8 @@ def test_an_unknown_model_is_one_line_with_a_remedy(
     assert "\n" not in message
 
 
-def test_a_local_folder_is_loaded_as_it_was_saved(folder: Path, settings: Settings) -> None:
-    ref = resolve(str(folder), settings)
+def test_a_local_folder_is_loaded_as_it_was_saved(tiny_folder: Path, settings: Settings) -> None:
+    ref = resolve(str(tiny_folder), settings)
     loaded = load(ref, CPU, torch.float32)
     assert (ref.name, str(ref)) == ("tiny-bank", f"tiny-bank@{ref.revision}")
     assert not loaded.model.training
@@ -60,28 +50,22 @@ def test_a_local_folder_is_loaded_as_it_was_saved(folder: Path, settings: Settin
     assert_near(states, expected)
 
 
-def test_bfloat16_is_loaded_as_bfloat16(folder: Path, settings: Settings) -> None:
-    loaded = load(resolve(str(folder), settings), CPU, torch.bfloat16)
-    (_, states), *_ = Engine(loaded, 4096).run({"a": Request(tiny_pass(), HiddenStates(3), "a")})
-    assert states.dtype == torch.bfloat16
-
-
-def test_a_folders_revision_is_its_content(folder: Path, settings: Settings, tmp_path: Path) -> None:
-    revision = resolve(str(folder), settings).revision
-    copy = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
+def test_a_folders_revision_is_its_content(tiny_folder: Path, settings: Settings, tmp_path: Path) -> None:
+    revision = resolve(str(tiny_folder), settings).revision
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "elsewhere"))
     assert resolve(str(copy), settings).revision == revision
     other = save_tiny_model(tmp_path / "other weights", seed=1)
     assert resolve(str(other), settings).revision != revision
     (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
     assert resolve(str(copy), settings).revision != revision
-    assert resolve(str(folder), settings).revision == revision
+    assert resolve(str(tiny_folder), settings).revision == revision
 
 
-def test_weights_are_digested_once(folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_digested_once(tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: read.append(stream.name) or digest(stream, kind))
-    first, second = resolve(str(folder), settings), resolve(str(folder), settings)
+    first, second = resolve(str(tiny_folder), settings), resolve(str(tiny_folder), settings)
     assert first == second
     assert len(read) == len({*read}) > 1
     assert list(json.loads((settings.models / "digests.json").read_text()).values()) == [first.revision]
@@ -89,9 +73,9 @@ def test_weights_are_digested_once(folder: Path, settings: Settings, monkeypatch
 
 @pytest.mark.parametrize("left_out", ["config.json", "model.safetensors"])
 def test_a_folder_that_is_no_model_says_what_it_needs(
-    left_out: str, folder: Path, settings: Settings, tmp_path: Path
+    left_out: str, tiny_folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
-    copy = Path(shutil.copytree(folder, tmp_path / "broken"))
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "broken"))
     (copy / left_out).unlink()
     with pytest.raises(AbstainError, match=r"broken is no model folder: it needs config.json and \*.safetensors"):
         resolve(str(copy), settings)
@@ -107,9 +91,9 @@ def test_a_folder_that_is_no_model_says_what_it_needs(
     ],
 )
 def test_files_that_cannot_be_used_are_one_line_with_the_model(
-    file: str, content: bytes, folder: Path, settings: Settings, tmp_path: Path
+    file: str, content: bytes, tiny_folder: Path, settings: Settings, tmp_path: Path
 ) -> None:
-    copy = Path(shutil.copytree(folder, tmp_path / "broken"))
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "broken"))
     (copy / file).write_bytes(content)
     with pytest.raises(
         AbstainError, match=r"^the files of broken cannot be used \(\w+: .*\): save them anew, or"
@@ -219,7 +203,7 @@ def test_the_embedded_model_is_the_packages_file(real_settings: Settings) -> Non
     assert Path(ref.path).parent == real_settings.models
 
 
-def test_a_pinned_name_is_found_at_exactly_that_revision(folder: Path) -> None:
+def test_a_pinned_name_is_found_at_exactly_that_revision(tiny_folder: Path) -> None:
     assert pin("org/model", "abc") == pin("org/model@older", "abc") == "org/model@abc"
     assert pin("smollm2-135m-instruct", "abc") == "smollm2-135m-instruct"
-    assert pin(str(folder), "abc") == str(folder)
+    assert pin(str(tiny_folder), "abc") == str(tiny_folder)

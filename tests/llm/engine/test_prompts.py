@@ -24,11 +24,6 @@ def test_without_an_answer_the_pass_ends_where_the_model_begins() -> None:
     assert prompt[-1].text.endswith("<|im_start|>assistant\n")
 
 
-def test_contexts_are_rendered_in_rank_order() -> None:
-    pass_ = load_layout("rag-plain-v1").render("q", ["first", "second"], "a")
-    assert "first\n\nsecond" in [segment.text for segment in pass_]
-
-
 def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:
     digest = Layout("a", SOURCE).digest
     assert digest == Layout("b", "# another comment\n" + SOURCE.replace("\n", "  # here too\n")).digest
