@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -28,6 +30,7 @@ TEXTS = (
     "The annual fee of the gold card is 5 euros.",
     "A lost card is blocked at once: call the hotline, day or night.",
 )
+LONG = " ".join(f"Line {n} says that {word} is not what it was." for n, word in enumerate("abcdefghijklmn"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -42,6 +45,16 @@ def interaction(
         contexts=tuple(Context(chunk_id=f"doc#{at}", text=text) for at, text in enumerate(contexts)),
         model="m@1",
     )
+
+
+def numbered(n: int, **changes: Any) -> Interaction:
+    """Answered question number `n`, whose context and answer have other lengths than the next one's."""
+    one = interaction("yes " * (n % 5 + 1), ["c" * (7 * n % 40 + 1)], f"Question {n}?", f"i-{n}")
+    return one.model_copy(update=changes)
+
+
+def context(text: str) -> tuple[Context, ...]:
+    return (Context(chunk_id="doc#0", text=text),)
 
 
 def unread(*interactions: Interaction) -> Answers:
@@ -75,11 +88,16 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def cut_windows(short: Sequence[int], long: Sequence[int]) -> list[slice]:
-    """The windows of `long` beside `short` and three special tokens, each of which shares a quarter with the next."""
-    room = WINDOW - 3 - len(short)
-    starts = range(0, len(long), room - room // 4)
-    return [slice(at, at + room) for at in starts if at == 0 or at + room // 4 < len(long)]
+@cache
+def plain_encoder(folder: Path, head: str) -> Any:
+    return HEADS[head].from_pretrained(folder).eval()
+
+
+def plain_logits(folder: Path, head: str, inputs: Mapping[str, Any]) -> list[Tensor]:
+    """Of one row by transformers alone: the logits of a model to `classify`; of one to `answer`, of start and end."""
+    with torch.inference_mode():
+        out = plain_encoder(folder, head)(**{name: torch.tensor([ids]) for name, ids in inputs.items()})
+    return [out[name][0] for name in ("logits", "start_logits", "end_logits") if name in out]
 
 
 def save_encoder(folder: Path, head: str, seed: int = 0, family: str = "bert", **config: Any) -> Path:

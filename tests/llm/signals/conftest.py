@@ -3,15 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
-from tests.llm.conftest import embedded, real_settings
-
-__all__ = ["embedded", "real_settings"]
-
-torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
 
 @pytest.fixture(scope="session")

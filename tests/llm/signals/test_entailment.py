@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
@@ -19,19 +19,18 @@ from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.entailment import Entailment, entailment_scorer, probability, supported_label
 from tests.llm.signals.builders import (
+    LONG,
     TEXTS,
     WINDOW,
-    cut_windows,
     interaction,
     labels,
+    plain_logits,
     save_encoder,
     unread,
-    word_tokenizer,
 )
 from tests.tolerance import assert_near
 
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
-LONG = " ".join(f"Line {n} says that {word} is not what it was." for n, word in enumerate("abcdefghijklmn"))
 ROWS = [
     interaction(),
     interaction("None at all.", TEXTS[1:]),
@@ -46,54 +45,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", device="cpu")
-
-
-@pytest.fixture
 def scorer(folder: Path, settings: Settings) -> Entailment:
     return entailment_scorer(str(folder), settings)
 
 
-def supported(folder: Path, premise: str, hypothesis: str) -> float:
-    """p(entailment), one pair by itself, with nothing but transformers; of a long premise, over windows cut by hand."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    one, two = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (premise, hypothesis))
-    found = []
-    for piece in (one[window] for window in cut_windows(two, one)):
-        ids = [tokenizer.cls_token_id, *piece, tokenizer.sep_token_id, *two, tokenizer.sep_token_id]
-        types = [0] * (len(piece) + 2) + [1] * (len(two) + 1)
-        with torch.inference_mode():
-            logits = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0]
-        found.append(float(logits.softmax(-1)[2]))
-    return max(found)
-
-
 def test_entailment_score_is_that_of_the_best_chunk(scorer: Entailment, folder: Path) -> None:
+    """Of a long chunk, of its best window; of a row alone, by transformers."""
     assert (scorer.name, scorer.readings, scorer.supported) == ("entailment", (), 2)
-    assert len(scorer.model.windows(LONG, "Who blocks a card? The hotline.", "first")) > 2
-    found = scorer.fit(unread(), labels([])).score(unread(*ROWS))
     expected = [
-        max(supported(folder, context.text, f"{row.question} {row.answer}") for context in row.contexts) for row in ROWS
+        max(
+            float(plain_logits(folder, "classify", window.inputs)[0].softmax(-1)[2])
+            for context in row.contexts
+            for window in scorer.model.windows(context.text, f"{row.question} {row.answer}", "first")
+        )
+        for row in ROWS
     ]
+    found = scorer.fit(unread(), labels([])).score(unread(*ROWS))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(set(found.round(4))) == len(ROWS)
 
 
-def test_windows_hold_all_of_a_long_chunk_and_overlap(scorer: Entailment) -> None:
-    hypothesis = "Who blocks a card? The hotline."
-    windows = scorer.model.windows(LONG, hypothesis, "first")
-    whole = scorer.model.tokenizer(hypothesis, add_special_tokens=False)["input_ids"]
-    assert max(len(window.places) for window in windows) == WINDOW
-    covered = np.zeros(len(LONG), int)
+@pytest.mark.parametrize("long", [0, 1])
+def test_windows_hold_all_of_a_long_text_and_overlap_by_a_quarter(scorer: Entailment, long: int) -> None:
+    """And the whole other text. A pair that fits is as the tokenizer has it; no one can write a special token."""
+    model, tokenizer = scorer.model, scorer.model.tokenizer
+    side, short = ("first", "second")[long], "Who blocks a card? [SEP] The hotline.[CLS]"
+    windows = model.windows(*((LONG, short) if long == 0 else (short, LONG)), side)  # type: ignore[arg-type]
+    encoded = tokenizer(LONG, add_special_tokens=False, return_offsets_mapping=True)
+    other = tokenizer(short, add_special_tokens=False)["input_ids"]
+    room = WINDOW - 3 - len(other)  # beside three special tokens
+    shared = end = room // 4
     for window in windows:
-        (*_, last) = premise = [place for place, text in zip(window.places, window.texts, strict=True) if text == 0]
-        covered[premise[0][0] : last[1]] += 1
-        ids = [of for of, text in zip(window.inputs["input_ids"], window.texts, strict=True) if text == 1]
-        assert ids == whole
-    assert covered.min() == 1 and (covered > 1).any()
+        ids = window.inputs["input_ids"]
+        assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.cls_token_id)) == (2, 1)
+        assert [of for of, text in zip(ids, window.texts, strict=True) if text == 1 - long] == other
+        mine = [at for at, text in enumerate(window.texts) if text == long]
+        assert len(mine) == room or window is windows[-1]
+        here = slice(end - shared, end - shared + len(mine))
+        assert [ids[at] for at in mine] == encoded["input_ids"][here]
+        assert [window.places[at] for at in mine] == encoded["offset_mapping"][here]
+        end = here.stop
+    assert end == len(encoded["input_ids"]) and len(windows) > 2
+    (fits,) = model.windows(TEXTS[0], "A card.", side)  # type: ignore[arg-type]
+    assert fits.inputs == dict(tokenizer(TEXTS[0], "A card."))
 
 
 def test_what_cannot_be_said_is_nan(scorer: Entailment) -> None:
@@ -139,9 +134,11 @@ def test_another_model_is_another_score(scorer: Entailment, settings: Settings, 
 
 @pytest.mark.parametrize("tokens", [1, 150])
 def test_what_runs_together_changes_nothing(folder: Path, tmp_path: Path, scorer: Entailment, tokens: int) -> None:
-    narrow = Settings(home=tmp_path / "other", device="cpu", batch_tokens=tokens)
-    found = entailment_scorer(str(folder), narrow).score(unread(*ROWS))
-    np.testing.assert_allclose(found, scorer.score(unread(*ROWS)), atol=1e-6)
+    """And one run is like another to the last bit."""
+    narrow = [Settings(home=tmp_path / name, device="cpu", batch_tokens=tokens) for name in ("one", "two")]
+    one, two = (entailment_scorer(str(folder), settings).score(unread(*ROWS)) for settings in narrow)
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(one, scorer.score(unread(*ROWS)), atol=1e-6)
 
 
 def test_a_tokenizer_without_padding_does(folder: Path, settings: Settings, tmp_path: Path, scorer: Entailment) -> None:
@@ -153,18 +150,6 @@ def test_a_tokenizer_without_padding_does(folder: Path, settings: Settings, tmp_
     found = unpadded.score(unread(*ROWS))
     assert unpadded.model.tokenizer.pad_token is None
     np.testing.assert_allclose(found, scorer.score(unread(*ROWS)), atol=1e-6)
-
-
-def test_one_run_is_like_another_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
-    one, two = (Settings(home=tmp_path / name, device="cpu") for name in ("one", "two"))
-    np.testing.assert_array_equal(*(entailment_scorer(str(folder), s).score(unread(*ROWS)) for s in (one, two)))
-
-
-def test_what_people_wrote_holds_no_special_tokens(scorer: Entailment) -> None:
-    (window,) = scorer.model.windows("A card.[SEP][CLS]", "Yes [SEP] no", "first")
-    tokenizer = scorer.model.tokenizer
-    ids = window.inputs["input_ids"]
-    assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.cls_token_id)) == (2, 1)
 
 
 def test_roberta_counts_its_positions_from_after_padding(tmp_path: Path, settings: Settings) -> None:
@@ -217,31 +202,26 @@ def test_a_single_logit_is_a_log_odds(tmp_path: Path, settings: Settings) -> Non
     folder = save_encoder(tmp_path / "hhem", "classify", num_labels=1)
     scorer = entailment_scorer(str(folder), settings)
     assert scorer.supported is None
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with torch.inference_mode():
-        logit = model(**tokenizer(TEXTS[0], "What is the fee? 5 euros", return_tensors="pt")).logits[0, 0]
-    expected = float(torch.sigmoid(logit))
+    pair = AutoTokenizer.from_pretrained(folder)(TEXTS[0], "What is the fee? 5 euros")
+    expected = float(torch.sigmoid(plain_logits(folder, "classify", pair)[0][0]))
     assert scorer.score(unread(interaction(contexts=TEXTS[:1])))[0] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [None, ""])
-def test_no_model_is_said(name: str | None, settings: Settings) -> None:
-    with pytest.raises(ScorerUnavailable, match=r"^no model: set scorers.entailment_model in params.yaml$"):
-        entailment_scorer(name, settings)
-
-
-def test_a_model_that_is_not_there_is_one_line_with_a_remedy(
+def test_a_model_that_is_not_named_or_not_there_is_one_line_with_a_remedy(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ScorerUnavailable) as caught:
-        entailment_scorer("nobody/no-such-model@v1", settings)
-    message = str(caught.value)
-    assert message.startswith("model 'nobody/no-such-model@v1' cannot be found")
-    assert message.endswith("; set scorers.entailment_model in params.yaml") and "\n" not in message
-    with pytest.raises(ScorerUnavailable, match="is no model folder"):
-        entailment_scorer(str(tmp_path), settings)
+    another = save_encoder(tmp_path / "qa", "answer")
+    for name, says in {
+        None: "^no model: set scorers.entailment_model in params.yaml$",
+        "": "^no model: set scorers.entailment_model in params.yaml$",
+        "nobody/no-such-model@v1": "^model 'nobody/no-such-model@v1' cannot be found.*; set scorers.entailment_model in p",
+        str(tmp_path): "is no model folder",
+        str(another): "is a BertForQuestionAnswering: scorers.entailment_model needs a ...ForSequenceClassification$",
+    }.items():
+        with pytest.raises(ScorerUnavailable, match=says) as caught:
+            entailment_scorer(name, settings)
+        assert "\n" not in str(caught.value)
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -249,58 +229,54 @@ def edit_config(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_a_model_with_another_head_is_refused(tmp_path: Path, settings: Settings) -> None:
-    folder = save_encoder(tmp_path / "qa", "answer")
-    with pytest.raises(ScorerUnavailable) as caught:
-        entailment_scorer(str(folder), settings)
-    assert str(caught.value) == (
-        f"{folder} is a BertForQuestionAnswering: scorers.entailment_model needs a ...ForSequenceClassification"
-    )
-
-
-def test_a_model_without_a_tokenizer_beside_it_is_refused(tmp_path: Path, settings: Settings) -> None:
-    folder = save_encoder(tmp_path / "mute", "classify", id2label=NLI)
+def without_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(ScorerUnavailable, match="its tokenizer knows no words: save the tokenizer beside the model"):
-        entailment_scorer(str(folder), settings)
 
 
-def test_weights_that_cannot_be_read_are_one_line(tmp_path: Path, settings: Settings) -> None:
-    folder = save_encoder(tmp_path / "broken", "classify", id2label=NLI)
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(
-        AbstainError, match=r"^the files of broken cannot be used \(.*: save them anew, or name another"
-    ):
-        entailment_scorer(str(folder), settings).score(unread(interaction()))
-
-
-def test_a_model_that_brings_its_own_code_is_refused(tmp_path: Path, settings: Settings) -> None:
-    folder = save_encoder(tmp_path / "own", "classify", id2label=NLI)
+def with_code_of_its_own(folder: Path) -> None:
     edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
     (folder / "own.py").write_text("raise SystemExit('this was run')")
-    with pytest.raises(
-        ScorerUnavailable, match=r"cannot be used \(.*\): save them anew, or set scorers.entailment_model in params"
-    ):
-        entailment_scorer(str(folder), settings)
 
 
-def test_a_head_that_was_never_trained_is_an_error_and_no_score(tmp_path: Path, settings: Settings) -> None:
-    torch.manual_seed(0)
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    BertModel(BertConfig(vocab_size=300, max_position_embeddings=WINDOW, **small)).save_pretrained(tmp_path / "bare")
-    word_tokenizer().save_pretrained(tmp_path / "bare")
-    edit_config(tmp_path / "bare", architectures=["BertForSequenceClassification"], id2label=NLI)
-    scorer = entailment_scorer(str(tmp_path / "bare"), settings)
-    with pytest.raises(AbstainError, match=r"^bare: its weights lack classifier.bias"):
-        scorer.score(unread(interaction()))
+def with_half_of_its_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
 
 
-def test_logits_that_are_not_finite_are_an_error(tmp_path: Path, settings: Settings) -> None:
-    folder = save_encoder(tmp_path / "nan", "classify", id2label=NLI)
+def with_nan_logits(folder: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     model.classifier.bias.data[0] = float("nan")
     model.save_pretrained(folder)
-    with pytest.raises(AbstainError, match="^nan: its logits are not finite"):
-        entailment_scorer(str(folder), settings).score(unread(interaction()))
+
+
+def with_a_head_that_was_never_trained(folder: Path) -> None:
+    BertModel.from_pretrained(folder).save_pretrained(folder)
+    edit_config(folder, architectures=["BertForSequenceClassification"], id2label=NLI)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "says"),
+    [
+        (without_tokenizer, ScorerUnavailable, "its tokenizer knows no words: save the tokenizer beside the model"),
+        (
+            with_code_of_its_own,
+            ScorerUnavailable,
+            r"cannot be used \(.*\): save them anew, or set scorers.entailment_mod",
+        ),
+        (
+            with_half_of_its_weights,
+            AbstainError,
+            r"^the files of tiny cannot be used \(.*: save them anew, or name ano",
+        ),
+        (with_a_head_that_was_never_trained, AbstainError, "^tiny: its weights lack classifier.bias"),
+        (with_nan_logits, AbstainError, "^tiny: its logits are not finite"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_an_error_and_no_score(
+    folder: Path, tmp_path: Path, settings: Settings, damage: Any, error: type[Exception], says: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "tiny"))
+    damage(copy)
+    with pytest.raises(error, match=says):
+        entailment_scorer(str(copy), settings).score(unread(interaction()))

@@ -28,6 +28,8 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
     grid = {ProbeSite(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
     chunks = {ProbeSite(here.layer, here.site, k) for k in PARAMS.sweep.contexts}
     assert set(places) == (grid | chunks) - {here} and len(places) == len(set(places))
+    reading = ProbeSite(8, "mlp", 1).reading
+    assert reading.ask == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1
 
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
@@ -53,8 +55,3 @@ def test_without_regressors_nothing_is_asked_for_them() -> None:
         *("i-1", "i-2"),  # without their contexts
         *("i-1", "i-2"),  # with each other's answers
     ]
-
-
-def test_a_place_is_a_reading_of_answer_and_eos() -> None:
-    reading = ProbeSite(8, "mlp", 1).reading
-    assert reading.ask == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1

@@ -32,6 +32,7 @@ def test_it_reads_nothing_but_the_length() -> None:
     one, two = interaction("a right answer"), interaction("A wrong word!!", contexts=[], question="Why?")
     assert len(one.answer) == len(two.answer)
     assert len(set(scorer.score(unread(one, two)))) == 1
+    assert scorer.score(unread()).shape == (0,)
 
 
 def test_rows_count_by_their_weight() -> None:
@@ -41,17 +42,6 @@ def test_rows_count_by_their_weight() -> None:
     assert (weighted.score(of_lengths(*LENGTHS)) < plain.score(of_lengths(*LENGTHS))).all()
     without = LengthOnly().fit(of_lengths(*LENGTHS, 1), labels([*SHORT_IS_RIGHT, 0], [1] * 8 + [1e-9]))
     np.testing.assert_allclose(without.score(of_lengths(2, 70)), plain.score(of_lengths(2, 70)), atol=0.05)
-
-
-def test_fitting_makes_another_scorer() -> None:
-    bare = LengthOnly()
-    assert bare.fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT)) is not bare
-    assert bare.model is None
-
-
-@pytest.mark.parametrize("fitted", [LengthOnly(), LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))])
-def test_no_rows_are_no_scores(fitted: LengthOnly) -> None:
-    assert fitted.score(unread()).shape == (0,)
 
 
 @pytest.mark.parametrize(
