@@ -26,6 +26,7 @@ from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 from abstain.llm.perturbation.loop import Text, allowed_tokens, encode
+from abstain.llm.perturbation.masked import STRIDE
 from abstain.llm.perturbation.text import PerturbationStep, Pieces, perturbed, to_steps
 from tests.llm.builders import tiny_model
 from tests.llm.signals.builders import word_tokenizer
@@ -153,13 +154,15 @@ Predict = Callable[[list[int], list[int], list[int]], Tensor]
 """`(ids, places, written)` -> log-probabilities (vocabulary,) in the place after those that `written` fill."""
 
 
-def scores_behind_masks(predict: Predict, ids: list[int], stride: int) -> list[float]:
-    """Log-likelihood of every token, every `stride`-th masked at once."""
+def scores_behind_masks(
+    rows: Callable[[list[int], list[int]], Tensor], ids: list[int], stride: int = STRIDE
+) -> list[float]:
+    """Log-likelihood of every token, every `stride`-th masked at once; `rows` of (ids, places): (places, vocabulary)."""
     likely = [0.0] * len(ids)
-    for first in range(stride):
+    for first in range(min(stride, len(ids))):
         places = list(range(first, len(ids), stride))
-        for n, at in enumerate(places):
-            likely[at] = float(predict(ids, places, [ids[before] for before in places[:n]])[ids[at]])
+        for at, row in zip(places, rows(ids, places), strict=True):
+            likely[at] = float(row[ids[at]])
     return likely
 
 

@@ -12,12 +12,12 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Perturb, Request
-from abstain.llm.perturbation import causal, engines
+from abstain.llm.perturbation import causal
 from abstain.llm.perturbation.causal import CausalProposer, best_others
 from abstain.llm.perturbation.engines import CausalEngine
 from abstain.llm.perturbation.loop import encode
 from abstain.llm.perturbation.text import PerturbationStep, Pieces
-from tests.llm.builders import WINDOW, byte_tokenizer
+from tests.llm.builders import byte_tokenizer, plain_forward
 from tests.llm.perturbation.builders import (
     HOW,
     LONG,
@@ -33,14 +33,14 @@ from tests.llm.perturbation.builders import (
     text_of,
 )
 
-FAMILIES = ["llama", "qwen2", "gemma3", "gpt2"]
+LITERAL = [("llama", where, when, packed) for where, when in HOW for packed in (True, False)]
+LITERAL += [(family, "entropy", "iterative", True) for family in ("gemma3", "gpt2")]
+"""Other families where keys and values are kept, and cut: of sliding windows, and of learnt positions."""
 
 
 def forward(loaded: LoadedModel, ids: list[int]) -> Tensor:
     """Log-probabilities of what may stand at every place of `ids`, and after its end: (tokens + 1, vocabulary)."""
-    with torch.inference_mode():
-        row = torch.tensor([[loaded.tokenizer.bos_token_id, *ids]])
-        return loaded.model(row).logits[0].float().log_softmax(-1)
+    return plain_forward(loaded, [loaded.tokenizer.bos_token_id, *ids])[0]
 
 
 def assert_equal_steps(one: list[PerturbationStep], other: list[PerturbationStep]) -> None:
@@ -50,9 +50,7 @@ def assert_equal_steps(one: list[PerturbationStep], other: list[PerturbationStep
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("where", "when"), HOW)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "where", "when", "packed"), LITERAL)
 def test_causal_steps_equal_the_literal_procedure(family: str, where: Any, when: Any, packed: bool) -> None:
     loaded = causal_model(family)
     ask = Perturb(where, when, 6, seed=3)
@@ -86,14 +84,23 @@ def test_causal_steps_equal_the_literal_procedure(family: str, where: Any, when:
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("where", "when"), HOW)
 def test_causal_text_alone_or_in_a_batch_gives_equal_steps(where: Any, when: Any, packed: bool) -> None:
-    loaded = causal_model()
-    ask = Perturb(where, when, 5)
-    together = steps_of(CausalEngine(loaded, 64, packed), MANY, ask)
-    backwards = steps_of(CausalEngine(loaded, 512, packed), dict(reversed(MANY.items())), ask)
+    """And the work of several texts, where none is padded, is the sum of theirs."""
+    loaded, ask = causal_model(), Perturb(where, when, 4)
+    engines = [CausalEngine(loaded, 32, packed), CausalEngine(loaded, 512, packed)]
+    together = steps_of(engines[0], MANY, ask)
+    assert list(together) == list(MANY)
+    backwards = steps_of(engines[1], dict(reversed(MANY.items())), ask)
+    single = 0
     for key, text in MANY.items():
-        alone = steps_of(CausalEngine(loaded, 512, packed), {key: text}, ask)[key]
+        one = CausalEngine(loaded, 512, packed)
+        alone = steps_of(one, {key: text}, ask)[key]
         assert_equal_steps(together[key], alone)
         assert_equal_steps(backwards[key], alone)
+        single += one.work.forward_tokens
+    for engine in engines:
+        assert engine.work.passes == len(MANY)
+        assert engine.work.pass_tokens == sum(len(text_of(loaded, text).ids) for text in MANY.values())
+        assert engine.work.forward_tokens == single or not packed
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -107,19 +114,6 @@ def test_a_forward_pass_stays_within_its_tokens(packed: bool) -> None:
     handle.remove()
     longest = max(len(text_of(engine.loaded, text).ids) for text in MANY.values())
     assert longest > 64 and all(rows * width <= 64 or (rows == 1 and not packed) for rows, width in seen)
-
-
-def test_the_work_of_several_texts_is_the_sum_of_theirs() -> None:
-    loaded, ask = causal_model(), Perturb("entropy", "iterative", 4)
-    engine = CausalEngine(loaded, 100)
-    steps_of(engine, MANY, ask)
-    single = 0
-    for key, text in MANY.items():
-        alone = CausalEngine(loaded, 100)
-        steps_of(alone, {key: text}, ask)
-        single += alone.work.forward_tokens
-    assert engine.work.forward_tokens == single
-    assert (engine.work.passes, engine.work.pass_tokens) == (5, sum(len(text_of(loaded, t).ids) for t in MANY.values()))
 
 
 def test_of_the_keys_and_values_only_what_still_holds_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,21 +170,11 @@ def test_the_first_token_follows_bos_or_else_eos() -> None:
     assert step.before == pytest.approx(float(forward(loaded, [])[0, first]), abs=1e-4)
     bytes_ = LoadedModel(loaded.ref, loaded.model, byte_tokenizer())
     (step, *_) = steps_of(CausalEngine(bytes_, 64), {"a": "card"}, Perturb("random", "single_shot", 9))["a"]
-    with torch.inference_mode():
-        row = loaded.model(torch.tensor([[bytes_.tokenizer.eos_token_id]])).logits[0, -1].log_softmax(-1)
+    row = plain_forward(loaded, [bytes_.tokenizer.eos_token_id])[0][-1]
     assert step.before == pytest.approx(float(row[bytes_.tokenizer.encode("c")[0]]), abs=1e-4)
     neither = LoadedModel(loaded.ref, loaded.model, byte_tokenizer(eos=False))
     with pytest.raises(AbstainError, match=r"^tiny-llama has neither BOS nor EOS: nothing comes before a first token$"):
         steps_of(CausalEngine(neither, 64), {"a": "card"}, Perturb("random", "single_shot", 1))
-
-
-def test_a_text_may_fill_the_window_but_not_exceed_it() -> None:
-    loaded = LoadedModel(causal_model().ref, causal_model().model, byte_tokenizer())
-    room = WINDOW - engines.AROUND
-    ask = Perturb("random", "single_shot", 1)
-    assert len(steps_of(CausalEngine(loaded, 64), {"a": "x" * room}, ask)["a"]) == 1
-    with pytest.raises(AbstainError, match=rf"^text b: a context of {room + 1} tokens is more than the {WINDOW} that"):
-        steps_of(CausalEngine(loaded, 64), {"a": "x" * room, "b": "x" * (room + 1)}, ask)
 
 
 def test_a_weight_that_is_nan_names_the_row() -> None:

@@ -80,6 +80,8 @@ def test_iterative_takes_the_least_likely_of_what_is_left_of_the_changed_text() 
 def test_of_equally_likely_tokens_the_first_is_taken() -> None:
     texts = [text([4, 4, 4, 4])]
     assert places(perturb(Table(texts), texts, Perturb("entropy", "iterative", 3))[0]) == [0, 1, 2]
+    with pytest.raises(ValueError, match="at least one token"):
+        Perturb("random", "iterative", 0)
 
 
 @pytest.mark.parametrize("where", ["entropy", "random"])
@@ -110,11 +112,6 @@ def test_every_place_is_drawn_as_often_as_any_other() -> None:
         counts.update(places(perturb(Table(texts), texts, Perturb("random", "single_shot", 3, seed))[0]))
     assert set(counts) == set(range(10)) - {3}
     assert all(abs(count - 300) < 75 for count in counts.values()), counts  # 5 standard deviations
-
-
-def test_fewer_than_one_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        Perturb("random", "iterative", 0)
 
 
 def encoded(tokenizer: Any, *segments: Segment) -> Text:

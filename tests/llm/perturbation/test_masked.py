@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from abstain.llm.engine.loading import LoadedModel, window_of
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.perturbation import masked
 from abstain.llm.perturbation.engines import PerturbationEngine
-from abstain.llm.perturbation.masked import STRIDE
 from tests.llm.perturbation.builders import (
     HOW,
     LONG,
@@ -40,20 +39,22 @@ def behind_masks(loaded: LoadedModel, ids: list[int], places: list[int]) -> Tens
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("where", "when"), HOW)
-@pytest.mark.parametrize("batch_tokens", [40, 512])
+@pytest.mark.parametrize(
+    ("where", "when", "batch_tokens"), [*((*how, 40) for how in HOW), ("entropy", "iterative", 512)]
+)
 def test_masked_steps_equal_the_literal_procedure(where: Any, when: Any, batch_tokens: int) -> None:
-    loaded, ask = model_of("masked"), Perturb(where, when, 6)
+    loaded, ask = model_of("masked"), Perturb(where, when, 4)
     found = steps_of(PerturbationEngine(loaded, batch_tokens), MANY, ask)
-
-    rows = lru_cache(lambda ids, places: behind_masks(loaded, list(ids), list(places)))
-
-    def predict(ids: list[int], places: list[int], written: list[int]) -> Tensor:
-        return rows(tuple(ids), tuple(places))[len(written)]
-
+    rows = partial(behind_masks, loaded)
     for key, written in MANY.items():
-        text = text_of(loaded, written)
-        assert_procedure(loaded, text, ask, found[key], lambda ids: scores_behind_masks(predict, ids, STRIDE), predict)
+        assert_procedure(
+            loaded,
+            text_of(loaded, written),
+            ask,
+            found[key],
+            partial(scores_behind_masks, rows),
+            lambda ids, places, written: rows(ids, places)[len(written)],
+        )
 
 
 def test_the_work_is_seven_passes_to_score_and_one_to_fill() -> None:

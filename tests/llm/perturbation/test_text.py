@@ -44,11 +44,6 @@ def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
         assert text and "\ufffd" not in text
 
 
-def test_how_a_tokenizer_writes_spaces_is_found_out() -> None:
-    found = [(pieces.spaceless, pieces.prefixed) for pieces in (Pieces.of(make()) for make in TOKENIZERS)]
-    assert found == [(False, False), (False, False), (True, False), (False, True)]
-
-
 @pytest.mark.parametrize(
     ("make", "text", "old", "new", "expected"),
     [
