@@ -6,15 +6,17 @@ import os
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -70,7 +72,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path) if request.param == "folder" else f"file://{tmp_path}"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     lengths=st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 5), min_size=1, max_size=6),
     cut=st.integers(0, 6),
@@ -156,10 +158,9 @@ def test_a_shard_describes_itself_and_equal_shards_are_equal_files(tmp_path: Pat
         FeatureCache(tmp_path / folder, SPACE).put(rows("a", "b"))
     one, other = (shard(tmp_path / folder) for folder in ("one", "other"))
     assert one.name == other.name and one.read_bytes() == other.read_bytes()
-    head = one.read_bytes()
-    metadata = json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])["__metadata__"]
-    assert list(metadata) == ["index"]
-    index = json.loads(metadata["index"])
+    with safe_open(one, "pt") as file:
+        (index,) = map(json.loads, file.metadata().values())
+        assert torch.equal(file.get_tensor("states"), torch.cat([*rows("a", "b").values()]))
     assert (index["space"], index["rows"]) == (asdict(SPACE), [["a", 0, 1], ["b", 1, 3]])
 
 
@@ -183,35 +184,19 @@ def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_writer_that_finds_no_space_cleans_up_and_says_so(
+def test_a_full_disk_is_named_and_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     cache = FeatureCache(tmp_path, SPACE)
+    cache.put(rows("a"))
     with monkeypatch.context() as patch, pytest.raises(AbstainError, match="no space.*abstain cache prune") as caught:
         patch.setattr(os, "fsync", full)
-        cache.put(rows("a"))
+        cache.put(rows("b"))
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
-    assert files(tmp_path) == []
-    assert cache.missing(["a"]) == ["a"]
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.system(f"mount -t tmpfs -o size=64k tmpfs {tmp_path} 2>/dev/null") != 0:
-        pytest.skip("mounting a file system needs root")
-    yield tmp_path
-    os.system(f"umount {tmp_path}")
-
-
-def test_a_full_disk_keeps_what_it_has(tiny_disk: Path) -> None:
-    cache = FeatureCache(tiny_disk, SPACE)
-    cache.put(rows("a"))
-    with pytest.raises(AbstainError, match="no space is left"):
-        cache.put({"b": torch.zeros(100_000, 4)})
-    assert files(tiny_disk) == [shard(tiny_disk)]
+    assert files(tmp_path) == [shard(tmp_path)]
     assert read(cache, "ab") == expected(rows("a"), "a")
 
 
@@ -227,12 +212,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     [
         ("nope://bucket", "nope://bucket: .*ABSTAIN_FEATURES"),
         ("gs://bucket", "gs://bucket: .*gcsfs"),
+        ("nope://me:secret@host/x", r"nope://host/x: .*ABSTAIN_FEATURES"),
     ],
 )
 def test_a_url_that_nobody_speaks_is_said_at_once(url: str, says: str) -> None:
     with pytest.raises(AbstainError, match=says) as caught:
         FeatureCache(url, SPACE)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_without_s3fs_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,59 +230,29 @@ def test_without_s3fs_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         FeatureCache("s3://bucket", SPACE)
 
 
-def test_a_password_in_a_url_is_not_shown() -> None:
-    with pytest.raises(AbstainError) as caught:
-        FeatureCache("nope://me:secret@host/x", SPACE)
-    assert "secret" not in str(caught.value) and "nope://host/x" in str(caught.value)
-
-
 # --- damage -----------------------------------------------------------------------------------------------------------
-
-
-def truncated(whole: bytes) -> bytes:
-    return whole[:-1]
 
 
 def with_a_flipped_bit(whole: bytes) -> bytes:
     return whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
 
 
-def of_another_space(_: bytes) -> bytes:
-    return encode(replace(SPACE, engine="2"), rows("a", "b"))[1]
+def with_index(index: Any) -> bytes:
+    """A file as safetensors writes it, of two vectors."""
+    return save({"states": torch.zeros(2, 4)}, {"index": index if isinstance(index, str) else json.dumps(index)})
 
 
-def with_other_rows(_: bytes) -> bytes:
-    return encode(SPACE, rows("x", "y"))[1]
-
-
-def without_index(_: bytes) -> bytes:
-    return save({"states": torch.zeros(2, 4)}, {"other": "thing"})
-
-
-def with_a_broken_index(_: bytes) -> bytes:
-    return save({"states": torch.zeros(2, 4)}, {"index": '{"rows": [["a", 0'})
-
-
-def of_the_old_format(_: bytes) -> bytes:
-    return save({"states": torch.zeros(2, 4)}, {"index": '[["a", 0, 2]]'})
-
-
-def with_an_index_that_points_outside(_: bytes) -> bytes:
-    index = {"space": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""}
-    return save({"states": torch.zeros(2, 4)}, {"index": json.dumps(index)})
-
-
-DAMAGE = {
-    "truncated": truncated,
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda whole: whole[:-1],
     "flipped bit": with_a_flipped_bit,
-    "other space": of_another_space,
-    "other rows": with_other_rows,
-    "no index": without_index,
-    "broken index": with_a_broken_index,
-    "old format": of_the_old_format,
-    "outside": with_an_index_that_points_outside,
-    "empty": lambda whole: b"",
-    "no shard": lambda whole: b"not a shard at all",
+    "other space": lambda _: encode(replace(SPACE, engine="2"), rows("a", "b"))[1],
+    "other rows": lambda _: encode(SPACE, rows("x", "y"))[1],
+    "no index": lambda _: save({"states": torch.zeros(2, 4)}, {"other": "thing"}),
+    "broken index": lambda _: with_index('{"rows": [["a", 0'),
+    "old format": lambda _: with_index([["a", 0, 2]]),
+    "outside": lambda _: with_index({"space": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""}),
+    "empty": lambda _: b"",
+    "no shard": lambda _: b"not a shard at all",
     "only a start": lambda whole: whole[:20],
     "less than a length": lambda whole: whole[:5],
     "longer": lambda whole: whole + b"x",
@@ -306,7 +262,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("opened", ["before", "after"])
-def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(tmp_path: Path, damage, opened: str) -> None:
+def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(
+    tmp_path: Path, damage: Callable[[bytes], bytes], opened: str, caplog: pytest.LogCaptureFixture
+) -> None:
     everything = rows("a", "b", "c")
     cache = FeatureCache(tmp_path, SPACE)
     cache.put(part(everything, "ab"))
@@ -320,6 +278,8 @@ def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(tmp_pa
     assert cache.missing("abc") == ["a", "b"]
     assert not bad.exists()
     assert (tmp_path / "quarantine" / f"{SPACE.digest}-{bad.name}").read_bytes() == content
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "quarantine" in caplog.text and str(tmp_path) in caplog.text
     cache.put(part(everything, "ab"))
     for reader in (cache, FeatureCache(tmp_path, SPACE)):
         assert read(reader, "abc") == expected(everything, "abc")
@@ -356,25 +316,7 @@ def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: 
     assert files(tmp_path) == [shard(tmp_path)]
 
 
-def test_a_damaged_shard_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    FeatureCache(tmp_path, SPACE).put(rows("a"))
-    shard(tmp_path).write_bytes(b"")
-    FeatureCache(tmp_path, SPACE)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "quarantine" in caplog.text and str(tmp_path) in caplog.text
-
-
 # --- many writers -----------------------------------------------------------------------------------------------------
-
-
-def test_two_writers_of_the_same_rows_only_store_them_twice(tmp_path: Path) -> None:
-    one, other = FeatureCache(tmp_path, SPACE), FeatureCache(tmp_path, SPACE)
-    everything = rows("a", "b", "c")
-    one.put(part(everything, "ab"))
-    assert other.missing(["a", "b", "c"]) == ["a", "b", "c"]  # it sees what was there when it was opened
-    other.put(part(everything, "bc"))
-    for reader, keys in ((one, "ab"), (other, "bc"), (FeatureCache(tmp_path, SPACE), "abc")):
-        assert read(reader, keys) == expected(everything, keys)
 
 
 def test_writers_that_race_leave_whole_shards(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
 import pytest
@@ -87,25 +89,6 @@ def test_listing_asks_for_headers_only(s3: str, calls: list[tuple[str, str | Non
     assert not [method for method, _ in calls if method == "get_object"]  # it knows them all
 
 
-def test_a_damaged_object_is_moved_and_its_rows_are_missing(s3: str) -> None:
-    everything = rows(*"abc")
-    cache = FeatureCache(s3, SPACE)
-    cache.put(part(everything, "ab"))
-    cache.put(part(everything, "bc"))
-    name, content = encode(SPACE, part(everything, "ab"))[0].name, encode(SPACE, part(everything, "ab"))[1]
-    bad, client = with_a_flipped_bit(content), boto3.client("s3")
-    for broken in (bad, b"", content[:-1], b"none"):
-        client.put_object(Bucket=s3.removeprefix("s3://"), Key=name, Body=broken)
-        if broken != bad:
-            cache = FeatureCache(s3, SPACE)
-        assert read(cache, "abc") == expected(everything, "bc")
-        assert cache.missing("abc") == ["a"]
-        there = objects(s3)
-        assert name not in there and there[f"quarantine/{name.replace('/', '-')}"] == broken
-        cache.put(part(everything, "ab"))
-        assert read(FeatureCache(s3, SPACE), "abc") == expected(everything, "abc")
-
-
 def test_a_reader_sees_whole_shards_only(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a large shard is uploaded in parts there is nothing; when that fails there never was."""
     monkeypatch.setattr(S3FileSystem._pipe_file, "__defaults__", (5 * 2**20, None, "overwrite"))
@@ -149,22 +132,26 @@ def test_writers_that_race_with_a_connection_from_before_they_forked(s3: str) ->
     assert read(cache, "abcdefgh") == expected(everything, "abcdefgh")
 
 
-def test_maintenance_of_a_bucket(s3: str) -> None:
-    everything = rows(*"abc")
-    cache = FeatureCache(f"{s3}/f", SPACE)
+def test_a_damaged_object_is_moved_and_a_bucket_is_maintained(s3: str) -> None:
+    url, everything = f"{s3}/f", rows(*"abc")
+    cache, client, bucket = FeatureCache(url, SPACE), boto3.client("s3"), s3.removeprefix("s3://")
     cache.put(part(everything, "ab"))
-    cache.put(part(everything, "c"))
-    name, content = encode(SPACE, part(everything, "c"))[0].name, encode(SPACE, part(everything, "c"))[1]
-    client, bucket = boto3.client("s3"), s3.removeprefix("s3://")
-    client.put_object(Bucket=bucket, Key=f"f/{name}", Body=with_a_flipped_bit(content))
+    cache.put(part(everything, "bc"))
+    header, content = encode(SPACE, part(everything, "ab"))
+    moved = f"quarantine/{header.name.replace('/', '-')}"
+    for broken, opened in ((with_a_flipped_bit(content), cache), (b"", None), (content[:-1], None)):
+        client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=broken)
+        reader = opened or FeatureCache(url, SPACE)
+        assert read(reader, "abc") == expected(everything, "bc")
+        assert reader.missing("abc") == ["a"]
+        assert f"f/{header.name}" not in objects(s3) and objects(s3)[f"f/{moved}"] == broken
+    client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=with_a_flipped_bit(content))
     client.put_object(Bucket=bucket, Key="f/mine.txt", Body=b"")
-    assert maintenance.verify(f"{s3}/f").damaged == (name,)
-    assert maintenance.verify(f"{s3}/f") == maintenance.Verified(1, ())
+    assert maintenance.verify(url) == maintenance.Verified(2, (header.name,))
     time.sleep(1.1)  # an object's time has whole seconds
-    assert maintenance.prune(f"{s3}/f", {}, timedelta(days=1)).names == ()
-    gone = maintenance.prune(f"{s3}/f", {SPACE.digest: {"b"}}, timedelta(0))
-    assert gone.names == (f"quarantine/{name.replace('/', '-')}",)
-    assert len(maintenance.prune(f"{s3}/f", {}, timedelta(0)).names) == 1
+    assert maintenance.prune(url, {}, timedelta(days=1)).names == ()
+    assert maintenance.prune(url, {SPACE.digest: {"b"}}, timedelta(0)).names == (moved,)
+    assert len(maintenance.prune(url, {}, timedelta(0)).names) == 1
     assert list(objects(s3)) == ["f/mine.txt"]
 
 
@@ -177,50 +164,36 @@ def test_a_bucket_that_is_not_there(s3: str) -> None:
         cache.put(rows("a"))
 
 
-def test_no_credentials(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(AbstainError, match=r"\(Unable to locate credentials\): check ABSTAIN_FEATURES, .*AWS_"):
-        FeatureCache(s3, SPACE)
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address where connecting is answered by nothing at all, as behind a firewall: its queue is full."""
+    with socket.socket() as server, ExitStack() as clients:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        time.sleep(0.1)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+class Forbids(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
 @pytest.fixture
 def forbidding() -> Iterator[str]:
     """A server that refuses everything."""
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-            self.send_response(403)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """An address where connecting is answered by nothing at all, as behind a firewall: its queue is full."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        clients = [socket.socket() for _ in range(3)]
-        for client in clients:
-            client.setblocking(False)
-            client.connect_ex(server.getsockname())
-        time.sleep(0.1)
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        for client in clients:
-            client.close()
+    with HTTPServer(("127.0.0.1", 0), Forbids) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 SOON = 8
@@ -231,15 +204,19 @@ SOON = 8
     ("where", "says"),
     [
         ("http://127.0.0.1:9", "Could not connect"),
-        ("http://no-such-host.invalid", "Could not connect"),
-        ("forbidding", "Access Denied"),
         ("silent", "timeout"),
+        ("forbidding", "Access Denied"),
+        ("no credentials", "Unable to locate credentials"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_named_soon(
     s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, where: str, says: str
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", where if "://" in where else request.getfixturevalue(where))
+    if where == "no credentials":
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", where if "://" in where else request.getfixturevalue(where))
     started = time.monotonic()
     with pytest.raises(AbstainError, match=says) as caught:
         FeatureCache(f"{s3}/f", SPACE)

@@ -1,5 +1,3 @@
-"""Contexts perturbed through the cache and its shards, by models of every kind in folders."""
-
 from __future__ import annotations
 
 import json
@@ -7,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,52 +15,37 @@ from transformers import BertModel
 
 from abstain.config.params import PerturbationParams
 from abstain.config.settings import Settings
-from abstain.core.contracts import Context, Interaction
+from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, Perturb, Request
+from abstain.llm.engine.requests import NLL, Request
 from abstain.llm.features.context_perturbation import ContextPerturber
 from abstain.llm.features.feature_store import FeatureStore
-from abstain.llm.features.shard_job import ASKS, ShardJob, compute, engine_for
-from abstain.llm.perturbation.engines import PerturbationEngine
 from abstain.llm.perturbation.text import shown
-from tasks.fan_out import runner_for
-from tests.llm.builders import WINDOW, save_tiny_model
+from tests.llm.builders import WINDOW
 from tests.llm.perturbation.builders import KINDS, LONG, TEXTS, engine_of, model_of, save, steps_of
+from tests.llm.signals.builders import interaction
 
 HOW: dict[str, Any] = {"model": None, "where": "random", "when": "iterative", "tokens": 4, "copies": 1, "seed": 5}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("models")
-    return {kind: save(model_of(kind), root / kind) for kind in KINDS} | {"bytes": save_tiny_model(root / "bytes")}
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+    root = tmp_path_factory.mktemp("perturbation-models")
+    return {kind: save(model_of(kind), root / kind) for kind in KINDS}
 
 
 def perturber(folder: Path, settings: Settings, **how: Any) -> ContextPerturber:
     return ContextPerturber(PerturbationParams(**HOW | how), str(folder), settings)
 
 
-def interaction(name: str, *texts: str) -> Interaction:
-    return Interaction(
-        interaction_id=name,
-        asked_at="2026-09-01T12:00:00Z",
-        question=f"Question {name}?",
-        answer="5 euros",
-        contexts=tuple(Context(chunk_id=f"doc#{at}", text=text) for at, text in enumerate(texts)),
-        model="m@1",
-    )
-
-
 def texts_of(row: Interaction) -> list[str]:
     return [one.text for one in row.contexts]
+
+
+def about(name: str, *texts: str) -> Interaction:
+    return interaction(name=name, contexts=texts)
 
 
 @pytest.mark.heavy
@@ -74,7 +56,7 @@ def test_a_model_in_a_folder_is_of_its_kind_and_says_the_same(
     loaded = load(resolve(str(folders[kind]), settings), torch.device("cpu"), torch.float32)
     assert kind_of(loaded.model.config) == kind and type(loaded.model) is type(model_of(kind).model)
     who = perturber(folders[kind], settings, where="entropy")
-    (found,) = who._steps([interaction("a", LONG)], who.asks[0])
+    (found,) = who._steps([about("a", LONG)], who.asks[0])
     expected = steps_of(engine_of(model_of(kind)), {"a": LONG}, who.asks[0])["a"]
     assert [step[:5] for step in found] == [step[:5] for step in expected]
 
@@ -82,7 +64,7 @@ def test_a_model_in_a_folder_is_of_its_kind_and_says_the_same(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_context_changes_and_nothing_else_of_a_row(kind: str, folders: dict[str, Path], settings: Settings) -> None:
     who = perturber(folders[kind], settings)
-    row = interaction("a", *TEXTS)
+    row = about("a", *TEXTS)
     ((new,),) = who.perturb([row])
     assert new.model_copy(update={"contexts": row.contexts}) == row
     assert [one.chunk_id for one in new.contexts] == [one.chunk_id for one in row.contexts]
@@ -95,7 +77,7 @@ def test_a_context_changes_and_nothing_else_of_a_row(kind: str, folders: dict[st
 
 def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], settings: Settings) -> None:
     who = perturber(folders["causal"], settings)
-    rows = [interaction("a", LONG), interaction("b", LONG), interaction("c", TEXTS[0], TEXTS[1]), interaction("d")]
+    rows = [about("a", LONG), about("b", LONG), about("c", TEXTS[0], TEXTS[1]), about("d")]
     seen: list[tuple[int, int]] = []
     assert who.missing(rows) == (3, 2) and [len(keys) for keys in who.keys(rows).values()] == [2]
     done = who.compute_missing(rows, lambda part, whole: seen.append((part, whole)))
@@ -108,28 +90,17 @@ def test_a_context_that_rows_share_is_perturbed_once(folders: dict[str, Path], s
 
 
 def test_copies_are_perturbed_under_seeds_of_their_own(folders: dict[str, Path], settings: Settings) -> None:
-    rows = [interaction("a", LONG)]
+    rows = [about("a", LONG)]
     copies = perturber(folders["causal"], settings, copies=3).perturb(rows)
     assert len({tuple(texts_of(row)) for (row,) in copies}) == 3
     assert copies[1] == perturber(folders["causal"], settings, seed=6).perturb(rows)[0]
     assert perturber(folders["causal"], settings, copies=3).perturb(rows) == copies
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fewer_steps_are_the_first_of_more(kind: str, folders: dict[str, Path], settings: Settings) -> None:
-    rows = [interaction("a", *TEXTS[:2])]
-    alone = perturber(folders[kind], settings, where="entropy", tokens=3)
-    among = replace(alone, longest=6)
-    assert (alone.asks[0].tokens, among.asks[0].tokens) == (3, 6)
-    assert among.perturb(rows) == alone.perturb(rows)
-    assert replace(alone, params=alone.params.model_copy(update={"tokens": 6})).missing(rows) == (1, 0)
-    assert replace(perturber(folders[kind], settings), longest=6).asks[0].tokens == 4, "random steps are others"
-
-
 def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
     folders: dict[str, Path], settings: Settings
 ) -> None:
-    rows = [interaction("a", LONG), interaction("b", "card")]
+    rows = [about("a", LONG), about("b", "card")]
     apart = perturber(folders["causal"], settings, where="entropy").perturb(rows)
     many = perturber(folders["causal"], settings, where="entropy", tokens=9)
     assert many.compute_missing(rows).rows == 2
@@ -144,11 +115,11 @@ def test_fewer_tokens_are_taken_from_more_where_these_are_asked_for(
 def test_what_is_special_about_a_row_is_counted(folders: dict[str, Path], settings: Settings) -> None:
     long = "card " * WINDOW
     rows = [
-        interaction("a", LONG),
-        interaction("b"),
-        interaction("c", long),
-        interaction("d", "card"),
-        interaction("e", "🎈"),
+        about("a", LONG),
+        about("b"),
+        about("c", long),
+        about("d", "card"),
+        about("e", "🎈"),
     ]
     causal = perturber(folders["causal"], settings)
     assert causal.count(rows) == {"empty": 1, "too_long": 1, "fewer": 2, "not_reproduced": 0}
@@ -163,16 +134,6 @@ def test_what_is_special_about_a_row_is_counted(folders: dict[str, Path], settin
     t5 = perturber(folders["seq2seq"], settings, tokens=2)
     assert t5.count(rows) == {"empty": 1, "too_long": 0, "fewer": 2, "not_reproduced": 1}
     assert causal.count([]) == dict.fromkeys(("empty", "too_long", "fewer", "not_reproduced"), 0)
-
-
-def test_the_base_model_may_have_another_tokenizer(folders: dict[str, Path], settings: Settings) -> None:
-    """What comes back is text, and the same text for whoever reads it."""
-    row = interaction("a", TEXTS[2])
-    ((new,),) = perturber(folders["seq2seq"], settings).perturb([row])
-    (text,) = texts_of(new)
-    request = Request((Segment("chunk", text),), NLL(("chunk",)), "a")
-    ((_, result),) = FeatureStore(str(folders["bytes"]), settings).read([request])
-    assert len(result) == len(text.encode())
 
 
 @pytest.mark.parametrize("kind", ["masked", "seq2seq"])
@@ -194,25 +155,7 @@ def test_weights_that_lack_the_head_are_refused(tmp_path: Path, settings: Settin
     with pytest.raises(
         AbstainError, match=r"^encoder is no language model: its weights lack cls\.[\w.]+; choose another$"
     ):
-        perturber(folder, settings).compute_missing([interaction("a", LONG)])
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_shard_travels_as_json_and_is_the_same_bytes(kind: str, folders: dict[str, Path], settings: Settings) -> None:
-    assert ASKS["Perturb"] is Perturb
-    who = perturber(folders[kind], settings, where="entropy")
-    rows = [interaction(str(at), text, *TEXTS[:at]) for at, text in enumerate(TEXTS)]
-    (work,) = who._rows.shards(who._requests(rows, who.asks[0]))
-    again = ShardJob.from_json(work.to_json())
-    assert again == work and again.requests[0].ask == who.asks[0]
-    compute(again, settings)
-    first = shards(settings)
-    compute(work, settings)
-    assert shards(settings) == first and len(first) == 1
-    assert who.compute_missing(rows).rows == 0
-    with pytest.raises(AbstainError, match="fetch that revision here"):
-        compute(replace(work, revision="other@0"), settings)
+        perturber(folder, settings).compute_missing([about("a", LONG)])
 
 
 def shards(settings: Settings) -> dict[str, bytes]:
@@ -220,7 +163,7 @@ def shards(settings: Settings) -> dict[str, bytes]:
 
 
 def rows_of(count: int) -> Sequence[Interaction]:
-    return [interaction(str(at), f"{LONG} Line {at}.") for at in range(count)]
+    return [about(str(at), f"{LONG} Line {at}.") for at in range(count)]
 
 
 @pytest.mark.slow
@@ -240,21 +183,3 @@ def test_a_shard_may_be_run_by_another_process(folders: dict[str, Path], tmp_pat
     assert who.compute_missing(rows_of(3)).rows == 0
     perturber(folders["masked"], here).compute_missing(rows_of(3))
     assert shards(here) == shards(there)
-
-
-@pytest.mark.slow
-def test_workers_perturb(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    alone = Settings(home=tmp_path / "alone", device="cpu", dtype="float32")
-    shared = Settings(home=tmp_path / "shared", device="cpu", dtype="float32", runner="dask", workers=2)
-    perturber(folders["seq2seq"], alone).compute_missing(rows_of(130))
-    with closing(runner_for(shared)) as runner:
-        done = perturber(folders["seq2seq"], shared).compute_missing(rows_of(130), runner=runner)
-    assert done.rows == 130
-    assert shards(shared) == shards(alone)
-
-
-def test_a_model_that_can_only_perturb_is_loaded_once(folders: dict[str, Path], settings: Settings) -> None:
-    source = FeatureStore(str(folders["masked"]), settings)
-    one, other = (engine_for(source._work(()), settings) for _ in range(2))
-    assert one is other and isinstance(one, PerturbationEngine)

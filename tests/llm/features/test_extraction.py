@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,25 +18,18 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import StateTable
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import Generated
-from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Request
+from abstain.llm.engine.prompts import Segment, load_layout
+from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request
 from abstain.llm.features import feature_store as rows
 from abstain.llm.features import shard_job as work
 from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow, chunk_nll
-from abstain.llm.features.shard_job import LocalRunner
-from tests.llm.builders import WIDTH, save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+from tests.llm.builders import WIDTH, plain_surprise, save_tiny_model
+from tests.llm.signals.builders import context, interaction, numbered
 
 
 @pytest.fixture
-def source(model: Path, tmp_path: Path) -> FeatureSource:
-    params = LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
-    return FeatureSource(params, Settings(home=tmp_path, device="cpu", dtype="float32", batch_tokens=700))
+def source(tiny_params: LLMParams, settings: Settings) -> FeatureSource:
+    return FeatureSource(tiny_params, settings.model_copy(update={"batch_tokens": 700}))
 
 
 @pytest.fixture
@@ -51,22 +46,22 @@ def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
     return [found[at] for at in range(len(rows))]
 
 
-def interaction(n: int, answer: str | None = None, key: str | None = None) -> Interaction:
-    return Interaction(
-        interaction_id=key or f"i-{n}",
-        asked_at="2026-09-01T12:00:00Z",
-        question=f"Question {n}?",
-        answer=answer or "yes " * (n % 5 + 1),
-        contexts=(Context(chunk_id=f"doc#{n}", text="c" * (7 * n % 40 + 1)),),
-        model="m@1",
-    )
-
-
-ROWS = [interaction(n) for n in range(9)]
-
-
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def asked(source: FeatureSource, rows: Sequence[Interaction], *asks: Ask) -> list[Request]:
+    """Each of `asks` about each of `rows`."""
+    prepared = [p.request for p in map(source.prepare, rows) if isinstance(p, Prepared)]
+    return [replace(request, ask=ask) for request in prepared for ask in asks]
+
+
+def about(number: int, times: int = 1) -> tuple[Context, ...]:
+    """A context that has nothing in common with those about other numbers."""
+    return context(hashlib.sha256(str(number).encode()).hexdigest() * times)
+
+
+ROWS = [numbered(n) for n in range(9)]
 
 
 def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, engine: Engine) -> None:
@@ -79,34 +74,22 @@ def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, e
 
 
 def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
-    first = states_of(source, ROWS[2:5])
+    first = states_of(source, ROWS[4:1:-1])
     assert (source.missing(ROWS), engine.work.passes) == (6, 3)
     everything = states_of(source, ROWS)
     assert engine.work.passes == 9
-    assert same(everything[2:5], first)
+    assert same(everything[2:5], first[::-1])
     assert source.missing(ROWS) == 0
 
 
 def test_a_retrain_after_a_hundredth_more_costs_a_hundredth(source: FeatureSource) -> None:
     """What a run costs in forward tokens is its own to say: 1 % new answers, at most 2 % of a cold run's tokens."""
-
-    def unlike(n: int) -> Interaction:  # contexts that share nothing, so that neither run is cheap by sharing
-        text = hashlib.sha256(str(n).encode()).hexdigest()
-        return interaction(n).model_copy(update={"contexts": (Context(chunk_id=f"doc#{n}", text=text),)})
-
-    known = [unlike(n) for n in range(200)]
+    known = [numbered(n, contexts=about(n)) for n in range(100)]
     cold = source.compute_missing(known)
-    warm = source.compute_missing([*known, unlike(500), unlike(501)])
-    assert (cold.rows, warm.rows) == (200, 2)
+    warm = source.compute_missing([*known, numbered(500, contexts=about(500))])
+    assert (cold.rows, warm.rows) == (100, 1)
     assert 0 < warm.forward_tokens <= 0.02 * cold.forward_tokens
     assert source.compute_missing(known).forward_tokens == 0
-
-
-def test_the_order_of_the_rows_is_the_callers_whatever_was_cached_when(source: FeatureSource) -> None:
-    states_of(source, [ROWS[7], ROWS[1]])
-    forwards, backwards = states_of(source, ROWS), states_of(source, ROWS[::-1])
-    assert same(forwards, backwards[::-1])
-    assert not torch.equal(forwards[0], forwards[1])
 
 
 def test_the_model_is_not_even_loaded_where_nothing_is_missing(
@@ -121,45 +104,35 @@ def test_the_model_is_not_even_loaded_where_nothing_is_missing(
     assert same(states_of(source, ROWS), expected)
     assert states_of(source, []) == []
     with pytest.raises(AssertionError, match="was loaded"):
-        source.compute_missing([*ROWS, interaction(99)])
+        source.compute_missing([*ROWS, numbered(99)])
 
 
-def test_answers_about_the_same_chunks_are_computed_together(source: FeatureSource) -> None:
-    """Whatever their order: the context that five questions share is run once."""
-    chunks = [Context(chunk_id=f"doc#{n}", text=f"{n} is described here at some length. " * 4) for n in range(3)]
-    asked = [
-        interaction(n).model_copy(update={"contexts": (chunks[n % 3],), "question": f"Question {n}?"})
-        for n in range(15)
-    ]
-    cost = source.compute_missing(asked)
-    assert cost.forward_tokens < 0.5 * cost.pass_tokens
-
-
-def test_equal_text_is_computed_once_whatever_its_id_and_its_time(source: FeatureSource, engine: Engine) -> None:
-    twin = interaction(3, key="another id")
-    one, two = states_of(source, [ROWS[3], twin])
+def test_what_is_computed_once_is_a_text_and_not_an_id(source: FeatureSource, engine: Engine) -> None:
+    one, two = states_of(source, [ROWS[3], numbered(3, interaction_id="another id")])
     assert torch.equal(one, two)
     assert engine.work.passes == 1
-
-
-def test_different_texts_under_one_id_each_get_their_own_states(source: FeatureSource) -> None:
-    yes, no = states_of(source, [interaction(1, "Yes.", key="same"), interaction(1, "No, never.", key="same")])
+    answers = ("Yes.", "No, never.")
+    yes, no = states_of(source, [numbered(1, answer=answer, interaction_id="same") for answer in answers])
     assert (len(yes), len(no)) == (len("Yes.") + 1, len("No, never.") + 1)
 
 
-@pytest.mark.parametrize("change", [{"layer": 3}, {"site": "mlp"}, {"layout": "rag-chatml-v1"}])
-def test_other_parameters_are_other_rows(source: FeatureSource, change: dict) -> None:
+@pytest.mark.parametrize(
+    ("params", "settings_"),
+    [({"layer": 3}, {}), ({"site": "mlp"}, {}), ({"layout": "rag-chatml-v1"}, {}), ({}, {"dtype": "bfloat16"})],
+)
+def test_other_parameters_are_other_rows(
+    source: FeatureSource, params: dict[str, Any], settings_: dict[str, Any]
+) -> None:
     before = states_of(source, ROWS[:2])
-    other = FeatureSource(source.params.model_copy(update=change), source.settings)
+    other = FeatureSource(source.params.model_copy(update=params), source.settings.model_copy(update=settings_))
     assert other.missing(ROWS[:2]) == 2
-    assert not same(states_of(other, ROWS[:2]), before)
+    after = states_of(other, ROWS[:2])
+    assert not same(after, before)
+    assert (after[0].dtype == torch.bfloat16) == ("dtype" in settings_)
 
 
-def test_another_dtype_and_other_weights_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
+def test_other_weights_of_one_name_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
     states_of(source, ROWS[:2])
-    half = FeatureSource(source.params, source.settings.model_copy(update={"dtype": "bfloat16"}))
-    assert half.missing(ROWS[:2]) == 2
-    assert states_of(half, ROWS[:1])[0].dtype == torch.bfloat16
     weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
     retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
     assert retrained.missing(ROWS[:2]) == 2
@@ -170,23 +143,20 @@ def test_a_run_that_dies_keeps_its_whole_shards(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "SHARD_ROWS", 4)
+    seen: list[tuple[int, int]] = []
 
     def die(done: int, total: int) -> None:
+        seen.append((done, total))
         if done == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         source.compute_missing(ROWS, die)
+    assert seen == [(0, 9), (4, 9), (8, 9)]
     assert source.missing(ROWS) == 1
-    source.compute_missing(ROWS)
-    assert engine.work.passes == 9
-
-
-def test_progress_goes_from_nothing_to_all(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "SHARD_ROWS", 4)
-    seen: list[tuple[int, int]] = []
     source.compute_missing(ROWS, lambda done, total: seen.append((done, total)))
-    assert seen == [(0, 9), (4, 9), (8, 9), (9, 9)]
+    assert seen[3:] == [(0, 1), (1, 1)]
+    assert engine.work.passes == 9
 
 
 def test_a_damaged_shard_is_set_aside_and_computed_again(
@@ -212,7 +182,7 @@ def test_a_disk_that_damages_everything_is_named(source: FeatureSource, monkeypa
         list(source.read(ROWS[:2]))
 
 
-LONG = interaction(1, "x" * 600, key="too-long")
+LONG = numbered(1, answer="x" * 600)
 
 
 def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureSource, tmp_path: Path) -> None:
@@ -228,11 +198,9 @@ def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureS
 
 def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) -> None:
     dropping = FeatureSource(source.params.model_copy(update={"too_long": "drop_chunks"}), source.settings)
-    chunks = tuple(Context(chunk_id=f"doc#{n}", text=f"{n}" * 150) for n in range(5))
-    row = interaction(1, "yes").model_copy(update={"contexts": chunks})
+    row, kept = (interaction("yes", [f"{n}" * 150 for n in range(chunks)]) for chunks in (5, 2))
     prepared = dropping.prepare(row)
     assert isinstance(prepared, Prepared) and prepared.dropped == 3
-    kept = row.model_copy(update={"contexts": chunks[:2]})
     assert dropping.keys([row]) == source.keys([kept])
     assert isinstance(source.prepare(row), UnreadableRow)
     assert isinstance(dropping.prepare(LONG), UnreadableRow)  # without any chunk it is too long still
@@ -258,12 +226,6 @@ def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSo
     assert table.model == source.space().model
 
 
-def test_another_revision_than_the_shards_is_refused(source: FeatureSource) -> None:
-    (shard,) = source.shards(ROWS[:1])
-    with pytest.raises(AbstainError, match="the shard wants tiny-bank@0000, but this machine has tiny-bank@"):
-        list(LocalRunner(source.settings).run([replace(shard, revision="tiny-bank@0000")]))
-
-
 def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
     source: FeatureSource, engine: Engine
 ) -> None:
@@ -273,79 +235,47 @@ def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
     torch.testing.assert_close(first[0], first[2], equal_nan=True, rtol=0, atol=0)
     again = dict(source.rows.read(chunk_nll(texts)))
     assert engine.work.passes == 4
-    ids = engine.loaded.tokenizer.encode(texts[3])
-    with torch.inference_mode():
-        log_p = engine.loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    expected = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    torch.testing.assert_close(again[3][1:, 0], expected, atol=1e-4, rtol=0)
+    _, expected = plain_surprise(engine.loaded, (Segment("text", texts[3]),))
+    torch.testing.assert_close(again[3], expected, equal_nan=True, atol=1e-4, rtol=0)
 
 
 def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: FeatureSource) -> None:
-    prepared = [p.request for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
-    asked = [
-        replace(request, ask=ask)
-        for request in prepared
-        for ask in (HiddenStates(1), HiddenStates(3), NLL(("answer",)))
-    ]
-    cost = source.rows.compute_missing(asked)
+    requests = asked(source, ROWS, HiddenStates(1), HiddenStates(3), NLL(("answer",)))
+    cost = source.rows.compute_missing(requests)
     assert cost.rows == 3 * len(ROWS)
     assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
     assert len(list(Path(source.settings.features).glob("*/*.safetensors"))) == 3
-    found = dict(source.rows.read(asked))
+    found = dict(source.rows.read(requests))
     assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
     assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
 
 
 def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
-    ask = Generate(4, choices=("a", "b"))
-    asked = [replace(p.request, ask=ask) for p in map(source.prepare, ROWS) if isinstance(p, Prepared)]
-    found = dict(source.rows.read(asked))
-    ((_, (answer,)),) = engine.run({"x": asked[2]})
+    requests = asked(source, ROWS[:3], Generate(4, choices=("a", "b")))
+    found = dict(source.rows.read(requests))
+    ((_, (answer,)),) = engine.run({"x": requests[2]})
     assert isinstance(answer, Generated)
     torch.testing.assert_close(found[2], answer.steps(engine.loaded.tokenizer.eos_token_id))
-    assert source.rows.missing(asked) == 0
+    assert source.rows.missing(requests) == 0
 
 
 def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSource) -> None:
-    rows = [interaction(n) for n in range(100)]
-    asked = [
-        replace(p.request, ask=ask)
-        for p in map(source.prepare, rows)
-        if isinstance(p, Prepared)
-        for ask in (HiddenStates(1), HiddenStates(2), HiddenStates(3))
-    ]
-    works = list(source.rows.shards(asked))
+    requests = asked(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
+    works = list(source.rows.shards(requests))
     assert sum(len(work.requests) for work in works) == 300
     passes = [{request.pass_ for request in work.requests} for work in works]
     assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
 
 
 def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:
-    def about(chunk: int, n: int) -> Interaction:
-        text = hashlib.sha256(str(chunk).encode()).hexdigest() * 5
-        context = Context(chunk_id=f"doc#{chunk}", text=text)
-        return interaction(n).model_copy(update={"contexts": (context,), "question": f"Question {n}?"})
-
-    asked = [about(n % 20, n) for n in range(100)]  # 20 chunks, 5 questions each
-    works = list(source.shards(asked))
+    works = list(source.shards([numbered(n, contexts=about(n % 20, 5)) for n in range(100)]))
     assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
     chunks = [{request.pass_[1].text for request in work.requests} for work in works]
     assert len(chunks) == 2 and not chunks[0] & chunks[1]
-
-
-def test_bytes_written_are_those_of_the_states_and_a_header(source: FeatureSource) -> None:
-    cost = source.compute_missing(ROWS)
-    tokens = sum(len(row.answer.encode()) + 1 for row in ROWS)
-    (shard,) = Path(source.settings.features).rglob("*.safetensors")
-    payload = tokens * WIDTH * 4
-    assert cost.rows == len(ROWS)
-    assert payload < shard.stat().st_size < payload + 200 * len(ROWS) + 1000
-    source.save(ROWS, shard.parent / "table")
-    assert payload < (shard.parent / "table").stat().st_size < payload + 8 * (len(ROWS) + 1) + 1000
 
 
 @pytest.mark.parametrize("layer", [0, 99])
 def test_a_layer_that_is_not_there_is_refused_before_anything_is_computed(source: FeatureSource, layer: int) -> None:
     wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
     with pytest.raises(AbstainError, match=f"^layer {layer} requested, but tiny-bank has layers 1 to"):
-        wrong.requests([interaction(1)])
+        wrong.requests(ROWS[:1])

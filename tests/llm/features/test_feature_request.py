@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs, Request
 from abstain.llm.features.feature_request import FeatureRequest
@@ -43,15 +42,6 @@ def test_both_questions_of_their_own_prompt_share_its_beginning() -> None:
         for kind in ("yes_score", "probability")
     )
     assert yes[:-1] == probability[:-1] and "(0.0 to 1.0)" in probability[-1].text
-
-
-def test_a_layout_after_which_nothing_is_known_to_be_asked_is_named() -> None:
-    with pytest.raises(AbstainError, match=r"no prompt layout|no prompt layout 'after-"):
-        FeatureRequest(NextTokenProbs(("Yes",)), "asked_after").render("unknown", "Q?", [], "R")
-
-
-def test_room_is_left_for_what_is_generated() -> None:
-    assert FeatureRequest(Generate(5), "yes_score").generated == 6 and FeatureRequest(HiddenStates(1)).generated == 0
 
 
 def test_parts_are_asked_for_together_in_their_order() -> None:
