@@ -18,6 +18,8 @@ from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
 
 D = 16
+EVERY_KIND: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry in reversed(ZOO.items())}.values())
+"""One architecture of every class of probes: those of one class differ in their parameters alone."""
 PARAMS = ProbeParams(
     zoo=tuple(ZOO),
     serve="best",

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from abstain.config.params import load_params
-from abstain.learning.estimators.cross_validation import fit_probe
+from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
 from abstain.learning.evaluation.ablation import Take, auroc_with_interval, left_out_rows, listening_row
@@ -74,21 +74,23 @@ def weights(rows: pd.DataFrame) -> np.ndarray:
     return np.asarray(1 / rows["inclusion_probability"].to_numpy())
 
 
-def row_for(**changes: object) -> dict[str, object]:
-    threshold = THRESHOLD.model_copy(update=changes)
-    return listening_row(FRAME, TAKE, "linear", PARAMS.probe, threshold, RESAMPLES, ROUGE)
-
-
 @pytest.fixture(scope="module")
 def row() -> dict[str, object]:
-    return row_for()
+    return listening_row(FRAME, TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES, ROUGE)
+
+
+def fit(train: pd.DataFrame) -> FittedProbe:
+    return fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
 
 
 @pytest.fixture(scope="module")
-def probe_of_all() -> pd.Series:
+def fitted() -> FittedProbe:
+    return fit(FRAME[FRAME["split"] == "train"])
+
+
+@pytest.fixture(scope="module")
+def probe_of_all(fitted: FittedProbe) -> pd.Series:
     """Every row's confidence by a probe that was trained on the training split."""
-    train = FRAME[FRAME["split"] == "train"]
-    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
     return pd.Series(predict_confidence(fitted.probe, TAKE(FRAME.index)).numpy(), FRAME.index)
 
 
@@ -116,14 +118,11 @@ def test_a_place_is_judged_as_the_served_probe_is(row: dict[str, object], probe_
     assert row["rouge_withheld_answers"] == (known & ~shown).sum()
 
 
-@pytest.mark.heavy
 def test_an_answer_is_out_of_fold_where_the_place_is_judged_on_training_answers(
-    row: dict[str, object], probe_of_all: pd.Series
+    row: dict[str, object], fitted: FittedProbe, probe_of_all: pd.Series
 ) -> None:
     judged = reviewed("train")
-    train = FRAME[FRAME["split"] == "train"]
-    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
-    held_out = pd.Series(fitted.out_of_fold, train.index)[judged.index]
+    held_out = pd.Series(fitted.out_of_fold, FRAME.index[FRAME["split"] == "train"])[judged.index]
     assert row["out_of_fold"] == pytest.approx(
         roc_auc_score(judged["correct"], held_out, sample_weight=weights(judged))
     )
@@ -131,21 +130,17 @@ def test_an_answer_is_out_of_fold_where_the_place_is_judged_on_training_answers(
     assert isinstance(row["out_of_fold"], float) and row["out_of_fold"] < seen
 
 
-def test_where_the_target_is_out_of_reach_there_is_a_note_and_no_threshold(row: dict[str, object]) -> None:
-    found = row_for(target=0.999, min_shown=40)
-    assert str(found["note"]).startswith("no threshold reaches precision 0.999 on ") and "\n" not in str(found["note"])
-    assert found.keys() == {"out_of_fold", "auroc", "auroc_low", "auroc_high", "note"}
-    assert all(found[name] == row[name] for name in ("out_of_fold", "auroc", "auroc_low", "auroc_high"))
-
-
-def test_labels_of_other_splits_than_train_reach_no_probe(row: dict[str, object]) -> None:
+def test_labels_of_other_splits_than_train_reach_no_probe_and_a_target_out_of_reach_is_noted(
+    row: dict[str, object],
+) -> None:
     turned = FRAME.assign(correct=FRAME["correct"].where(FRAME["split"] == "train", 1 - FRAME["correct"]))
-    found = listening_row(
-        turned, TAKE, "linear", PARAMS.probe, THRESHOLD.model_copy(update={"target": 0.05}), RESAMPLES, ROUGE
-    )
+    unreachable = THRESHOLD.model_copy(update={"target": 0.999, "min_shown": 40})
+    found = listening_row(turned, TAKE, "linear", PARAMS.probe, unreachable, RESAMPLES, ROUGE)
     assert found["out_of_fold"] == row["out_of_fold"]
     # Nearly all of what the probe knows is now wrong.
     assert isinstance(row["auroc"], float) and found["auroc"] < 0.4 < 0.6 < row["auroc"]
+    assert str(found["note"]).startswith("no threshold reaches precision 0.999 on ") and "\n" not in str(found["note"])
+    assert found.keys() == {"out_of_fold", "auroc", "auroc_low", "auroc_high", "note"}
 
 
 def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:
@@ -165,48 +160,35 @@ def left_out(frame: pd.DataFrame, confidence: pd.Series, min_rows: int = 15) -> 
     return dict(zip(names, rows, strict=True))
 
 
+def about(*products: str) -> pd.DataFrame:
+    """The data set, where answers about other products are about none."""
+    return FRAME.assign(product=FRAME["product"].where(FRAME["product"].isin(products), None))
+
+
 @pytest.mark.heavy
 def test_a_product_that_was_never_trained_on_is_known_less_well(probe_of_all: pd.Series) -> None:
-    """What is right of the odd products is told by a state that tells nothing of the others."""
-    found = left_out(FRAME, probe_of_all)
-    assert list(found) == ["cards", "odd", "rare"]
+    """What is right of the odd products is told by a state that tells nothing of the others.
+
+    Answers about no product are trained on and not listed; too few about one are not judged.
+    """
+    found = left_out(about("odd", "rare"), probe_of_all, min_rows=30)
+    assert list(found) == ["odd", "rare"]
     odd = reviewed("holdout")[lambda rows: rows["product"] == "odd"]
     own = roc_auc_score(odd["correct"], probe_of_all[odd.index], sample_weight=weights(odd))
     assert found["odd"]["auroc_trained_on_all"] == pytest.approx(own) and own > 0.8
-    assert isinstance(found["odd"]["auroc"], float) and found["odd"]["auroc"] < 0.65
-    train = FRAME[(FRAME["split"] == "train") & (FRAME["product"] != "odd")]
-    fitted = fit_probe("linear", labelled_rows(train, TAKE), train["group"].to_numpy(), PARAMS.probe)
-    without = predict_confidence(fitted.probe, TAKE(odd.index))
+    without = predict_confidence(
+        fit(FRAME[(FRAME["split"] == "train") & (FRAME["product"] != "odd")]).probe, TAKE(odd.index)
+    )
     expected = roc_auc_score(odd["correct"], without, sample_weight=weights(odd))
-    assert found["odd"]["auroc"] == pytest.approx(expected)
+    assert found["odd"]["auroc"] == pytest.approx(expected) and expected < 0.65
     assert (found["odd"]["rows"], found["odd"]["note"]) == (len(odd), "")
-
-
-@pytest.mark.heavy
-def test_too_few_answers_about_a_product_are_not_judged(probe_of_all: pd.Series) -> None:
-    found = left_out(FRAME, probe_of_all, min_rows=30)
     few = reviewed("holdout")["product"].value_counts()["rare"]
     assert found["rare"] == {"rows": few, "note": "fewer than 30 answers: not judged"} and few < 30
-    assert found["cards"]["note"] == ""
 
 
-def test_a_product_of_all_that_is_trained_on_cannot_be_left_out(probe_of_all: pd.Series) -> None:
-    alone = FRAME.assign(product="cards")
-    (found,) = left_out(alone, probe_of_all).values()
+def test_a_product_that_cannot_be_left_out_says_why(probe_of_all: pd.Series) -> None:
+    (found,) = left_out(FRAME.assign(product="cards"), probe_of_all).values()
     assert "bring feedback" in str(found["note"]) and "auroc" not in found
-
-
-@pytest.mark.heavy
-def test_a_product_with_answers_of_one_kind_says_why_it_has_no_figure(probe_of_all: pd.Series) -> None:
-    right = FRAME.assign(correct=FRAME["correct"].where(FRAME["product"] != "odd", 1))
-    found = left_out(right, probe_of_all)["odd"]
-    assert "one class only" in str(found["note"])
-    assert np.isnan(np.array([found.get(name, np.nan) for name in ("auroc", "auroc_trained_on_all")], float)).all()
-
-
-@pytest.mark.heavy
-def test_answers_about_no_product_are_trained_on_and_not_listed(probe_of_all: pd.Series) -> None:
-    unknown = FRAME.assign(product=FRAME["product"].where(FRAME["product"] != "rare", None))
-    found, whole = left_out(unknown, probe_of_all), left_out(FRAME, probe_of_all)
-    assert list(found) == ["cards", "odd"] and found["odd"] == pytest.approx(whole["odd"])
-    assert left_out(FRAME.assign(product=None), probe_of_all) == {}
+    (found,) = left_out(about("odd").assign(correct=1), probe_of_all).values()
+    assert "one class only" in str(found["note"]) and "auroc" not in found
+    assert left_out(about(), probe_of_all) == {}
