@@ -19,7 +19,7 @@ from abstain_cli import app as cli
 from abstain_cli.usage import RENAMED
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
-from tests.serving.test_predictor import release, requests
+from tests.serving.builders import release, requests
 
 
 @pytest.fixture

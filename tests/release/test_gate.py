@@ -168,8 +168,7 @@ def test_the_chance_asked_for_decides() -> None:
     assert not check(judged(close, confidence=min(chance + 0.001, 0.999)), "better than v1.0.0").passed
 
 
-@pytest.mark.parametrize("name", ["probe", "v1.0.0"])
-def test_one_class_on_the_holdout_fails_closed(name: str) -> None:
+def test_one_class_on_the_holdout_fails_closed() -> None:
     one_class = replace(window(), correct=np.ones(400, int))
     decision = judged(one_class)
     assert "better than v1.0.0" in failed(decision)
@@ -409,10 +408,6 @@ def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:
     assert not GateDecision().approved
     assert not GateDecision((GateCheck("shown only", None, 1.0, 0.0, ""),)).approved
-
-
-def test_the_same_figures_are_the_same_decision() -> None:
-    assert judged().to_dict() == judged().to_dict()
 
 
 @pytest.mark.parametrize("champion", ["v1.0.0", None])

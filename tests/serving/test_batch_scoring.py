@@ -1,19 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from abstain.config.settings import Settings
 from abstain.llm.features.shard_job import LocalRunner
 from abstain.serving.batch_scoring import BatchScores, score_backlog
 from abstain.serving.predictor import Predictor
-from tests.serving.test_predictor import model, release, requests, settings  # noqa: F401  (fixtures)
-
-
-@pytest.fixture
-def scorer(model: Path, settings: Settings, tmp_path: Path) -> Predictor:  # noqa: F811
-    return Predictor.open(release(tmp_path, model, settings), settings)
+from tests.serving.builders import requests
 
 
 def backlog(scorer: Predictor, at_most: int) -> BatchScores:

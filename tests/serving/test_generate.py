@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
@@ -15,7 +14,6 @@ from abstain.serving import generate as answers
 from abstain.serving.generate import EMPTY, answer, room_for
 from abstain.serving.predictor import Predictor
 from abstain.serving.requests import from_flags, question_from_flags, read_questions
-from tests.serving.test_predictor import model, release, settings  # noqa: F401  (fixtures)
 
 ASK = Generate(max_new_tokens=8)
 
@@ -25,11 +23,6 @@ def questions() -> list[Question]:
         Question(interaction_id=f"q-{n}", question=f"What is {n}?", contexts=(Context(chunk_id="d#1", text="c" * n),))
         for n in range(1, 5)
     ]
-
-
-@pytest.fixture
-def scorer(model: Path, settings: Settings, tmp_path: Path) -> Predictor:  # noqa: F811
-    return Predictor.open(release(tmp_path, model, settings), settings)
 
 
 def scored_afterwards(scorer: Predictor, question: Question, text: str) -> float | None:

@@ -20,11 +20,6 @@ PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", 
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
-
-
-@pytest.fixture
 def params(tmp_path: Path) -> Params:
     shipped = load_params(ROOT / "params.yaml")
     model = str(save_tiny_model(tmp_path / "tiny-bank"))

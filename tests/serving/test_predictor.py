@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,50 +20,8 @@ from abstain.serving import probe_latency
 from abstain.serving.predictor import Predictor
 from abstain.serving.probe_latency import latency_p99_ms
 from abstain.serving.requests import from_flags
-from tests.learning.estimators.builders import write_mean_probe
-from tests.llm.builders import WIDTH, save_tiny_model
-
-LAYOUT = "rag-plain-v1"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
-
-
-def metadata(model: Path, settings: Settings) -> dict[str, str]:
-    return {
-        "version": "v1.2.0",
-        "contract": "1",
-        "model": str(model),
-        "model_revision": resolve(str(model), settings).revision,
-        "layout": LAYOUT,
-        "layout_digest": load_layout(LAYOUT).digest,
-        "layer": "2",
-        "site": "residual",
-        "too_long": "refuse",
-        "threshold": "0.5",
-    }
-
-
-def release(folder: Path, base: Path, settings: Settings, **changes: str | None) -> Path:
-    own = {**metadata(base, settings), **changes}
-    return write_mean_probe(folder / "probe.onnx", WIDTH, {k: v for k, v in own.items() if v is not None})
-
-
-def requests(count: int = 6) -> list[Interaction]:
-    return [
-        from_flags(f"Question {n}?", "yes " * (n + 1), ["c" * n] if n else []).model_copy(
-            update={"interaction_id": f"i-{n}"}
-        )
-        for n in range(count)
-    ]
+from tests.llm.builders import save_tiny_model
+from tests.serving.builders import LAYOUT, release, requests
 
 
 def computed_by_hand(model: Path, settings: Settings, request: Interaction) -> float:
@@ -74,12 +33,14 @@ def computed_by_hand(model: Path, settings: Settings, request: Interaction) -> f
     return float(states.mean().sigmoid())
 
 
-def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_verdicts_come_in_order_each_with_its_own_confidence(
+    opened: Callable[..., Predictor], model: Path, settings: Settings
+) -> None:
     rows = requests()
     expected = [computed_by_hand(model, settings, row) for row in rows]
     middle = sorted(expected)[3]
     threshold = (middle + sorted(expected)[2]) / 2
-    scorer = Predictor.open(release(tmp_path, model, settings, threshold=repr(threshold)), settings)
+    scorer = opened(threshold=repr(threshold))
     verdicts = scorer.score(rows)
     assert [v.interaction_id for v in verdicts] == [row.interaction_id for row in rows]
     assert [v.confidence for v in verdicts] == pytest.approx(expected, abs=1e-6)
@@ -93,57 +54,53 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(model: Path, settin
     assert [v.confidence for v in backwards] == pytest.approx([v.confidence for v in verdicts[::-1]])
 
 
-def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(
-    model: Path, settings: Settings, tmp_path: Path
-) -> None:
+def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: Callable[..., Predictor]) -> None:
     guarantee = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
     halved = json.dumps({"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
-    file = release(tmp_path, model, settings, guarantee=guarantee, calibration=halved)
-    (verdict,) = Predictor.open(file, settings).score(requests(1))
+    (verdict,) = opened(guarantee=guarantee, calibration=halved).score(requests(1))
     assert verdict.guarantee == "precision of at least 0.8"
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
     assert verdict.probability_low is None and verdict.probability_high is None
     interval = json.dumps({"method": "venn_abers", "low_at": [], "low": [0.25], "high_at": [], "high": [0.75]})
-    file = release(tmp_path, model, settings, calibration=interval)
-    (verdict,) = Predictor.open(file, settings).score(requests(1))
+    (verdict,) = opened(calibration=interval).score(requests(1))
     assert (verdict.probability_low, verdict.probability, verdict.probability_high) == (0.25, 0.5, 0.75)
 
 
-def test_a_bundle_of_the_former_format_is_read(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_a_bundle_of_the_former_format_is_read(opened: Callable[..., Predictor]) -> None:
     promise = json.dumps({"promised": True, "says": "precision of at least 0.8"})
-    (verdict,) = Predictor.open(release(tmp_path, model, settings, promise=promise), settings).score(requests(1))
+    (verdict,) = opened(promise=promise).score(requests(1))
     assert verdict.guarantee == "precision of at least 0.8"
     with pytest.raises(AbstainError, match="carries no complete probe metadata"):
-        Predictor.open(release(tmp_path, model, settings, promise="[1]"), settings)
+        opened(promise="[1]")
 
 
-def test_a_version_from_before_there_were_guarantees_says_so(model: Path, settings: Settings, tmp_path: Path) -> None:
-    (verdict,) = Predictor.open(release(tmp_path, model, settings), settings).score(requests(1))
+def test_a_version_from_before_there_were_guarantees_says_so(opened: Callable[..., Predictor]) -> None:
+    (verdict,) = opened().score(requests(1))
     assert verdict.guarantee == "nothing was guaranteed" and verdict.probability == verdict.confidence
 
 
-def test_an_answer_at_the_threshold_is_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
-    (verdict,) = Predictor.open(release(tmp_path, model, settings), settings).score(requests(1))
-    at = release(tmp_path, model, settings, threshold=repr(verdict.confidence))
-    assert Predictor.open(at, settings).score(requests(1))[0].decision == "show"
-    above = release(tmp_path, model, settings, threshold=repr(verdict.confidence + 1e-4))
-    assert Predictor.open(above, settings).score(requests(1))[0].decision == "abstain"
+def test_an_answer_at_the_threshold_is_shown(opened: Callable[..., Predictor]) -> None:
+    (verdict,) = opened().score(requests(1))
+    assert opened(threshold=repr(verdict.confidence)).score(requests(1))[0].decision == "show"
+    assert opened(threshold=repr(verdict.confidence + 1e-4)).score(requests(1))[0].decision == "abstain"
 
 
-def test_equal_ids_with_different_texts_are_scored_apart(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_equal_ids_with_different_texts_are_scored_apart(
+    opened: Callable[..., Predictor], model: Path, settings: Settings
+) -> None:
     rows = [from_flags("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
     assert rows[0].interaction_id == rows[1].interaction_id
-    verdicts = Predictor.open(release(tmp_path, model, settings), settings).score(rows)
+    verdicts = opened().score(rows)
     assert [v.confidence for v in verdicts] == pytest.approx(
         [computed_by_hand(model, settings, row) for row in rows], abs=1e-6
     )
     assert verdicts[0].confidence != verdicts[1].confidence
 
 
-def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_read_is_not_shown(opened: Callable[..., Predictor]) -> None:
     fine, long = requests(2)
     long = long.model_copy(update={"answer": "x" * 600})
-    refusing = Predictor.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    refusing = opened(threshold="0.0")
     verdicts = refusing.score([long, fine])
     assert [v.decision for v in verdicts] == ["abstain", "show"]
     assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
@@ -151,9 +108,9 @@ def test_an_answer_that_cannot_be_read_is_not_shown(model: Path, settings: Setti
 
 
 def test_a_request_without_context_is_unavailable_unless_meant(
-    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = Predictor.open(release(tmp_path, model, settings, threshold="0.0"), settings)
+    scorer = opened(threshold="0.0")
     rows = requests(4)  # the first has no context
     scored, judged = scorer.score(rows), scorer.judge(rows)
     assert [v.decision for v in scored] == ["show"] * 4, "what is in data/ may have been asked without context"
@@ -172,28 +129,27 @@ def test_a_request_without_context_is_unavailable_unless_meant(
 
 
 def test_a_context_that_does_not_fit_is_dropped_where_the_release_says_so(
-    model: Path, settings: Settings, tmp_path: Path
+    opened: Callable[..., Predictor], model: Path, settings: Settings
 ) -> None:
     short, long = from_flags("Q?", "Yes.", ["first"]), from_flags("Q?", "Yes.", ["first", "x" * 600])
-    scorer = Predictor.open(release(tmp_path, model, settings, too_long="drop_chunks"), settings)
+    scorer = opened(too_long="drop_chunks")
     assert scorer.score([long])[0].confidence == pytest.approx(computed_by_hand(model, settings, short), abs=1e-6)
 
 
-def test_scoring_keeps_nothing(model: Path, settings: Settings, tmp_path: Path) -> None:
-    Predictor.open(release(tmp_path, model, settings), settings).score(requests(2))
+def test_scoring_keeps_nothing(opened: Callable[..., Predictor], settings: Settings) -> None:
+    opened().score(requests(2))
     assert not list(Path(settings.features).rglob("*"))
 
 
-def test_nothing_to_score(model: Path, settings: Settings, tmp_path: Path) -> None:
-    assert Predictor.open(release(tmp_path, model, settings), settings).score([]) == []
+def test_nothing_to_score(opened: Callable[..., Predictor]) -> None:
+    assert opened().score([]) == []
 
 
-def test_another_base_model_revision_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
-    file = release(tmp_path, model, settings, model_revision="0123456789abcdef")
+def test_another_base_model_revision_is_refused(opened: Callable[..., Predictor]) -> None:
     with pytest.raises(
         AbstainError, match=r"probe v1.2.0 was trained on .*@0123456789abcdef, but .* fetch that revision"
     ):
-        Predictor.open(file, settings)
+        opened(model_revision="0123456789abcdef")
 
 
 def test_a_base_model_whose_weights_changed_is_refused(settings: Settings, tmp_path: Path) -> None:
@@ -206,17 +162,16 @@ def test_a_base_model_whose_weights_changed_is_refused(settings: Settings, tmp_p
         Predictor.open(file, settings)
 
 
-def test_a_changed_layout_is_refused(model: Path, settings: Settings, tmp_path: Path) -> None:
-    file = release(tmp_path, model, settings, layout_digest="0" * 64)
+def test_a_changed_layout_is_refused(opened: Callable[..., Predictor]) -> None:
     with pytest.raises(
         AbstainError, match=f"prompt layout {LAYOUT} has changed since probe v1.2.0 was trained: restore"
     ):
-        Predictor.open(file, settings)
+        opened(layout_digest="0" * 64)
 
 
-def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_path: Path) -> None:
+def test_a_layout_that_is_gone_is_named(opened: Callable[..., Predictor]) -> None:
     with pytest.raises(AbstainError, match="no prompt layout 'rag-old-v0'"):
-        Predictor.open(release(tmp_path, model, settings, layout="rag-old-v0"), settings)
+        opened(layout="rag-old-v0")
 
 
 @pytest.mark.parametrize(
@@ -235,31 +190,27 @@ def test_a_layout_that_is_gone_is_named(model: Path, settings: Settings, tmp_pat
         {"guarantee": "[]"},
     ],
 )
-def test_incomplete_metadata_is_refused(
-    model: Path, settings: Settings, tmp_path: Path, changes: dict[str, str | None]
-) -> None:
+def test_incomplete_metadata_is_refused(opened: Callable[..., Predictor], changes: dict[str, str | None]) -> None:
     with pytest.raises(
         AbstainError, match=r"probe.onnx carries no complete probe metadata: export it with this project"
     ):
-        Predictor.open(release(tmp_path, model, settings, **changes), settings)
+        opened(**changes)
 
 
 def test_opening_does_not_load_the_base_model(
-    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Predictor], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the base model was loaded")
 
     monkeypatch.setattr("abstain.llm.features.shard_job.load", refuse)
-    scorer = Predictor.open(release(tmp_path, model, settings), settings)
+    scorer = opened()
     with pytest.raises(AssertionError, match="was loaded"):
         scorer.score(requests(1))
 
 
-def test_latency_p99_times_each_answer(
-    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scorer = Predictor.open(release(tmp_path, model, settings), settings)
+def test_latency_p99_times_each_answer(opened: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = opened()
     calls, clock = [], itertools.count()
     confidence = type(scorer.probe).confidence
     monkeypatch.setattr(type(scorer.probe), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))

@@ -143,11 +143,6 @@ def test_rows_that_do_not_match_are_refused() -> None:
         correctness(["rougeL"], ["fee"], ["fee"])  # its letters are not references
 
 
-def test_each_metric_says_what_it_is() -> None:
-    lines = [metric.description for metric in METRICS.values()]
-    assert len(set(lines)) == len(METRICS) and all(line and "\n" not in line for line in lines)
-
-
 def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], another: str) -> None:
     answers, references = [answer for answer, _ in rows], [of_row for _, of_row in rows]
     found = correctness(names, answers, references, BagOfWords())

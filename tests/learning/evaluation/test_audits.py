@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from abstain.learning.evaluation.audits import answers_shuffled, context_removed
-from abstain.learning.metrics.bootstrap import Resamples, bootstrap
-from abstain.learning.metrics.weighted_metrics import auroc
+from abstain.learning.metrics.bootstrap import Resamples
 from tests.learning.evaluation.builders import grouped
 
 CORRECT = np.array([1, 1, 0, 0])
@@ -26,14 +23,10 @@ def test_a_scorer_that_needs_the_context_is_told_from_one_that_does_not() -> Non
 
 
 def test_what_is_lost_is_compared_answer_by_answer() -> None:
-    """A small loss on the same answers is sure, though the two intervals overlap."""
     correct, confidence, groups = grouped(400, 50, 3)
     noise = 0.15 * np.random.default_rng(0).normal(size=400)
     scores, changed = (pd.DataFrame({"probe": of}) for of in (confidence, confidence + noise))
     (row,) = context_removed(correct, scores, changed, np.ones(400), groups, RESAMPLES)
-    figures = {name: partial(auroc, correct, of) for name, of in (("own", confidence), ("changed", confidence + noise))}
-    found = bootstrap(figures, groups, 200, 0)
-    assert found["changed"].interval[1] > found["own"].interval[0], "they overlap"
     assert row["auroc_lost"] == pytest.approx(row["auroc"] - row["auroc_changed"])
     assert 0 < row["auroc_lost_low"] < row["auroc_lost"] < row["auroc_lost_high"]
 

@@ -135,11 +135,6 @@ def test_one_class_has_a_brier_score_and_no_ranking() -> None:
     assert found[["brier", "brier_low", "ece", "accuracy", "auprc"]].notna().all(axis=None)
 
 
-def test_a_frame_is_a_mapping_too_and_equal_weights_are_none() -> None:
-    framed = board(scores=pd.DataFrame(LOG_ODDS), calibrated=pd.DataFrame(PROBABILITIES), weight=np.ones(200))
-    pd.testing.assert_frame_equal(framed, board())
-
-
 @pytest.mark.skipif(not QA_FROM_HF.exists(), reason="../shared/data/qa_from_hf is not here")
 def test_the_judged_systems_own_confidence_on_real_verdicts() -> None:
     """Its two log-probabilities rank its answers, by people's verdicts, as scikit-learn says, and better than chance."""

@@ -6,29 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from abstain.config.params import Architecture, load_params
+from abstain.config.params import Architecture
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
-from abstain.learning.estimators.probes.base import Probe, predict_confidence
-from abstain.learning.estimators.zoo import ZOO
+from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.evaluation.score_table import ScoreTable
-from tests.conftest import ROOT
-from tests.learning.estimators.builders import write_mean_probe
+from tests.learning.estimators.builders import D, probe_of, write_mean_probe
 from tests.tolerance import assert_near
 
-D = 6
 ZOO_NAMES: tuple[Architecture, ...] = ("linear", "lstm")
 FUSED = ("linear", "entropy", "lstm")
-
-
-def random_probe(architecture: Architecture, seed: int) -> Probe:
-    torch.manual_seed(seed)
-    probe = ZOO[architecture].kind.of(D, load_params(ROOT / "params.yaml").probe)
-    with torch.no_grad():
-        for weights in probe.parameters():
-            weights.normal_(std=0.5)
-    probe.architecture = architecture
-    return probe.eval()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +23,7 @@ def scorers(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
     """The served file is another probe than the zoo's linear one, so that it can be told which of them is asked."""
     file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
     fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
-    zoo = {name: random_probe(name, seed) for seed, name in enumerate(ZOO_NAMES)}
+    zoo = {name: probe_of(name, seed) for seed, name in enumerate(ZOO_NAMES)}
     return ScoreTable(OnnxProbe(file), zoo, fusion, base_rate=0.6)
 
 

@@ -6,29 +6,18 @@ import pytest
 from abstain.learning.metrics.rouge import rouge, rouge_l
 
 
-def longest_common(one: list[str], other: list[str]) -> int:
-    """The length of the longest common subsequence, by its definition."""
-    if not one or not other:
-        return 0
-    if one[-1] == other[-1]:
-        return 1 + longest_common(one[:-1], other[:-1])
-    return max(longest_common(one[:-1], other), longest_common(one, other[:-1]))
-
-
 @pytest.mark.parametrize(
-    ("answer", "ideal"),
+    ("answer", "ideal", "common"),
     [
-        ("the fee is 30 euros", "The fee is 30 euros."),
-        ("The annual fee of the card is 30 euros", "The fee is 30 euros a year"),
-        ("30 the is fee", "the fee is 30"),
-        ("no idea", "the fee is 30 euros"),
-        ("fees", "fee"),  # no stemmer
+        ("the fee is 30 euros", "The fee is 30 euros.", 5),
+        ("The annual fee of the card is 30 euros", "The fee is 30 euros a year", 5),
+        ("30 the is fee", "the fee is 30", 2),
+        ("no idea", "the fee is 30 euros", 0),
+        ("fees", "fee", 0),  # no stemmer
     ],
 )
-def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(answer: str, ideal: str) -> None:
-    words = [text.lower().replace(".", "").split() for text in (answer, ideal)]
-    common = longest_common(*words)
-    expected = 2 * common / (len(words[0]) + len(words[1]))
+def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(answer: str, ideal: str, common: int) -> None:
+    expected = 2 * common / (len(answer.split()) + len(ideal.split()))
     assert rouge_l([answer], [ideal]) == pytest.approx([expected])
 
 

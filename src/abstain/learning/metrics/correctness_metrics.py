@@ -24,7 +24,7 @@ import numpy as np
 
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Figure, Resamples, bootstrap
+from abstain.learning.metrics.bootstrap import Figure, Resamples, bootstrap, bounded
 
 
 def figures(
@@ -81,8 +81,7 @@ def estimation(
     judged = int((~np.isnan(np.asarray(true, dtype=float))).sum())
     row: dict[str, Any] = {"threshold": threshold, "judged": judged}
     for name, estimate in found.items():
-        low, high = estimate.interval
-        row |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+        row |= bounded(name, estimate)
     return {**row, "note": _note(found["positive"].value, found["auroc"].value, threshold)}
 
 

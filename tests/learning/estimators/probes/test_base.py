@@ -14,15 +14,14 @@ from abstain.core.errors import AbstainError
 from abstain.learning.estimators import rows as rows_module
 from abstain.learning.estimators.probes.base import confidence, predict, predict_confidence
 from abstain.learning.estimators.rows import pad
-from abstain.learning.estimators.zoo import ZOO
-from tests.learning.estimators.builders import D, probe_of, ragged, weights
+from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, weights
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
-every_architecture = pytest.mark.parametrize("architecture", ZOO)
+every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
 
 
 @pytest.mark.heavy
-@every_architecture
+@every_kind
 @settings(deadline=None, max_examples=20)
 @given(lengths=lengths, filler=st.sampled_from([0.0, -3.0, 1e6]), more=st.integers(1, 5))
 def test_what_stands_after_a_rows_end_does_not_matter(
@@ -36,7 +35,7 @@ def test_what_stands_after_a_rows_end_does_not_matter(
         torch.testing.assert_close(module(filled, ends), module(states, ends), atol=1e-5, rtol=1e-5)
 
 
-@every_architecture
+@every_kind
 def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) -> None:
     module, rows = probe_of(architecture), ragged(3, 1, 14, 7, 7)
     alone = torch.cat([predict(module, [row]) for row in rows])
@@ -48,7 +47,7 @@ def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) ->
     assert float(confidence(alone).max() - confidence(alone).min()) > 0.05
 
 
-@every_architecture
+@every_kind
 def test_predictions_do_not_depend_on_how_rows_are_batched(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,14 +56,10 @@ def test_predictions_do_not_depend_on_how_rows_are_batched(
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
     torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(whole, confidence(predict(module, iter(rows))), atol=1e-5, rtol=1e-5)
+    assert predict_confidence(module, []).shape == (0,)
 
 
-@every_architecture
-def test_no_rows_no_predictions(architecture: Architecture) -> None:
-    assert predict_confidence(probe_of(architecture), []).shape == (0,)
-
-
-@every_architecture
+@every_kind
 def test_what_is_served_equals_what_was_trained_and_leaves_it_as_it_is(architecture: Architecture) -> None:
     module, batch = probe_of(architecture), pad(ragged(3, 8, 1))
     before = weights(module)
@@ -79,28 +74,13 @@ def test_what_is_served_equals_what_was_trained_and_leaves_it_as_it_is(architect
     assert torch.equal(weights(module), before)
 
 
-@every_architecture
-def test_standardisation_travels_with_the_weights(architecture: Architecture) -> None:
-    one = probe_of(architecture)
-    other = type(one)(**one.hyperparameters).eval()
-    other.load_state_dict(one.state_dict())
-    with torch.inference_mode():
-        assert torch.equal(one(*pad(ragged(3, 8))), other(*pad(ragged(3, 8))))
-
-
-@pytest.mark.parametrize("architecture", [name for name in ZOO if name != "linear"])
+@pytest.mark.parametrize("architecture", [name for name in EVERY_KIND if name != "linear"])
 def test_dropout_is_for_training_only(architecture: Architecture) -> None:
     module, batch = probe_of(architecture, dropout=0.5), pad(ragged(3, 8))
     with torch.no_grad():
         assert torch.equal(module(*batch), module(*batch))
         module.train()
         assert not torch.equal(module(*batch), module(*batch))
-
-
-def test_confidence_is_the_second_entry_of_the_softmax() -> None:
-    logits = torch.tensor([[0.0, 0.0], [1.0, 3.0], [2.0, -5.0]])
-    z0, z1 = logits.exp().T
-    torch.testing.assert_close(confidence(logits), z1 / (z0 + z1))
 
 
 def test_states_are_standardised_by_the_training_tokens() -> None:

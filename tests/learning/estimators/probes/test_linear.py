@@ -11,9 +11,8 @@ from sklearn.preprocessing import StandardScaler
 from abstain.learning.estimators.probes import linear as module_under_test
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.probes.linear import LinearProbe
-from abstain.learning.estimators.rows import TrainingRows, pad
-from abstain.learning.metrics.weighted_metrics import auroc
-from tests.learning.estimators.builders import PARAMS, D, planted, probe_of, ragged, weights
+from abstain.learning.estimators.rows import TrainingRows
+from tests.learning.estimators.builders import PARAMS, D, planted, weights
 from tests.tolerance import assert_near, tolerance
 
 
@@ -24,18 +23,6 @@ def features(rows: TrainingRows) -> np.ndarray:
 def fits(rows: TrainingRows) -> list[tuple[float, float, torch.Tensor]]:
     """C, training loss and weights, step by step."""
     return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.path(rows, PARAMS)]
-
-
-def test_the_logit_is_linear_in_mean_and_last_state() -> None:
-    module, rows = probe_of("linear"), ragged(1, 4, 9)
-    assert isinstance(module, LinearProbe)
-    of_mean, of_last = module.head.weight.detach().split(D, 1)
-    for row in rows:
-        standard = (row - module.mean) / module.scale
-        logit = of_mean @ standard.mean(0) + of_last @ standard[-1] + module.head.bias.detach()
-        with torch.inference_mode():
-            logits = module(*pad([row]))
-        torch.testing.assert_close(logits[0, 1] - logits[0, 0], logit[0], atol=1e-4, rtol=1e-4)
 
 
 def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
@@ -79,9 +66,3 @@ def test_features_that_lie_on_disk_give_the_same_probe(monkeypatch: pytest.Monke
     for one, other in zip(in_memory, on_disk, strict=True):
         assert one[0] == other[0] and one[1] == pytest.approx(other[1], rel=tolerance(torch.float32))
         assert_near(one[2], other[2])
-
-
-def test_two_hundred_rows_are_learnt_from() -> None:
-    *_, last = (step.probe for step in LinearProbe.path(planted(200, 1), PARAMS))
-    test = planted(200, 2)
-    assert auroc(test.correct.numpy(), predict_confidence(last, test.states).numpy()) > 0.85

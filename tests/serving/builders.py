@@ -1,0 +1,44 @@
+"""A release whose probe is known, and requests to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
+from abstain.llm.engine.loading import resolve
+from abstain.llm.engine.prompts import load_layout
+from abstain.serving.requests import from_flags
+from tests.learning.estimators.builders import write_mean_probe
+from tests.llm.builders import WIDTH
+
+LAYOUT = "rag-plain-v1"
+
+
+def metadata(model: Path, settings: Settings) -> dict[str, str]:
+    return {
+        "version": "v1.2.0",
+        "contract": "1",
+        "model": str(model),
+        "model_revision": resolve(str(model), settings).revision,
+        "layout": LAYOUT,
+        "layout_digest": load_layout(LAYOUT).digest,
+        "layer": "2",
+        "site": "residual",
+        "too_long": "refuse",
+        "threshold": "0.5",
+    }
+
+
+def release(folder: Path, base: Path, settings: Settings, **changes: str | None) -> Path:
+    own = {**metadata(base, settings), **changes}
+    return write_mean_probe(folder / "probe.onnx", WIDTH, {k: v for k, v in own.items() if v is not None})
+
+
+def requests(count: int = 6) -> list[Interaction]:
+    return [
+        from_flags(f"Question {n}?", "yes " * (n + 1), ["c" * n] if n else []).model_copy(
+            update={"interaction_id": f"i-{n}"}
+        )
+        for n in range(count)
+    ]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from abstain.config.settings import Settings
+from abstain.serving.predictor import Predictor
+from tests.llm.builders import save_tiny_model
+from tests.serving.builders import release
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def opened(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., Predictor]:
+    """Open a release of `model` with these changes of its metadata; None leaves a key out."""
+    return lambda **changes: Predictor.open(release(tmp_path, model, settings, **changes), settings)
+
+
+@pytest.fixture
+def scorer(opened: Callable[..., Predictor]) -> Predictor:
+    return opened()
