@@ -114,11 +114,6 @@ def test_a_scorer_without_a_calibrator_is_ranked_and_guarantees_nothing(calibrat
     assert found["unscored"] == 0
 
 
-def test_a_score_that_is_no_probability_is_not_taken_for_one() -> None:
-    with pytest.raises(ValueError, match="no range of probabilities"):
-        board(calibrated=LOG_ODDS)
-
-
 def test_one_class_has_a_brier_score_and_no_ranking() -> None:
     found = board(correct=np.ones(200, int))
     undefined = [
