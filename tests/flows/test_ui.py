@@ -15,8 +15,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from abstain.reports.plots import PLOTS
 from tests.browser import headless
 from tests.conftest import Up
-from tests.reports.data_reports.test_browser import FAILED
-from tests.reports.data_reports.test_pages import REFUSED
+from tests.reports.data_reports.test_pages import FAILED, REFUSED
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""The report in a real browser: whole without a network, readable on a phone, in the dark, and without a mouse."""
+"""The reports in a real browser: whole without a network, readable on a phone, in the dark, and without a mouse."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from abstain.core.markdown import plain
+from abstain.data.store.profile import MEASURES
+from abstain.reports.data_reports.ingest import ingest_report
+from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import evaluation_markdown
 from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, draw
 from abstain.reports.theme import DARK, LIGHT
 from tests.browser import headless
 from tests.reports.builders import NASTY, evaluated
+from tests.reports.data_reports.test_pages import FAILED, HOSTILE, REFUSED, report
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +30,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unguaranteed": {"guaranteed": False, "target": 0.9},
     "error rate": {"metric": "error_rate", "target": 0.1},
 }
-SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+HEADLINES = {
+    "kept": "Guarantee kept on the hold-out",
+    "missed": "Guarantee not kept on the hold-out",
+    "unguaranteed": "No guarantee can be made",
+    "error rate": "of all answers are shown and incorrect",
+    "validation": "1 expectation failed",
+    "ingest": "Batch refused, nothing accepted",
+}
+BACKGROUNDS = {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}
 
 
 @dataclass
@@ -47,17 +59,22 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page for each of `HEADLINES`, and the plots of the first one."""
     folder = tmp_path_factory.mktemp("reports")
-    for name, options in VARIANTS.items():
-        given = evaluated(**options)
-        images = {plot: draw(plot, given.tables[plot]) for plot in PLOTS}
-        (folder / f"{name}.html").write_text(render_html(evaluation_markdown(given), images), encoding="utf-8")
-        for plot, svg in images.items():
-            (folder / f"{plot}.svg").write_bytes(svg)
+    tables = evaluated().tables
+    images = {plot: draw(plot, tables[plot]) for plot in PLOTS}
+    pages = {name: render_html(evaluation_markdown(evaluated(**how)), images) for name, how in VARIANTS.items()}
+    _, pages["validation"] = validation_report([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02")
+    refused = report(reasons={"answer: missing": 5}, validation=FAILED)
+    _, pages["ingest"] = ingest_report(refused, "ingest calm-owl", REFUSED, "batch of a.jsonl refused")
+    for name, page in pages.items():
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    for plot, svg in images.items():
+        (folder / f"{plot}.svg").write_bytes(svg)
     return folder
 
 
-def opened(browser: Browser, file: Path, width: int = 1280, scheme: str = "light") -> Opened:
+def opened(browser: Browser, file: Path, width: int = 1280) -> Opened:
     """The page of `file`, with nothing but files to be had."""
 
     def files_alone(route: Route) -> None:
@@ -66,59 +83,50 @@ def opened(browser: Browser, file: Path, width: int = 1280, scheme: str = "light
         else:
             route.abort()
 
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+    context = browser.new_context(viewport={"width": width, "height": 800}, offline=True)
     context.route("**/*", files_alone)
     found = Opened(context.new_page(), file.as_uri())
     found.page.on("request", lambda request: found.asked.append(request.url))
     found.page.on("console", lambda message: found.complaints.append(message.text))
     found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
     found.page.goto(found.address)
-    found.page.wait_for_load_state("networkidle")
     return found
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_it_asks_for_nothing_but_itself_and_runs_nothing(browser: Browser, folder: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "headline"), HEADLINES.items())
+def test_page_asks_for_nothing_runs_nothing_and_opens_with_its_verdict(
+    browser: Browser, folder: Path, name: str, headline: str
+) -> None:
     found = opened(browser, folder / f"{name}.html")
+    page = found.page
+    page.wait_for_load_state("networkidle")
     assert [url for url in found.asked if not url.startswith("data:")] == [found.address]
     assert found.complaints == []
-    assert "hold-out" in found.page.title()  # no text that people wrote has run and changed it
-    sizes = found.page.evaluate("[...document.images].map(one => [one.complete, one.naturalWidth, one.naturalHeight])")
-    assert len(sizes) == len(PLOTS)
-    assert all(complete and width > 100 and height > 100 for complete, width, height in sizes)
+    assert headline in page.title()  # no text that people wrote has run and changed it
+    sizes = page.evaluate("[...document.images].map(one => [one.complete, one.naturalWidth, one.naturalHeight])")
+    assert len(sizes) == len(PLOTS if name in VARIANTS else MEASURES)
+    assert all(complete and width > 100 and height > 50 for complete, width, height in sizes)
+    expect(page.get_by_role("heading", level=2, name=headline)).to_be_in_viewport(ratio=1)
+    if name in VARIANTS:
+        expect(page.get_by_label("Key figures").get_by_text("AUROC of the served probe")).to_be_in_viewport(ratio=1)
 
 
-@pytest.mark.parametrize(("width", "scheme"), SIZES)
-def test_it_fits_its_window(browser: Browser, folder: Path, width: int, scheme: str) -> None:
+@pytest.mark.parametrize("name", ["kept", "validation", "ingest"])
+def test_page_fits_its_window_and_turns_dark(browser: Browser, folder: Path, name: str) -> None:
     """Wide tables scroll inside their own box; no text is cut off and none is wider than the page."""
-    page = opened(browser, folder / "kept.html", width, scheme).page
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("document.body.scrollWidth") <= width
+    page = opened(browser, folder / f"{name}.html").page
     outside = """width => [...document.querySelectorAll("main *")].filter(one =>
         !one.closest(".scroll") && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
-    assert page.evaluate(outside, width) == []
-    scrolling = page.evaluate(
-        "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth).length"
-    )
-    assert (scrolling > 0) == (width == 390)
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert background == {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}[scheme]
-
-
-def test_the_verdict_and_its_figures_are_seen_without_scrolling(browser: Browser, folder: Path) -> None:
-    for name, says in {
-        "kept": "Guarantee kept on the hold-out",
-        "missed": "Guarantee not kept on the hold-out",
-        "unguaranteed": "No guarantee can be made",
-        "error rate": "of all answers are shown and incorrect",
-    }.items():
-        page = opened(browser, folder / f"{name}.html").page
-        verdict = page.get_by_role("heading", level=2, name=says)
-        expect(verdict).to_be_in_viewport(ratio=1)
-        expect(page.get_by_label("Key figures").get_by_text("AUROC of the served probe")).to_be_in_viewport(ratio=1)
-    expect(page.get_by_role("heading", level=1)).to_have_text("Confidence probe: evaluation")
-    for title in ("Thresholds: coverage and precision", "Model card", "Data card", "Slices"):
-        expect(page.get_by_role("heading", level=2, name=title, exact=True)).to_be_visible()
+    scrolling = "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth).length"
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        for scheme, colour in BACKGROUNDS.items():
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("document.body.scrollWidth") <= width
+            assert page.evaluate(outside, width) == []
+            assert (page.evaluate(scrolling) > 0) == (width == 390)
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colour
 
 
 def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> None:
@@ -128,6 +136,16 @@ def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> No
     assert (
         page.evaluate("document.querySelectorAll('script, main img:not([src^=\"data:\"]), iframe, form').length") == 0
     )
+
+
+def test_rows_that_fail_are_seen_and_what_holds_is_folded(browser: Browser, folder: Path) -> None:
+    page = opened(browser, folder / "validation.html").page
+    expect(page.locator("#rows-that-fail").get_by_text("31,204 characters")).to_be_in_viewport()
+    expect(page.locator("#rows-that-fail").get_by_text(HOSTILE)).to_be_visible()
+    suite = page.locator("#what-was-checked details").filter(has_text="labels")
+    expect(suite.get_by_text("straddles")).not_to_be_visible()
+    suite.locator("summary").click()
+    expect(suite.get_by_text("straddles")).to_be_visible()
 
 
 def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder: Path) -> None:
@@ -145,20 +163,20 @@ def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder
 
 
 @pytest.mark.parametrize("name", PLOTS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_plot_has_the_colours_of_the_page(browser: Browser, folder: Path, name: str, scheme: str) -> None:
-    found = opened(browser, folder / f"{name}.svg", scheme=scheme)
+def test_a_plot_has_the_colours_of_the_page(browser: Browser, folder: Path, name: str) -> None:
+    found = opened(browser, folder / f"{name}.svg")
     assert found.asked == [found.address]
-    used = found.page.evaluate(
-        """[...document.querySelectorAll("svg *")].filter(one => !one.closest("defs, style")).flatMap(one => {
-            const {fill, stroke} = getComputedStyle(one); return [fill, stroke]})"""
-    )
-    theme, other = (DARK, LIGHT) if scheme == "dark" else (LIGHT, DARK)
-    # A text without a colour of its own would be black in the dark.
-    texts = found.page.evaluate("[...document.querySelectorAll('text')].map(one => getComputedStyle(one).fill)")
-    assert set(texts) <= {rgb(theme["text"]), rgb(theme["soft"])}
-    assert rgb(theme["paper"]) in used
-    assert not {rgb(colour) for colour in other.values()} & set(used)
+    for scheme, theme, other in (("light", LIGHT, DARK), ("dark", DARK, LIGHT)):
+        found.page.emulate_media(color_scheme=scheme)
+        used = found.page.evaluate(
+            """[...document.querySelectorAll("svg *")].filter(one => !one.closest("defs, style")).flatMap(one => {
+                const {fill, stroke} = getComputedStyle(one); return [fill, stroke]})"""
+        )
+        # A text without a colour of its own would be black in the dark.
+        texts = found.page.evaluate("[...document.querySelectorAll('text')].map(one => getComputedStyle(one).fill)")
+        assert set(texts) <= {rgb(theme["text"]), rgb(theme["soft"])}
+        assert rgb(theme["paper"]) in used
+        assert not {rgb(colour) for colour in other.values()} & set(used)
 
 
 def rgb(colour: str) -> str:
@@ -168,13 +186,9 @@ def rgb(colour: str) -> str:
 def test_labels_lie_inside_the_plot_and_apart(browser: Browser, folder: Path) -> None:
     """In the fonts of who looks at it, which are not those that it was laid out with."""
     page = opened(browser, folder / "leaderboard.svg").page
-    boxes = page.evaluate(
-        """[...document.querySelectorAll("text")].map(one => {
-            const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]})"""
-    )
-    frame = page.evaluate(
-        "(box => [box.left, box.top, box.right, box.bottom])(document.rootElement.getBoundingClientRect())"
-    )
+    sides = "const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]"
+    boxes = page.evaluate(f"[...document.querySelectorAll('text')].map(one => {{{sides}}})")
+    frame = page.evaluate(f"(one => {{{sides}}})(document.rootElement)")
     for left, top, right, bottom in boxes:
         assert left >= frame[0] - 1
         assert top >= frame[1] - 1

@@ -1,4 +1,4 @@
-"""What the two pages say, read as a browser would read them, but for how they look (`test_browser`)."""
+"""What the two pages say, read as a browser would read them, but for how they look (`test_report_browser`)."""
 
 from __future__ import annotations
 
@@ -63,6 +63,27 @@ def rows_result(**changes: Any) -> ValidationResult:
         "checks": (check("interactions", "question_chars"), check("interactions", "answer_chars")),
     }
     return ValidationResult(**{**fields, **changes})
+
+
+HOSTILE = (
+    '<img src="http://elsewhere.invalid/x.png" onerror="document.title=1"><script src="http://elsewhere.invalid/x.js">'
+)
+FAILED = ValidationResult.merge(
+    [
+        rows_result(
+            checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 3)),
+            reasons={
+                "interactions/q-17": ("answer: 31,204 characters, 20,000 allowed (validation.max_text_chars)",),
+                f"interactions/{HOSTILE}": ("asked_at: 86,400 s in the future",),
+                f"interactions/{'long' * 60}": ("contexts: no ingested document holds 'fees#1'",),
+            },
+        ),
+        ValidationResult(
+            {"drift": 5}, (check("drift", "shift", 1, "warning", "question language: 3.73"),), figures={"drift": DRIFT}
+        ),
+        ValidationResult({"labels": 40}, (check("labels", "straddles"),), figures={"splits": SPLITS}),
+    ]
+)
 
 
 def test_a_sound_store_has_passed() -> None:
