@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from abstain.core.markdown import bold_row, defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluated import SERVED, Evaluated
+from abstain.core.markdown import defined, heading, paragraph
+from abstain.reports.evaluation.evaluated import SERVED, Evaluated, marked_table
 from abstain.reports.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
 
 CHANCE = 0.5
@@ -62,8 +62,8 @@ def _table_of(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()
 ) -> list[str]:
     """The table, its row of the served probe in bold; none where there are no rows."""
-    marked = [bold_row(row) if row[0] == SERVED and columns[0] == "scorer" else row for row in rows]
-    return [table(columns, marked, caption, words)] if rows else []
+    marked = SERVED if columns[0] == "scorer" else ""
+    return [marked_table(columns, rows, caption, words, marked)] if rows else []
 
 
 def _length(evaluated: Evaluated) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from abstain.config.params import ProbeParams
-from abstain.core.markdown import defined
+from abstain.core.markdown import bold_row, defined, table
 from abstain.reports.formatting import count
 
 SERVED = "probe"
@@ -74,6 +74,17 @@ class Evaluated:
             return ""
         evenly = "" if rows < least else f", effective sample size {n_eff:.0f},"
         return f"the hold-out has {count(rows, what)}{evenly} where {least} are needed"
+
+
+def marked_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str,
+    words: Container[str] = (),
+    marked: str = SERVED,
+) -> str:
+    """A table whose row that begins with `marked` is bold: the one in use, among others that it is compared with."""
+    return table(columns, [bold_row(row) if row[0] == marked else row for row in rows], caption, words)
 
 
 def reached(metric: str, row: Mapping[str, Any]) -> float | None:

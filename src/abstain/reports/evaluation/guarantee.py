@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abstain.core.markdown import defined, labelled
+from abstain.core.markdown import defined, key_figures, labelled
 from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
-from abstain.reports.evaluation.glance import tiles
-from abstain.reports.formatting import beside, count, figure, percent, share
+from abstain.reports.formatting import beside, bounds, count, figure, percent, share
 from abstain.reports.page import State, verdict
 
 
@@ -22,7 +21,7 @@ def guarantee_section(evaluated: Evaluated) -> list[str]:
         _served(evaluated),
         _newest(evaluated),
     ]
-    return [*verdict(state, headline, lines), tiles(evaluated)]
+    return [*verdict(state, headline, lines), _key_figures(evaluated)]
 
 
 def _judged(evaluated: Evaluated) -> tuple[State, str]:
@@ -133,3 +132,45 @@ def _shows(row: Mapping[str, Any]) -> str:
     if not row["coverage"]:
         return "nothing is shown"
     return f"{percent(row['coverage'])} of the answers are shown, {percent(row['precision'])} of them correct"
+
+
+def _key_figures(evaluated: Evaluated) -> str:
+    """The figures that are read first."""
+    threshold, at, probe = evaluated.threshold, evaluated.at, evaluated.probe
+    is_precision, target = evaluated.is_precision, threshold["target"]
+    limit, of_what = (
+        ("≥", "of the shown answers correct") if is_precision else ("≤", "of all answers shown and incorrect")
+    )
+    aim = (
+        f"guaranteed, with confidence {share(threshold['confidence'])}"
+        if threshold["guaranteed"]
+        else "aimed at, not guaranteed"
+    )
+    found = [
+        (f"{limit} {share(target)}", f"{of_what} ({aim})"),
+        (
+            beside(reached(evaluated.metric, at), target),
+            f"{of_what} (measured on the hold-out{_interval(evaluated)})",
+        ),
+        (percent(at["coverage"]), f"of the answers shown (confidence of {figure(at['threshold'])} or more)"),
+        (percent(evaluated.holdout["base_rate"]), "correct if everything were shown (on the hold-out)"),
+        (figure(probe["auroc"]), f"AUROC of the served probe (95 % interval {bounds(probe, 'auroc')})"),
+    ]
+    if not threshold["guaranteed"] and threshold["reviews_needed"]:
+        needed = f"{threshold['reviews_needed']:,}"
+        more = (needed, f"reviews needed for the guarantee ({threshold['rows']:,} are there)")
+        return key_figures([*found, more])
+    caught = f"{figure(probe['error_recall_over_random'], '.1f')} times what random withholding catches"
+    none = "equal confidences cannot be parted"
+    below = caught if defined(probe["error_recall_over_random"]) else none
+    more = (percent(probe["error_recall_at_15pct"]), f"of the errors caught with 15 % withheld ({below})")
+    return key_figures([*found, more])
+
+
+def _interval(evaluated: Evaluated) -> str:
+    metric, at = evaluated.metric, evaluated.at
+    if evaluated.too_few:
+        return f": {evaluated.too_few}"
+    if at.get(f"{metric}_low") is None or at.get(f"{metric}_high") is None:
+        return ""
+    return f", 95 % interval {percent(at[f'{metric}_low'])} to {percent(at[f'{metric}_high'])}"

@@ -1,4 +1,7 @@
-"""Every scorer side by side: which ranks answers best, how sure that is, what it costs; the weights of the fusion."""
+"""Every scorer side by side: which ranks answers best, how sure that is, what it costs.
+
+With the choice of the served probe, the weights of the fusion, and whether the variants of the Yes-score agree.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from abstain.core.markdown import bold, bold_row, defined, document, heading, paragraph, table
-from abstain.reports.evaluation.choice import chosen, fused, yes_scores
-from abstain.reports.evaluation.evaluated import SERVED, Evaluated
-from abstain.reports.formatting import count, figure, listed, percent, with_bounds
+from abstain.core.markdown import bold, defined, document, heading, paragraph, table
+from abstain.reports.evaluation.evaluated import SERVED, Evaluated, marked_table
+from abstain.reports.formatting import NOTHING, count, figure, listed, percent, with_bounds
 from abstain.reports.page import plot
 
 BY_CHANCE = 0.025
@@ -38,9 +40,9 @@ def ranking_section(evaluated: Evaluated) -> list[str]:
         *_roc_plot(evaluated),
         *_leaderboard(evaluated.scorers, evaluated.evaluation),
         paragraph(_counted(evaluated)),
-        *chosen(evaluated),
-        *fused(evaluated.evaluation["fusion"]),
-        *yes_scores(evaluated.evaluation["rank_correlation"]),
+        *_chosen(evaluated),
+        *_fused(evaluated.evaluation["fusion"]),
+        *_yes_scores(evaluated.evaluation["rank_correlation"]),
     ]
 
 
@@ -110,13 +112,9 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
     caption = "All scorers on the hold-out, best AUROC first, with 95 % intervals"
     others = "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation"
     return [
-        table(first, map(_marked, rows), caption, words=("kind",)),
-        table(("scorer", *FIGURES.values()), map(_marked, every), others),
+        marked_table(first, rows, caption, words=("kind",)),
+        marked_table(("scorer", *FIGURES.values()), every, others),
     ]
-
-
-def _marked(row: list[str]) -> list[str]:
-    return bold_row(row) if row[0] == SERVED else row
 
 
 def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
@@ -161,6 +159,62 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
         f"Replies to the Yes-score's question whose first word is neither yes nor no: {neither['neither']:,} of "
         f"{neither['replies']:,}; they are scored by how probable the two words were there."
     ]
+
+
+def _chosen(evaluated: Evaluated) -> list[str]:
+    """The zoo, out of fold."""
+    served, found = evaluated.served, evaluated.served["out_of_fold"]
+    asked = "the best of them is asked for" if served["asked_for"] == "best" else f"{served['asked_for']} is asked for"
+    text = (
+        "Probes are compared on reviewed training answers, each scored by a probe that saw no answer of "
+        f"its group (out of fold), so that the hold-out chooses nothing; {asked} (probe.serve)."
+    )
+    order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
+    rows = [[name, figure(found[name]), "served" if name == served["architecture"] else NOTHING] for name in order]
+    columns = ("probe", "AUROC out of fold", "")
+    probes = marked_table(columns, rows, "Probes by AUROC out of fold", words=("",), marked=served["architecture"])
+    return [heading(3, "Choice of the served probe"), paragraph(text), probes]
+
+
+def _fused(fusion: Mapping[str, Any] | None) -> list[str]:
+    if not fusion or not fusion["coefficients"]:
+        return []
+    coefficients, missing = fusion["coefficients"], fusion["missing"]
+    order = sorted(coefficients, key=lambda name: (-coefficients[name], name))
+    rows = [
+        (
+            name,
+            figure(coefficients[name], ".3f"),
+            figure(math.exp(coefficients[name]), ".2f"),
+            figure(missing[name], "+.3f") if missing[name] else NOTHING,
+        )
+        for name in order
+    ]
+    text = (
+        "Fusion is a logistic regression on all scores' log-odds, each in units of its own spread "
+        f"(C = {figure(fusion['strength'], '.2g')}), in which no score counts against an answer by being higher. A "
+        "coefficient of 0: the others say as much, it says nothing, or it would have counted the other way round. Odds "
+        "times: by what the odds of being correct are multiplied for one unit more. If missing: what is added to the "
+        "log-odds where a score is missing."
+    )
+    if not any(coefficients.values()):
+        text = f"The fusion uses no score: none separates correct training answers from incorrect ones. {text}"
+    columns = ("score", "coefficient", "odds times", "if missing")
+    weights = table(columns, rows, "Weights of the fusion, strongest first")
+    return [heading(3, "Weights of the fusion"), paragraph(text), weights]
+
+
+def _yes_scores(correlation: Mapping[str, Any]) -> list[str]:
+    names = list(correlation["names"])
+    if len(names) < 2:
+        return []
+    rows = [
+        (name, *(figure(value, ".2f") for value in values))
+        for name, values in zip(names, correlation["matrix"], strict=True)
+    ]
+    correlations = table(("variant", *names), rows, "Rank correlation (Spearman) of the Yes-score's variants")
+    text = "1: both order the answers alike, so the cheaper one will do; 0: they have nothing in common."
+    return [heading(3, "Agreement of the Yes-score's variants"), paragraph(text), correlations]
 
 
 def _leaderboard_plot(evaluated: Evaluated) -> list[str]:

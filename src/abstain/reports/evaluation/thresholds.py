@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.core.markdown import bold_row, defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluated import SERVED, Evaluated
-from abstain.reports.evaluation.glance import comparison
+from abstain.reports.evaluation.evaluated import Evaluated, marked_table, reached
 from abstain.reports.evaluation.ranking import ranked
 from abstain.reports.formatting import bounds, count, figure, listed, percent, share, with_bounds
 from abstain.reports.page import plot
@@ -26,12 +25,46 @@ def threshold_section(evaluated: Evaluated) -> list[str]:
             "An answer is shown when the probe's confidence is at or above the threshold, and withheld otherwise. "
             "A higher threshold shows fewer answers; of these, more are correct."
         ),
-        comparison(evaluated),
+        _comparison(evaluated),
         *_threshold_plot(evaluated),
         *_risk_coverage_plot(evaluated),
         threshold_table(evaluated.tables["threshold"]),
         _scorers_table(evaluated),
     ]
+
+
+def _comparison(evaluated: Evaluated) -> str:
+    """The served threshold beside the heuristic one and beside showing everything."""
+    threshold, holdout = evaluated.threshold, evaluated.holdout
+    everything = {"coverage": 1.0, "precision": holdout["base_rate"], "recall": 1.0}
+    rows = [["everything shown", "none", "", "", *_gives(everything)]]
+    if threshold["guaranteed"] and threshold["heuristic"]:
+        rows.append(
+            _compared("heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"])
+        )
+    served = "served: guaranteed" if threshold["guaranteed"] else "served: heuristic, without a guarantee"
+    rows.append(bold_row(_compared(served, threshold, evaluated.at)))
+    columns = (
+        "what is shown",
+        "threshold",
+        "validation: coverage",
+        "validation: precision",
+        "hold-out: coverage",
+        "hold-out: precision",
+        "hold-out: error rate",
+        "hold-out: recall",
+    )
+    return table(columns, rows, "Each threshold on the answers that it was chosen on, and on the hold-out")
+
+
+def _gives(at: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    wrong = reached("error_rate", at)
+    return percent(at["coverage"]), percent(at["precision"]), percent(wrong), percent(at["recall"])
+
+
+def _compared(name: str, tuned: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
+    on_validation = percent(tuned["coverage"]), percent(tuned["precision"])
+    return [name, figure(at["threshold"]), *on_validation, *_gives(at)]
 
 
 def threshold_table(thresholds: pd.DataFrame) -> str:
@@ -59,11 +92,10 @@ def _scorers_table(evaluated: Evaluated) -> str:
     names = [name for name in ranked(evaluated.scorers) if name in own]
     columns = ("scorer", *(TUNED if _has_rouge(evaluated.tables["threshold"]) else TUNED[:-2]))
     rows = [[name, *_tuned(own[name])][: len(columns)] for name in names]
-    return table(
-        columns,
-        [bold_row(row) if row[0] == SERVED else row for row in rows],
-        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)",
+    caption = (
+        "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)"
     )
+    return marked_table(columns, rows, caption)
 
 
 def _tuned(row: Mapping[str, Any]) -> list[str]:
@@ -88,10 +120,10 @@ def ablation_section(evaluated: Evaluated) -> list[str]:
         *TUNED,
     )
     places = table(columns, map(_site_row, swept), caption, words=("layer", "site", "chunks"))
-    return [heading(2, "Other layers, sites and numbers of chunks"), paragraph(*_compared(swept)), places]
+    return [heading(2, "Other layers, sites and numbers of chunks"), paragraph(*_best_site(swept)), places]
 
 
-def _compared(swept: list[Mapping[str, Any]]) -> list[str]:
+def _best_site(swept: list[Mapping[str, Any]]) -> list[str]:
     text = ["A probe of one architecture is trained for each place, and its threshold is set on validation alone. "]
     known = [row for row in swept if defined(row["out_of_fold"])]
     if not known:

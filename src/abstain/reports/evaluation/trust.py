@@ -7,23 +7,20 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.core.markdown import bold_row, defined, heading, paragraph, table
-from abstain.reports.evaluation.evaluated import Evaluated
+from abstain.core.markdown import defined, heading, paragraph, table
+from abstain.reports.evaluation.evaluated import Evaluated, marked_table
 from abstain.reports.formatting import bounds, figure, listed, percent, share, with_bounds
 from abstain.reports.page import plot
 
 
 def calibration_section(evaluated: Evaluated) -> list[str]:
     calibration = evaluated.evaluation["calibration"]
-    rows = []
-    for row in calibration["by_method"]:
-        cells = [row["method"], *(with_bounds(row, name) for name in ("ece", "brier"))]
-        rows.append(bold_row(cells) if row["method"] == calibration["method"] else cells)
+    rows = [[row["method"], *(with_bounds(row, name) for name in ("ece", "brier"))] for row in calibration["by_method"]]
     caption = "Calibrators, fitted on validation, measured on the hold-out; none: the confidence as it is"
     return [
         heading(2, "Calibration"),
         paragraph(_calibrated(calibration)),
-        table(("method", "ECE", "Brier"), rows, caption),
+        marked_table(("method", "ECE", "Brier"), rows, caption, marked=calibration["method"]),
         *_reliability_plot(evaluated),
         *_reliability_by_product(evaluated),
         *_confidence_plot(evaluated),
