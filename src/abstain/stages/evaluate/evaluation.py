@@ -1,0 +1,215 @@
+"""From scores and labels to all that is said of a candidate: metrics, the report's content, plots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from abstain.config.params import Params
+from abstain.core.contracts import Interaction
+from abstain.data.store.splits import holdout_digest
+from abstain.learning.evaluation import audits, curves
+from abstain.learning.evaluation.examples import examples
+from abstain.learning.evaluation.leaderboard import leaderboard
+from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibration_rows
+from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY, SERVED, ScoreTable
+from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
+from abstain.learning.evaluation.slices import Scored, slice_table, strata
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Resamples
+
+YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
+UNCALIBRATED = ("lstm", "lstm_no_huber")
+"""Shown beside the calibrators: the effect of the paper's Huber term on an otherwise uncalibrated probe."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the stages before have left of a candidate.
+
+    `validation`, `holdout` and `newest` are scored by all `scorers`. `interactions`, `ideal_answers` (None where there
+    is none) and `rouge` are of the hold-out's rows, in this order. `changed` has, by audit, the scores of the changed
+    answers: a part of the hold-out's rows. `threshold`, `choice`, `ablations`, `features`, `conditions` and
+    `regressors` are the parsed summaries of their stages.
+    """
+
+    scorers: ScoreTable
+    validation: ReviewedSplit
+    holdout: ReviewedSplit
+    newest: ReviewedSplit
+    interactions: list[Interaction]
+    ideal_answers: list[str | None]
+    rouge: np.ndarray
+    changed: Mapping[str, pd.DataFrame]
+    base_model: str
+    threshold: Mapping[str, Any]
+    choice: Mapping[str, Any]
+    ablations: Mapping[str, Any]
+    features: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    regressors: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`metrics`, for the gate; `content`, the rest of the report; `plots`, the table behind each plot by name."""
+
+    metrics: dict[str, Any]
+    content: dict[str, Any]
+    plots: dict[str, pd.DataFrame]
+
+
+def evaluate(params: Params, candidate: Candidate) -> Evaluation:
+    """Measure every scorer on the frozen hold-out, and the served probe on the newest window too."""
+    holdout, newest, rouge = candidate.holdout, candidate.newest, candidate.rouge
+    marked, own = _marked(candidate.threshold), candidate.holdout.raw(SERVED)
+    board = leaderboard(
+        holdout.correct,
+        holdout.scores,
+        holdout.calibrated,
+        holdout.groups,
+        holdout.weight,
+        params.gate.bootstrap,
+        params.gate.seed,
+        champion=SERVED,
+    )
+    drawn = _drawn(board.set_index("scorer")["auroc"], candidate.scorers)
+    at = {name: at_threshold(holdout.correct, own, value, holdout.weight, rouge) for name, value in marked.items()}
+    used = next(iter(marked))
+    figures = {
+        **holdout.counts,
+        "base_rate": metrics.mean(holdout.correct, holdout.weight),
+        "label_source": "/".join(sorted(holdout.rows["source"].unique())),
+        "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
+        "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
+        "at_threshold": {**at[used], **holdout.shown(SERVED, marked[used], _resamples(params))},
+        "at_heuristic": at.get("heuristic"),
+    }
+    auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
+    tables = curves.tables(holdout, SERVED, drawn, params.gate.min_slice)
+    tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
+    measured = {"holdout": figures, "newest": {**newest.counts, "auroc": auroc}}
+    return Evaluation(measured, _content(params, candidate), tables)
+
+
+def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
+    """The thresholds in the report, by name; the served one comes first."""
+    if not threshold["guaranteed"]:
+        return {"heuristic": threshold["threshold"]}
+    heuristic = {"heuristic": threshold["heuristic"]["threshold"]} if threshold["heuristic"] else {}
+    return {"guaranteed": threshold["threshold"], **heuristic}
+
+
+def _drawn(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
+    """The scorers in the plots: the served one, the fusion, the best signal, the answer's length."""
+    signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
+    best = auroc[signals].dropna().nlargest(1).index
+    return [name for name in (SERVED, FUSION, *best, LENGTH_ONLY) if name in auroc.index]
+
+
+def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
+    """The report's content beside the metrics."""
+    scorers, holdout, threshold = candidate.scorers, candidate.holdout, candidate.threshold
+    names = [str(name) for name in holdout.scores]
+    yes_scores = [name for name in YES_SCORES if name in names]
+    costs = _forward_tokens(candidate)
+    calibration = calibration_rows(
+        candidate.validation,
+        holdout,
+        SERVED,
+        [name for name in UNCALIBRATED if name in names],
+        params.calibration.seed,
+        _resamples(params),
+    )
+    served = {"architecture": scorers.architecture, "layer": params.llm.layer, "site": params.llm.site}
+    served |= {"model": candidate.base_model, "layout": params.llm.layout}
+    return {
+        "served": {**candidate.choice, **served},
+        "kinds": scorers.kinds(names),
+        "forward_tokens": {name: costs.get(name, 0.0) for name in names},
+        "skipped": candidate.features["skipped_scorers"] | candidate.regressors["skipped"],
+        "regressors": {**candidate.regressors, "perturbed": candidate.conditions},
+        "neither": candidate.features["neither"],
+        "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
+        "threshold": threshold,
+        "min_rows": params.gate.min_slice,
+        "calibration": {"method": params.calibration.method, "by_method": calibration},
+        "at_own_threshold": {
+            name: at_tuned_threshold(
+                candidate.validation.said_by(name), holdout.said_by(name), params.threshold, candidate.rouge
+            )
+            for name in names
+        },
+        "slices": _slices(params, candidate),
+        "audits": {**_audits(params, candidate), "left_out": candidate.ablations["left_out"]},
+        "rank_correlation": curves.spearman(holdout.scores, yes_scores),
+        "ablations": candidate.ablations["listening"],
+        "fusion": {
+            "strength": scorers.fusion.strength,
+            "coefficients": scorers.fusion.coefficients,
+            "missing": scorers.fusion.coefficients_if_missing,
+        },
+        "examples": _examples(candidate),
+    }
+
+
+def _forward_tokens(candidate: Candidate) -> dict[str, float]:
+    """What one answer costs each scorer."""
+    features, perturbed = candidate.features["forward_tokens"], candidate.conditions["forward_tokens"]
+    regressors = candidate.scorers.regressors
+    costs: dict[str, float] = (
+        dict.fromkeys(candidate.scorers.zoo, features[SERVED]) | features | dict.fromkeys(regressors, perturbed)
+    )
+    costs[FUSION] += perturbed if regressors else 0
+    return costs
+
+
+def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
+    holdout, interactions = candidate.holdout, candidate.interactions
+    sliced = strata(
+        holdout.rows["product"],
+        holdout.rows["line_of_business"],
+        np.array([len(one.contexts) for one in interactions]),
+        np.array([len(one.answer) for one in interactions]),
+    )
+    raw, probability = holdout.raw(SERVED), holdout.probability(SERVED)
+    shown = raw >= candidate.threshold["threshold"]
+    scored = Scored(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
+    table = slice_table(scored, sliced, params.gate.bootstrap, params.gate.seed, params.gate.min_slice)
+    return table.rename(columns={"stratum": "by"}).to_dict("records")
+
+
+def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
+    """All scores of the hold-out's changed answers, against those of the original ones."""
+    holdout, arguments, groups = candidate.holdout, {}, {}
+    for name, changed in candidate.changed.items():
+        kept = holdout.rows.index.isin(changed.index)
+        arguments[name] = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
+        groups[name] = holdout.groups[kept]
+    thresholds = {SERVED: float(candidate.threshold["threshold"])}
+    return {
+        "context_removed": audits.context_removed(
+            *arguments["context_removed"], groups["context_removed"], _resamples(params)
+        ),
+        "answers_shuffled": audits.answers_shuffled(*arguments["answers_shuffled"], thresholds),
+    }
+
+
+def _examples(candidate: Candidate) -> Any:
+    holdout, interactions = candidate.holdout, candidate.interactions
+    rows = holdout.rows.assign(
+        question=[one.question for one in interactions],
+        answer=[one.answer for one in interactions],
+        ideal_answer=pd.Series(candidate.ideal_answers, holdout.rows.index, object),
+        confidence=holdout.raw(SERVED),
+        probability=holdout.probability(SERVED),
+    )
+    return examples(rows, candidate.threshold["threshold"])
+
+
+def _resamples(params: Params) -> Resamples:
+    return Resamples(params.gate.bootstrap, params.gate.seed)
