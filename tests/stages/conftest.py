@@ -11,6 +11,7 @@ import yaml
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.stages.shared import artifacts
 from tests.conftest import ROOT
 from tests.llm.builders import save_speaking_model
 from tests.stages.builders import bank_params, ingest_bank
@@ -43,6 +44,14 @@ def run_stages(params: Params, *names: str) -> None:
     """Run the stages of these names in the current folder."""
     for name in names:
         importlib.import_module(f"abstain.stages.{name}.__main__").stage(params)
+
+
+def write_labels(where: str, **values: object) -> None:
+    """Set columns of the current data set in the rows of the expression `where`."""
+    frame = artifacts.read_dataset_frame()
+    for name, value in values.items():
+        frame.loc[frame.eval(where), name] = value
+    frame.to_parquet(paths.DATASET, index=False)
 
 
 @pytest.fixture(scope="session")

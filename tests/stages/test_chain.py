@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
-from abstain.llm.features.shard_job import LocalRunner
+from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob, compute
 from abstain.llm.signals.feature_plan import LabelledAnswers
 from abstain.stages.features import __main__ as features
 from abstain.stages.report import __main__ as report
@@ -27,6 +28,14 @@ pytestmark = pytest.mark.slow
 EVALUATED = [name for name in STAGES if name != "report"]
 
 
+class Worker(LocalRunner):
+    """Computes where the stages' own runner is refused."""
+
+    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
+        for shard in shards:
+            yield compute(shard, load_settings())
+
+
 def made_by(names: list[str]) -> list[str]:
     """The outputs that dvc.yaml guarantees of the stages `names`."""
     entries = (entry for name in names for kind in ("outs", "metrics") for entry in STAGES[name].get(kind, []))
@@ -36,7 +45,7 @@ def made_by(names: list[str]) -> list[str]:
 @pytest.fixture
 def base_model_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(runner: LocalRunner, shards: object) -> None:
-        pytest.fail("the base model was asked for something that the stage `features` had not asked")
+        pytest.fail("the base model was asked for what should be in the cache")
 
     monkeypatch.setattr(LocalRunner, "run", refuse)
 
@@ -58,17 +67,23 @@ def test_every_plot_of_dvc_has_its_columns(finished: Finished) -> None:
             assert wanted <= set(pd.read_csv(finished.root / file)), file
 
 
-def test_on_another_machine_the_same_bytes_come_out(
-    finished: Finished, bank: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_on_another_machine_workers_compute_all_and_the_same_bytes_come_out(
+    finished: Finished, bank: Params, base_model_is_gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an empty cache, and what was there before overwritten. The base model is read by two stages alone."""
+    """With an empty cache, and what was there before overwritten. What workers compute before two of the stages is all
+    that any stage asks of the base model."""
     use_home(monkeypatch, tmp_path / "other-home")
+    settings = load_settings()
     for file in (file for file in paths.ARTIFACTS.rglob("*") if file.is_file()):
         file.write_bytes(b"old")
-    until = EVALUATED.index("nll_features") + 1
-    run_stages(bank, *EVALUATED[:until])
-    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("neither had asked for this"))
-    run_stages(bank, *EVALUATED[until:])
+    for name in EVALUATED:
+        if name in FANNED_OUT:
+            frame = artifacts.read_dataset_frame()
+            rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
+            labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows))
+            cost = FANNED_OUT[name](bank, settings, labelled, lambda done, total: None, Worker(settings))
+            assert cost.rows > len(rows)
+        run_stages(bank, name)
     before, after = (bytes_of(root / paths.ARTIFACTS) for root in (finished.root, tmp_path))
     assert [name for name in before if before[name] != after.get(name)] == [] and before.keys() == after.keys()
 
@@ -81,21 +96,6 @@ def test_what_is_in_the_cache_is_not_computed_again(
     assert "0 results were not in the cache: 0 tokens were run for passes of 0\n" in said and "progress" not in said
     for file in (paths.FEATURES, paths.SIGNALS, paths.FEATURES_SUMMARY):
         assert file.read_bytes() == (finished.root / file).read_bytes()
-
-
-@pytest.mark.parametrize("stage", FANNED_OUT)
-def test_what_workers_compute_before_a_stage_is_all_that_it_asks_for(
-    stage: str, bank: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_home(monkeypatch, tmp_path / "workers")
-    frame, settings = artifacts.read_dataset_frame(), load_settings()
-    rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows))
-    runner = LocalRunner(settings)
-    cost = FANNED_OUT[stage](bank, settings, labelled, lambda done, total: None, runner)
-    assert cost.rows > len(rows)
-    monkeypatch.setattr(LocalRunner, "run", lambda runner, shards: pytest.fail("no worker had been asked for this"))
-    run_stages(bank, stage)
 
 
 def test_a_scorer_that_cannot_be_had_is_named_with_its_reason_everywhere(

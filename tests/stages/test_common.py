@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,22 +95,14 @@ def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> Non
     assert artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"] > 0.95
 
 
-@pytest.mark.slow
-def test_a_damaged_file_ends_a_stage_in_one_line(workspace: Path) -> None:
+def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_inputs([1, 1])
     paths.FEATURES.write_bytes(b"damaged")
     (workspace / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-m", "abstain.stages.train_probe"],
-        cwd=workspace,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.strip()) == (
-        1,
-        "error: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again",
-    )
+    with pytest.raises(SystemExit) as left:
+        artifacts.run(train_probe.stage)
+    message = "error: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again\n"
+    assert (left.value.code, capsys.readouterr().err) == (1, message)
 
 
 def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None:

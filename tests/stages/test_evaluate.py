@@ -1,4 +1,7 @@
-"""Who is compared with whom, on which answers, and what the stage `evaluate` hands to the report."""
+"""Who is compared with whom, on which answers and by which weights: what the stage `evaluate` hands to the report.
+
+What each figure is, is tested in tests/learning; here, that it is of the right rows, weights and files.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.counterfactuals import answers_shuffled
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.shared import artifacts
+from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import read_labelled_states
-from tests.stages.conftest import run_stages
+from tests.stages.conftest import run_stages, write_labels
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
@@ -40,11 +44,15 @@ def holdout_rows() -> tuple[pd.DataFrame, list]:
     return rows.set_index("interaction_id"), list(states.subset(rows.index))
 
 
-def write(frame: pd.DataFrame) -> None:
-    frame.to_parquet(paths.DATASET, index=False)
+def scores_of(split: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """The scores of a split's reviewed answers, what is right of them, and how many answers each stands for."""
+    scores = pd.read_parquet(paths.SCORES)
+    rows = scores[scores["split"] == split]
+    weight = (1 / rows["inclusion_probability"].fillna(1.0)).to_numpy()
+    return rows, rows["correct"].to_numpy(int), weight / weight.max()
 
 
-def test_everybody_stands_there_once_with_his_own_confidences(bank: Params) -> None:
+def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
     """The served probe as `probe`, by the file that serves; its own architecture not a second time."""
     rows, states = holdout_rows()
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
@@ -55,7 +63,6 @@ def test_everybody_stands_there_once_with_his_own_confidences(bank: Params) -> N
         for name in ("linear", "lstm")
     }
     np.testing.assert_allclose(scores["lstm"], zoo["lstm"], rtol=1e-6)
-    np.testing.assert_allclose(scores["probe"], zoo["linear"], atol=1e-6)
     signals = artifacts.read_signals("asked").loc[rows.index]
     pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
     fusion = Fusion.from_dict(artifacts.read_json(paths.FUSION))
@@ -64,7 +71,7 @@ def test_everybody_stands_there_once_with_his_own_confidences(bank: Params) -> N
     assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
 
 
-def test_the_tables_name_the_same_scorers(bank: Params) -> None:
+def test_tables_name_the_same_scorers(bank: Params) -> None:
     found, said = artifacts.read_json(paths.METRICS)["holdout"], artifacts.read_json(paths.EVALUATION)
     assert found["scorers"].keys() == said["kinds"].keys() == said["forward_tokens"].keys() == set(EVERYBODY)
     others = {"probe": "served probe", "fusion": "fusion", "lstm": "probe", "base_rate": "baseline"}
@@ -72,69 +79,76 @@ def test_the_tables_name_the_same_scorers(bank: Params) -> None:
     assert said["kinds"] == {**dict.fromkeys(SIGNALS, "signal"), **others, "length_only": "baseline"}
     costs = said["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
+    assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
     assert said["served"].items() >= {"architecture": "linear", "layer": 2, "site": "residual"}.items()
     assert said["served"]["out_of_fold"] == artifacts.read_json(paths.CHOICE)["out_of_fold"]
-    assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == {"probe", "fusion", "length_only"} | best_signal(
-        found
-    )
-
-
-def best_signal(found: dict) -> set[str]:
     aurocs = {name: found["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
-    return {max(aurocs, key=aurocs.__getitem__)}
+    drawn = {"probe", "fusion", "length_only", max(aurocs, key=aurocs.__getitem__)}
+    assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == drawn
+    assert found["scorers"]["probe"]["auroc_difference"] is None, "others are compared with it"
+    assert set(said["at_own_threshold"]) == set(EVERYBODY)
+    own, heuristic = said["at_own_threshold"]["probe"], found["at_heuristic"]
+    assert own["precision"] == pytest.approx(heuristic["precision"]) and own["note"] == ""
 
 
-def test_a_scorer_that_says_little_is_counted_and_has_no_probability(bank: Params) -> None:
-    """Random weights seldom write a number when they are asked for a probability."""
-    row = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["verbalised"]
-    rows, _ = holdout_rows()
-    silent = artifacts.read_signals("asked").loc[rows.index, "verbalised"].isna()
-    assert row["unscored"] == silent.sum() > len(rows) / 2
-    assert row["brier"] is row["ece"] is None and 0.3 < row["auroc"] < 0.7
-
-
-def test_others_are_compared_with_the_served_probe(bank: Params) -> None:
-    found = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
-    assert found["probe"]["auroc_difference"] is None and found["probe"]["chance_better"] is None
-    for name in ("fusion", "sequence_log_prob", "base_rate"):
-        row = found[name]
-        assert row["auroc_difference"] == pytest.approx(row["auroc"] - found["probe"]["auroc"])
-        assert row["auroc_difference_low"] <= row["auroc_difference_high"] and 0 <= row["chance_better"] <= 1
-    assert found["base_rate"]["auroc"] == 0.5 and found["probe"]["auroc_low"] > 0.5
-
-
-def test_the_exam_has_a_digest_of_its_rows_and_labels(bank: Params) -> None:
-    rows, _ = holdout_rows()
-    found = artifacts.read_json(paths.METRICS)["holdout"]
+def test_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -> None:
+    scores, frame = pd.read_parquet(paths.SCORES), read_labelled_states()[0]
+    judged = frame[(frame["source"] == "sme") & frame["split"].isin(["holdout", "newest"])]
+    assert sorted(scores["interaction_id"]) == sorted(judged["interaction_id"]) and len(judged) > 50
+    both = scores.merge(judged, on="interaction_id", suffixes=("", "_of_data"))
+    for name in ("split", "group", "product", "correct", "source"):
+        assert (both[name] == both[f"{name}_of_data"]).all()
+    np.testing.assert_array_equal(both["inclusion_probability"], both["inclusion_probability_of_data"])
+    assert set(scores["inclusion_probability"].fillna(0)) == {0.0, 0.5, 1.0}, "one drawn in an unknown way among them"
+    found, rows = artifacts.read_json(paths.METRICS)["holdout"], holdout_rows()[0]
     assert found["digest"] == holdout_digest(list(rows.index), rows["correct"].tolist())
     assert found["label_source"] == "sme"
 
 
-def test_both_thresholds_are_marked_in_the_table(bank: Params) -> None:
+def test_figures_stand_for_all_answers(bank: Params) -> None:
+    """Sure answers were reviewed every other time, so each counts twice."""
+    found = artifacts.read_json(paths.METRICS)
+    rows, correct, weight = scores_of("holdout")
+    holdout, probe = found["holdout"], found["holdout"]["scorers"]["probe"]
+    assert holdout["rows"] == len(rows) and holdout["drawn_unevenly"] == (weight < 1).sum() > 0
+    assert holdout["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    assert holdout["base_rate"] == pytest.approx(np.average(correct, weights=weight))
+    assert abs(holdout["base_rate"] - correct.mean()) > 0.05
+    for name in ("probe", "lstm", "fusion", "sequence_log_prob", "length_only"):
+        auroc = roc_auc_score(correct, rows[name], sample_weight=weight)
+        assert holdout["scorers"][name]["auroc"] == pytest.approx(auroc)
+    assert abs(probe["auroc"] - roc_auc_score(correct, rows["probe"])) > 1e-3
+    assert probe["brier"] == pytest.approx(np.average((rows["probability"] - correct) ** 2, weights=weight))
+    roc = pd.read_csv(paths.PLOTS / "roc.csv").query("scorer == 'probe'")
+    area = np.trapezoid(roc["true_positive_rate"], roc["false_positive_rate"])
+    assert area == pytest.approx(probe["auroc"])
+    newest, (rows, correct, weight) = found["newest"], scores_of("newest")
+    assert newest["rows"] == len(rows) > 5 and newest["drawn_unevenly"] == (weight < 1).sum() > 0
+    assert newest["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    assert newest["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
+
+
+@pytest.mark.parametrize(("name", "mark"), [("at_threshold", "guaranteed"), ("at_heuristic", "heuristic")])
+def test_what_a_threshold_shows_stands_for_all_answers(bank: Params, name: str, mark: str) -> None:
+    """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
+    row, threshold = artifacts.read_json(paths.METRICS)["holdout"][name], artifacts.read_json(paths.THRESHOLD)
+    rows, correct, weight = scores_of("holdout")
+    assert row["threshold"] == (threshold if mark == "guaranteed" else threshold["heuristic"])["threshold"]
+    shown = (rows["probe"] >= row["threshold"]).to_numpy()
+    assert 0 < shown.sum() < len(shown)
+    assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
+    assert row["recall"] == pytest.approx(weight[shown & (correct == 1)].sum() / weight[correct == 1].sum())
+    assert row["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
+    known, likeness = rows["interaction_id"].isin(list(read_ideal_answers())).to_numpy(), read_rouge(rows)
+    assert (np.isnan(likeness) == ~known).all() and set(np.round(likeness[known], 3)) == {1.0, 0.333}
+    for part, of in (("shown", known & shown), ("withheld", known & ~shown)):
+        mean = np.average(likeness[of], weights=weight[of]) if of.any() else None
+        assert (row[f"rouge_{part}_answers"], row[f"rouge_{part}"]) == (of.sum(), pytest.approx(mean))
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
-    threshold = artifacts.read_json(paths.THRESHOLD)
-    marked = table[table["mark"] != ""].set_index("mark")["threshold"].to_dict()
-    assert marked == {"guaranteed": threshold["threshold"], "heuristic": threshold["heuristic"]["threshold"]}
-    assert table["threshold"].is_monotonic_increasing and len(table) == 12
+    assert table.loc[table["mark"] == mark, "threshold"].tolist() == [row["threshold"]] and len(table) == 12
 
 
-def test_everybody_has_a_threshold_that_validation_asks_for_or_a_note(bank: Params) -> None:
-    own = artifacts.read_json(paths.EVALUATION)["at_own_threshold"]
-    assert set(own) == set(EVERYBODY)
-    heuristic = artifacts.read_json(paths.METRICS)["holdout"]["at_heuristic"]
-    assert own["probe"]["precision"] == pytest.approx(heuristic["precision"]) and own["probe"]["note"] == ""
-    assert all(row["note"] or 0 < row["coverage"] <= 1 for row in own.values())
-
-
-def test_reliability_is_shown_of_every_product_with_enough_answers(bank: Params) -> None:
-    table = pd.read_csv(paths.PLOTS / "reliability_by_product.csv")
-    rows, _ = holdout_rows()
-    assert set(table["kind"]) == {"cards", "loans"}
-    assert table.groupby("kind")["rows"].sum().to_dict() == rows["product"].value_counts()[["cards", "loans"]].to_dict()
-    assert table.groupby("kind")["share"].sum().tolist() == pytest.approx([1, 1])
-
-
-def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(bank: Params) -> None:
+def test_audits_are_of_the_answers_as_they_were_asked_about(bank: Params) -> None:
     """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
     could not be read, either, and is left out."""
     frame = artifacts.read_dataset_frame()
@@ -150,7 +164,8 @@ def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(
     own = dict(zip(rows.index, served.confidence(states).tolist(), strict=True))
     weight = pd.Series(metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows.index)
     right = [name for name in names if rows.loc[name, "correct"] == 1]
-    audit = {row["scorer"]: row for row in artifacts.read_json(paths.EVALUATION)["audits"]["answers_shuffled"]}
+    audits = artifacts.read_json(paths.EVALUATION)["audits"]
+    audit = {row["scorer"]: row for row in audits["answers_shuffled"]}
     expected = roc_auc_score(
         np.repeat([1, 0], len(right)),
         [*(own[name] for name in right), *(confidence[name] for name in right)],
@@ -159,21 +174,13 @@ def test_audits_are_of_the_answers_that_were_asked_about_when_they_were_changed(
     assert list(audit) == EVERYBODY and audit["probe"]["auroc_against_shuffled"] == pytest.approx(expected)
     shown = np.array([confidence[name] for name in names]) >= artifacts.read_json(paths.THRESHOLD)["threshold"]
     assert audit["probe"]["shown_changed"] == pytest.approx(np.average(shown, weights=weight[names]))
-    assert audit["fusion"]["shown_changed"] is None and audit["base_rate"]["auroc_against_shuffled"] == 0.5
+    removed = {row["scorer"]: row for row in audits["context_removed"]}
+    assert list(removed) == EVERYBODY and removed["probe"]["mean"] != removed["probe"]["mean_changed"]
+    assert removed["length_only"]["auroc"] == removed["length_only"]["auroc_changed"]
+    assert removed["context_gain"]["mean_changed"] == pytest.approx(0.5)
 
 
-def test_without_the_context_length_is_what_it_was(bank: Params) -> None:
-    audit = {row["scorer"]: row for row in artifacts.read_json(paths.EVALUATION)["audits"]["context_removed"]}
-    assert list(audit) == EVERYBODY
-    for name in ("length_only", "base_rate"):
-        assert (
-            audit[name]["auroc"] == audit[name]["auroc_changed"] and audit[name]["mean"] == audit[name]["mean_changed"]
-        )
-    assert audit["context_gain"]["mean_changed"] == pytest.approx(0.5) and audit["context_gain"]["auroc_changed"] != 0
-    assert audit["probe"]["mean"] != audit["probe"]["mean_changed"]
-
-
-def test_slices_and_examples_are_of_the_threshold_that_is_used(bank: Params) -> None:
+def test_slices_and_examples_are_of_the_served_threshold(bank: Params) -> None:
     said, rows = artifacts.read_json(paths.EVALUATION), holdout_rows()[0]
     threshold = artifacts.read_json(paths.THRESHOLD)["threshold"]
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
@@ -182,7 +189,7 @@ def test_slices_and_examples_are_of_the_threshold_that_is_used(bank: Params) -> 
     for name, row in by_product.items():
         of = rows["product"] == name
         assert (row["rows"], row["shown"]) == (of.sum(), (scores.loc[of, "probe"] >= threshold).sum())
-    assert by_product["vault"]["note"] == "fewer than 15 answers: not judged" and by_product["vault"]["auroc"] is None
+    assert by_product["vault"]["note"] == "fewer than 15 answers: not judged"
     assert {row["by"] for row in said["slices"]} == {"product", "line of business", "retrieved chunks", "answer length"}
     assert {row["slice"] for row in said["slices"] if row["by"] == "retrieved chunks"} == {"2", "3"}
     for kind, (shown, right) in {"caught": (0, 0), "missed": (1, 0), "withheld": (0, 1)}.items():
@@ -193,62 +200,21 @@ def test_slices_and_examples_are_of_the_threshold_that_is_used(bank: Params) -> 
     assert None in with_ideal and len(with_ideal) > 1
 
 
-def test_every_calibrator_is_measured_beside_the_one_that_is_used(bank: Params) -> None:
+def test_calibration_of_the_served_probe_is_that_of_its_file(bank: Params) -> None:
     calibration = artifacts.read_json(paths.EVALUATION)["calibration"]
     rows = {row["method"]: row for row in calibration["by_method"]}
     assert calibration["method"] == "isotonic"
     assert list(rows) == ["none", "temperature", "isotonic", "venn_abers", "none, lstm"]
     own = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]["probe"]
     assert all(rows["isotonic"][name] == pytest.approx(own[name]) for name in ("ece", "brier"))
-
-
-def few_wrong(frame: pd.DataFrame, number: int) -> pd.DataFrame:
-    """`frame` with `number` wrong answers left of those of the validation split that experts judged."""
-    wrong = frame.index[(frame["split"] == "validation") & (frame["source"] == "sme") & (frame["correct"] == 0)]
-    frame.loc[wrong[number:], "source"] = "thumb"
-    return frame
-
-
-def test_a_calibrator_that_has_too_little_to_learn_from_stops_nobody_who_asked_for_another(bank: Params) -> None:
-    """Twelve wrong answers are enough for isotonic regression; of them, as few were drawn as others, Venn-Abers' even
-    sample keeps too few."""
-    frame = few_wrong(artifacts.read_dataset_frame(), 12)
-    judged = (frame["split"] == "validation") & (frame["source"] == "sme")
-    frame.loc[judged, "inclusion_probability"] = np.where(frame.loc[judged, "correct"] == 1, 0.3, 1.0)
-    write(frame)
-    evaluate.stage(bank)
-    rows = {row["method"]: row for row in artifacts.read_json(paths.EVALUATION)["calibration"]["by_method"]}
-    assert {name for name, row in rows.items() if row["ece"] is row["brier"] is None} == {"venn_abers"}
-    assert rows["isotonic"]["ece"] is not None
-
-
-def test_the_served_probe_is_judged_by_the_calibration_that_is_released(bank: Params) -> None:
-    halved = {"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]}
-    artifacts.write_json(paths.CALIBRATION, halved)
+    artifacts.write_json(paths.CALIBRATION, {"method": "isotonic", "at": [0.0, 1.0], "level": [0.0, 0.5]})
     evaluate.stage(bank)
     scores = pd.read_parquet(paths.SCORES)
     np.testing.assert_allclose(scores["probability"], scores["probe"] / 2)
 
 
-def test_too_few_wrong_answers_are_an_error_whose_remedy_helps(bank: Params) -> None:
-    write(few_wrong(artifacts.read_dataset_frame(), 9))
-    with pytest.raises(
-        AbstainError, match=r"only 9 are incorrect .*: bring more reviews, or set calibration.method to none"
-    ):
-        evaluate.stage(bank)
-    raw = bank.model_copy(update={"calibration": bank.calibration.model_copy(update={"method": "none"})})
-    artifacts.write_json(paths.CALIBRATION, {"method": "none"})
-    evaluate.stage(raw)
-    scores = pd.read_parquet(paths.SCORES)
-    np.testing.assert_array_equal(scores["probability"], scores["probe"])
-    rows = artifacts.read_json(paths.EVALUATION)["calibration"]["by_method"]
-    assert [row["method"] for row in rows if row["ece"] is not None] == ["none", "none, lstm"]
-
-
-def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params) -> None:
-    frame = artifacts.read_dataset_frame()
-    frame.loc[frame["split"] == "holdout", "source"] = "thumb"
-    write(frame)
+def test_holdout_of_thumbs_alone_is_an_error(bank: Params) -> None:
+    write_labels("split == 'holdout'", source="thumb")
     with pytest.raises(AbstainError) as failed:
         evaluate.stage(bank)
     assert str(failed.value) == ("no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it")
@@ -256,20 +222,22 @@ def test_without_an_experts_verdict_on_the_holdout_there_is_no_exam(bank: Params
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
 @pytest.mark.parametrize("only", [0, 1])
-def test_a_holdout_of_one_kind_has_no_figure_that_needs_both(bank: Params, only: int) -> None:
-    frame = artifacts.read_dataset_frame()
-    frame.loc[frame["split"] == "holdout", "correct"] = only
-    write(frame)
+def test_holdout_of_one_class_has_no_figure_that_needs_both(bank: Params, only: int) -> None:
+    write_labels("split == 'holdout'", correct=only)
+    write_labels("split == 'newest'", split="excluded")
     evaluate.stage(bank)
-    found = artifacts.read_json(paths.METRICS)["holdout"]
-    assert found["base_rate"] == only
-    assert {row["auroc"] for row in found["scorers"].values()} == {None}
-    assert found["scorers"]["probe"]["brier"] is not None and found["at_threshold"]["precision"] == only
+    found = artifacts.read_json(paths.METRICS)
+    holdout = found["holdout"]
+    assert holdout["base_rate"] == only
+    assert {row["auroc"] for row in holdout["scorers"].values()} == {None}
+    assert holdout["scorers"]["probe"]["brier"] is not None and holdout["at_threshold"]["precision"] == only
     notes = {row["note"] for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["slice"] == "cards"}
     assert notes == {"one class only"}
+    assert found["newest"] == {"rows": 0, "drawn_unevenly": 0, "effective_sample_size": 0.0, "auroc": None}
+    assert set(pd.read_parquet(paths.SCORES)["split"]) == {"holdout"}
 
 
-def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
+def test_without_scorers_to_compare_the_probes_still_are(bank: Params) -> None:
     alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": ()})})
     run_stages(alone, "features", "train_fusion", "evaluate")
     said = artifacts.read_json(paths.EVALUATION)
@@ -278,33 +246,23 @@ def test_where_nothing_is_compared_the_probes_still_are(bank: Params) -> None:
     assert said["neither"] is None
 
 
-def test_every_place_is_listened_at_and_one_of_them_is_served(bank: Params) -> None:
-    rows = artifacts.read_json(paths.ABLATIONS)["listening"]
-    assert [(row["layer"], row["site"], row["chunks"]) for row in rows] == [
-        (2, "residual", None),
-        (1, "residual", None),
-        (3, "residual", None),
-        (2, "residual", 1),
-    ]
-    assert [row["served"] for row in rows] == [True, False, False, False]
-    assert len({row["auroc"] for row in rows}) == len({row["out_of_fold"] for row in rows}) == 4
-    assert artifacts.read_json(paths.EVALUATION)["ablations"] == rows
+def test_ablations_are_of_every_site_and_of_products_with_enough_answers(bank: Params) -> None:
+    found, said = artifacts.read_json(paths.ABLATIONS), artifacts.read_json(paths.EVALUATION)
+    assert said["ablations"] == found["listening"] and said["audits"]["left_out"] == found["left_out"]
+    sites = {(row["layer"], row["site"], row["chunks"]): row for row in found["listening"]}
+    assert list(sites) == [(2, "residual", None), (1, "residual", None), (3, "residual", None), (2, "residual", 1)]
+    assert [row["served"] for row in sites.values()] == [True, False, False, False]
+    assert len({row["auroc"] for row in sites.values()}) == len({row["out_of_fold"] for row in sites.values()}) == 4
     # The sweep's architecture is the one that is served: there they are the same probe.
-    own = artifacts.read_json(paths.METRICS)["holdout"]
-    assert rows[0]["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
-    assert rows[0]["out_of_fold"] == pytest.approx(artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"])
-    assert {name: rows[0][name] for name in ("precision", "recall", "rouge_shown")} == pytest.approx(
+    own, here = artifacts.read_json(paths.METRICS)["holdout"], sites[2, "residual", None]
+    assert here["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
+    assert here["out_of_fold"] == pytest.approx(artifacts.read_json(paths.CHOICE)["out_of_fold"]["linear"])
+    assert {name: here[name] for name in ("precision", "recall", "rouge_shown")} == pytest.approx(
         {name: own["at_heuristic"][name] for name in ("precision", "recall", "rouge_shown")}
     )
-
-
-def test_every_product_is_left_out_but_small_ones(bank: Params) -> None:
-    rows = {row["product"]: row for row in artifacts.read_json(paths.ABLATIONS)["left_out"]}
-    assert list(rows) == ["cards", "loans", "vault"]
-    assert artifacts.read_json(paths.EVALUATION)["audits"]["left_out"] == list(rows.values())
-    few = (holdout_rows()[0]["product"] == "vault").sum()
-    assert rows["vault"] == {"product": "vault", "rows": few, "note": "fewer than 15 answers: not judged"}
-    slices = {row["slice"]: row for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["by"] == "product"}
+    left_out = {row["product"]: row for row in found["left_out"]}
+    assert list(left_out) == ["cards", "loans", "vault"] and left_out["vault"].keys() == {"product", "rows", "note"}
+    slices = {row["slice"]: row for row in said["slices"] if row["by"] == "product"}
     for name in ("cards", "loans"):
-        assert rows[name]["note"] == "" and rows[name]["auroc"] != rows[name]["auroc_trained_on_all"]
-        assert rows[name]["auroc_trained_on_all"] == pytest.approx(slices[name]["auroc"])
+        assert left_out[name]["note"] == "" and left_out[name]["auroc"] != left_out[name]["auroc_trained_on_all"]
+        assert left_out[name]["auroc_trained_on_all"] == pytest.approx(slices[name]["auroc"])

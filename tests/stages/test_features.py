@@ -63,20 +63,6 @@ def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
     assert set(table["variant"]) == {"asked", *COUNTERFACTUALS}
 
 
-def test_a_signal_is_a_confidence_or_nothing(bank: Params) -> None:
-    values = pd.read_parquet(paths.SIGNALS)[NAMES]
-    known = values.to_numpy()[~np.isnan(values.to_numpy())]
-    assert ((known >= 0) & (known <= 1)).all()
-    refused = artifacts.read_json(paths.FEATURES_SUMMARY)["refused"]
-    asked = artifacts.read_signals("asked")
-    silent = asked[["sequence_log_prob", "context_gain", "yes_score_fused"]].isna().any(axis=1)
-    assert set(asked.index[silent]) == set(refused) and len(refused) == 2
-    assert asked["length_only"].notna().all(), "nobody has to read an answer to know its length"
-    # Random weights seldom write a number.
-    assert 0 < asked["verbalised"].notna().sum() < len(asked) / 2
-    assert all(asked[name].nunique() > 1 for name in NAMES)
-
-
 def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     settings, made = load_settings(), scorers(bank)
     assert [one.name for one in made] == NAMES
@@ -123,6 +109,11 @@ def test_what_was_refused_and_cut_is_told(finished: Finished, bank: Params) -> N
     assert {frame.loc[name, "split"] for name in summary["refused"]} == {"train", "holdout"}
     assert all(why.endswith("tokens are more than the 512 that tiny-bank reads") for why in summary["refused"].values())
     assert summary["chunks_dropped"] == {ONE_CHUNK_TOO_MANY: 1}
+    asked = artifacts.read_signals("asked")
+    silent = asked[["sequence_log_prob", "context_gain", "yes_score_fused"]].isna().any(axis=1)
+    assert set(asked.index[silent]) == set(summary["refused"]) and len(summary["refused"]) == 2
+    assert asked["length_only"].notna().all(), "nobody has to read an answer to know its length"
+    assert 0 < asked["verbalised"].notna().sum() < len(asked) / 2, "random weights seldom write a number"
 
 
 def test_what_a_scorer_costs_is_told(bank: Params) -> None:

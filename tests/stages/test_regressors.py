@@ -8,7 +8,6 @@ import pytest
 
 from abstain.config.params import Params
 from abstain.core import paths
-from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.regressors.onnx_regressor import load_regressor
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
@@ -43,21 +42,6 @@ def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
         for variant in COUNTERFACTUALS:
             assert of_variant(file, variant).index.tolist() == holdout
     assert list(of_variant(paths.REGRESSOR_SCORES, "asked")) == NAMES
-
-
-def test_the_conditions_differ_where_the_context_does(bank: Params) -> None:
-    asked, removed = (of_variant(paths.NLL_FEATURES, name) for name in ("asked", "context_removed"))
-    known = asked.dropna(subset=["N.output.nll_mean"])
-    for one, other in (("N", "B"), ("P", "B"), ("P", "N")):
-        assert (known[f"{one}.output.nll_mean"] != known[f"{other}.output.nll_mean"]).mean() > 0.9
-        gap = known[f"{one}-{other}.output.nll_mean"]
-        np.testing.assert_allclose(gap, known[f"{one}.output.nll_mean"] - known[f"{other}.output.nll_mean"], atol=1e-5)
-    # Without a context there is nothing to perturb: all three conditions are one.
-    for condition in ("B", "P"):
-        np.testing.assert_allclose(
-            removed["N.output.nll_mean"], removed[f"{condition}.output.nll_mean"], atol=1e-4, equal_nan=True
-        )
-    assert removed.filter(like=".context.").isna().all().all()
 
 
 def test_an_answer_that_could_not_be_read_has_no_estimate(bank: Params) -> None:
@@ -100,11 +84,6 @@ def test_the_summary_says_what_was_dropped_and_how_well_it_does(bank: Params) ->
         assert row["parity"] <= bank.gate.max_parity
         assert row["bytes"] == (paths.REGRESSORS / f"{name}.onnx").stat().st_size
         assert row["folds"] == bank.regressors.folds
-    kinds = artifacts.read_json(paths.EVALUATION)["kinds"]
-    board = artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
-    assert all(kinds[name] == "regressor" and name in board for name in NAMES)
-    costs = artifacts.read_json(paths.EVALUATION)["forward_tokens"]
-    assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
 
 
 def test_the_hold_out_is_judged_at_the_t_that_was_tuned_out_of_fold(bank: Params) -> None:
@@ -141,14 +120,3 @@ def test_where_no_regressors_are_wanted_nothing_is_perturbed(bank: Params, monke
     assert artifacts.read_json(paths.REGRESSOR_SUMMARY) == {"regressors": {}, "skipped": {}}
     assert list(of_variant(paths.REGRESSOR_SCORES, "asked")) == []
     assert not artifacts.read_signals("asked").empty
-
-
-def test_what_is_in_the_cache_is_not_computed_again(bank: Params, capsys: pytest.CaptureFixture[str]) -> None:
-    before = paths.NLL_FEATURES.read_bytes()
-    nll_features.stage(bank)
-    assert capsys.readouterr().out.count(": 0 tokens were run for passes of 0\n") == 2
-    assert paths.NLL_FEATURES.read_bytes() == before
-    assert (
-        len(DataStore(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"]))
-        == (artifacts.read_json(paths.NLL_SUMMARY)["rows"])
-    )

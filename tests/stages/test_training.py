@@ -14,7 +14,6 @@ from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
-from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.shared import artifacts
@@ -23,7 +22,7 @@ from abstain.stages.train_fusion import __main__ as train_fusion
 from abstain.stages.train_probe import __main__ as train_probe
 from abstain.stages.tune_threshold import __main__ as tune_threshold
 from tests.data.builders import bytes_of
-from tests.stages.conftest import Finished
+from tests.stages.conftest import Finished, write_labels
 from tests.tolerance import tolerance
 
 pytestmark = pytest.mark.slow
@@ -75,26 +74,14 @@ def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
     assert [file.read_bytes() == old for file, old in zip(TUNED, before, strict=True)] == [same, same]
 
 
-def test_confidences_are_out_of_fold_and_of_training_answers_alone(bank: Params) -> None:
-    frame, states = read_labelled_states()
-    train = frame[frame["split"] == "train"]
-    found = out_of_fold()
-    assert list(found) == ["linear", "lstm"] and list(found.index) == train["interaction_id"].tolist()
-    assert found.notna().all(axis=None) and ((found > 0) & (found < 1)).all(axis=None)
-    correct = train["correct"].to_numpy()
-    for name in found:
-        probe = load_probe(paths.PROBES / f"{name}.safetensors")
-        seen = predict_confidence(probe, states.subset(train.index)).numpy()
-        assert (seen != found[name].to_numpy()).all()
-        assert auroc(correct, seen) > auroc(correct, found[name].to_numpy()) > 0.6
-
-
 def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Params) -> None:
     """One right and one wrong answer of a group exchange labels, so that folds stay as they were; probes go one epoch,
     so that how far they go is the same."""
     short = with_probe(bank, zoo=("lstm",), max_epochs=1)
     train_probe.stage(short)
     frame, before, probe = artifacts.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
+    readable, _ = read_labelled_states()
+    assert before.index.tolist() == readable.loc[readable["split"] == "train", "interaction_id"].tolist()
     learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "sme")]
     of_both_kinds = learnt.groupby("group")["correct"].nunique() == 2
     group = of_both_kinds.index[of_both_kinds][0]
@@ -133,16 +120,9 @@ def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finishe
     assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
 
 
-def test_a_probe_that_left_the_zoo_leaves_no_file(bank: Params) -> None:
-    train_probe.stage(with_probe(bank, zoo=("linear",)))
-    assert list(bytes_of(paths.PROBES)) == ["linear.safetensors"] and list(out_of_fold()) == ["linear"]
-
-
 def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
     """Thumbs alone would have a probe trained; which of two is better they cannot say."""
-    frame = artifacts.read_dataset_frame()
-    frame.loc[frame["split"] == "train", "source"] = "thumb"
-    frame.to_parquet(paths.DATASET, index=False)
+    write_labels("split == 'train'", source="thumb")
     with pytest.raises(AbstainError) as wrong:
         train_probe.stage(bank)
     assert str(wrong.value) == (
