@@ -44,12 +44,6 @@ def test_fewer_tokens_than_wanted_are_said(model: str) -> None:
     assert "only 3 tokens can be replaced, of the 9 that were wanted" in said
 
 
-@pytest.mark.parametrize("text", ["", " \n"])
-def test_an_empty_text_is_refused_in_one_line(text: str) -> None:
-    done = CliRunner().invoke(app, ["perturb", text])
-    assert done.exit_code == 1 and str(done.exception) == "TEXT is empty: give the text that is to be perturbed"
-
-
 def test_a_text_beyond_the_model_s_window_is_refused_in_one_line(model: str) -> None:
     done = CliRunner().invoke(app, ["perturb", "May. " * 5000, "--model", model])
     assert done.exit_code == 1
