@@ -95,7 +95,7 @@ def weights(data: Path) -> pd.Series:
 
 def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
     design, path = export(data, 40)
-    assert len(cells_of(path)) == 40
+    assert [cells["interaction_id"] for cells in cells_of(path)] == list(design.rows.index)
     fill_in(path)
     report = bring(data, path, FIRST)
     assert (report.accepted, report.quarantined) == (40, 0)
@@ -105,22 +105,6 @@ def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
         assert review.inclusion_probability == design.rows.loc[key, "probability"]
         assert review.reviewed_at in (FIRST, datetime(2026, 11, 9, 17, 30, tzinfo=UTC))
     assert (1 / weights(data)).sum() == pytest.approx(200)
-
-
-def test_same_file_again_or_a_copy_is_duplicates(data: Path) -> None:
-    _, path = export(data, 40)
-    fill_in(path)
-    bring(data, path, FIRST)
-    copy = path.with_name("mail from Ann.xlsx")
-    copy.write_bytes(path.read_bytes())
-    for again in (path, copy):
-        report = bring(data, again, FIRST + 3 * DAY)
-        assert (report.accepted, report.duplicate) == (0, 40)
-
-
-def test_file_has_the_order_of_the_design(data: Path) -> None:
-    design, path = export(data, 40)
-    assert [cells["interaction_id"] for cells in cells_of(path)] == list(design.rows.index)
 
 
 @pytest.mark.heavy
