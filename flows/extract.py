@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from prefect import flow
-from prefect.runtime import flow_run
 
-from tasks.fan_out.helper import work_off
+from abstain.config.settings import load_settings
+from abstain.llm.features.cache_files import open_store
+from tasks.fan_out.batch import Batch, compute_shard
 
 
 @flow(validate_parameters=False)
-def extract(batch: str) -> int:
-    """Compute shards of `batch` until none is left; returns their number."""
-    return work_off(batch, str(flow_run.id))
+def extract(batch: str, shards: list[str]) -> None:
+    """Compute `shards` of `batch` one by one, with the base model loaded once."""
+    settings = load_settings()
+    for name in shards:
+        compute_shard(Batch(open_store(settings.features), batch), name, settings)

@@ -39,3 +39,8 @@ def shards(source: FeatureSource) -> dict[str, tuple[bytes, int]]:
         file.relative_to(root).as_posix(): (file.read_bytes(), file.stat().st_mtime_ns)
         for file in root.rglob("*.safetensors")
     }
+
+
+def contents(source: FeatureSource) -> dict[str, bytes]:
+    """Every shard's bytes."""
+    return {name: content for name, (content, _) in shards(source).items()}

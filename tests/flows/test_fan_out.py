@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from tasks.server.addresses import post
 from tests.conftest import Project, Up, new_project, processes_of
-from tests.fan_out import rows, shards, source_in
+from tests.fan_out import contents, rows, shards, source_in
 from tests.llm.builders import save_tiny_model
-from tests.tasks.test_server import states
+from tests.tasks.test_server import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +76,7 @@ class Cluster:
 
     def __init__(self, project: Project, up: Up, model: Path) -> None:
         self.project, self.up, self.model = replace(project, server=up.api), up, model
+        self.jobs = self.project.home / "features" / "jobs"
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def start_worker(self) -> None:
@@ -84,26 +84,44 @@ class Cluster:
             environment = self.project.environment | {
                 "ABSTAIN_DEVICE": "cpu",
                 "OMP_NUM_THREADS": "1",
-                "PREFECT_WORKER_QUERY_SECONDS": "1",
+                "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             }
             command = [sys.executable, "-m", "tasks.server", "worker"]
             self.workers.append(
                 subprocess.Popen(command, cwd=self.project.root, env=environment, stdout=log, stderr=log)
             )
 
-    def start_run(self, shards: int, workers: int = 1, lost_after: float = 60, revision: str = "") -> Run:
+    def start_run(self, shards: int, workers: int = 1, lost_after: float = 600, revision: str = "") -> Run:
         script = [sys.executable, "-c", RUN, str(self.project.home), str(self.model)]
         arguments = [str(shards * 64), str(workers), str(lost_after), revision]
-        process = self.project.start([*script, *arguments], stderr=subprocess.STDOUT)
-        return Run(process, self.project.home / "features" / "todo")
+        return Run(self.project.start([*script, *arguments], stderr=subprocess.STDOUT))
+
+    def states(self) -> Counter[str]:
+        """The states of the flow runs that compute shards."""
+        found = post(f"{self.up.api}/flow_runs/filter", {"flows": {"name": {"any_": ["extract"]}}})
+        return Counter(flow_run["state_type"] for flow_run in found)
+
+    def flow_run_process(self) -> psutil.Process:
+        """The process of a flow run that is at work."""
+        wait_until(lambda: self.states()["RUNNING"] > 0 and len(self._flow_run_processes()) > 0, 20)
+        return self._flow_run_processes()[0]
+
+    def _flow_run_processes(self) -> list[psutil.Process]:
+        found = []
+        for worker in self.workers:
+            for process in psutil.Process(worker.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    if "PREFECT__FLOW_RUN_ID" in process.environ():
+                        found.append(process)
+        return found
 
 
 class Run:
     """A run that waits for its shards."""
 
-    def __init__(self, process: subprocess.Popen[str], todo: Path) -> None:
-        self.process, self.todo = process, todo
-        self.patience = threading.Timer(180, process.kill)
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.patience = threading.Timer(600, process.kill)
         self.patience.daemon = True
         self.patience.start()
 
@@ -116,18 +134,6 @@ class Run:
             if re.search(sign, line):
                 return "".join(seen)
         raise AssertionError(f"{sign} was never seen:\n{''.join(seen[-40:])}")
-
-    def helper(self, goal: float = 20) -> tuple[int, str]:
-        """The process of a flow run that is at a shard, and the shard; waited for ten times as long as the goal."""
-        deadline = time.monotonic() + 10 * goal
-        while time.monotonic() < deadline:
-            for file in self.todo.glob("*.beat"):
-                with suppress(OSError, ValueError):
-                    beat = json.loads(file.read_text())
-                    if beat["shard"] and list(self.todo.glob(f"*.{beat['shard']}.todo")):
-                        return beat["pid"], beat["shard"]
-            time.sleep(0.01)
-        raise AssertionError("no flow run is at a shard")
 
 
 @pytest.fixture(scope="module")
@@ -149,64 +155,66 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, up: Up, model: Path) -> It
     assert processes_of(cluster.project) == []
 
 
-@pytest.mark.soak(twin="test_a_worker_computes_the_bytes_of_one_process")
-def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_of_one_process(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    here, alone = source_in(cluster.project.home, cluster.model), source_in(tmp_path / "local", cluster.model)
-    alone.compute_missing(rows(8 * 64))
-    run = cluster.start_run(shards=8, workers=2, lost_after=8)
-    assert run.until("no worker polls the work pool gpu: .*`make worker`").count("no worker polls") == 1
-    cluster.start_worker()
-
-    run.until("progress 64/512")
-    pid, shard = run.helper()
-    before = shards(here)
-    os.kill(pid, signal.SIGKILL)
-    assert list(run.todo.glob(f"*.{shard}.todo")), "it was killed between two shards"
-    assert 1 <= len(before) < 8
-
-    cluster.start_worker()
-    assert re.search(f"flow run .* died at shard {shard} .*", run.until("flow run .* died at shard"))
-    frozen, held = run.helper()
-    os.kill(frozen, signal.SIGSTOP)
-    assert f"died at shard {held}" in run.until("flow run .* died at shard .*no heartbeat for")
-    run.until("^finished")
-    assert run.process.wait(60) == 0
-    with suppress(ProcessLookupError):
-        os.kill(frozen, signal.SIGKILL)
-    ended = states(cluster.up.project, "extract")
-    assert ended.count("CRASHED") + ended.count("CANCELLED") >= 2 and "RUNNING" not in ended, ended
-
-    after = shards(here)
-    assert before.items() <= after.items(), "a finished shard was computed again"
-    assert {name: content for name, (content, _) in after.items()} == {
-        name: content for name, (content, _) in shards(alone).items()
-    }
-    assert list(run.todo.iterdir()) == []
-
-
-def test_a_worker_computes_the_bytes_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.fixture
+def worker(cluster: Cluster) -> None:
+    """A worker polls the pool."""
     if not cluster.workers:
         cluster.start_worker()
+
+
+def test_a_killed_run_leaves_no_flow_run_and_no_file(cluster: Cluster) -> None:
+    run = cluster.start_run(shards=2)
+    run.until("no worker polls the work pool gpu: .*`make worker`")
+    assert cluster.states() == {"SCHEDULED": 1} and len(list(cluster.jobs.iterdir())) == 2
+    run.process.kill()
+    wait_until(lambda: cluster.states() == {"CANCELLED": 1}, 20)
+    wait_until(lambda: list(cluster.jobs.iterdir()) == [], 10)
+
+
+def test_a_worker_computes_the_bytes_of_one_process(cluster: Cluster, worker: None, tmp_path: Path) -> None:
     alone = source_in(tmp_path / "local", cluster.model)
     alone.compute_missing(rows(2 * 64))
     run = cluster.start_run(shards=2)
     run.until("^finished")
     assert run.process.wait(60) == 0
-    computed = {name: content for name, (content, _) in shards(source_in(cluster.project.home, cluster.model)).items()}
-    assert {name: content for name, (content, _) in shards(alone).items()}.items() <= computed.items()
-    assert list(run.todo.iterdir()) == []
+    computed = contents(source_in(cluster.project.home, cluster.model))
+    assert contents(alone).items() <= computed.items()
+    assert list(cluster.jobs.iterdir()) == []
 
 
-def test_what_a_worker_cannot_do_is_the_same_line_here(cluster: Cluster) -> None:
-    if not cluster.workers:
-        cluster.start_worker()
+def test_what_a_worker_cannot_do_is_the_same_line_here(cluster: Cluster, worker: None) -> None:
     run = cluster.start_run(shards=1, revision="tiny-bank@0")
     said = run.until("^error: ")
     assert re.search(r"^error: the shard wants tiny-bank@0, but this machine has tiny-bank@\w+: fetch", said, re.M)
     assert "died" not in said, "it was tried again"
-    assert run.process.wait(60) == 0 and list(run.todo.iterdir()) == []
+    assert run.process.wait(60) == 0 and list(cluster.jobs.iterdir()) == []
+
+
+@pytest.mark.soak(twin="test_a_worker_computes_the_bytes_of_one_process")
+def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_of_one_process(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    here, alone = source_in(cluster.project.home, cluster.model), source_in(tmp_path / "local", cluster.model)
+    alone.compute_missing(rows(10 * 64))
+    run = cluster.start_run(shards=10, workers=2, lost_after=75)
+    cluster.start_worker()
+    run.until("progress 64/")
+    process, before = cluster.flow_run_process(), shards(here)
+    process.kill()
+    run.until("flow run .* died, its slice is computed again: ")
+
+    cluster.start_worker()
+    frozen = cluster.flow_run_process()
+    frozen.suspend()
+    said = run.until("flow run .* died, .*: no heartbeat for 75 s") + run.until("^finished")
+    assert "no worker polls" not in said
+    assert run.process.wait(60) == 0
+    wait_until(lambda: not frozen.is_running(), 10)  # killed by its worker
+    wait_until(lambda: not cluster.states() & Counter(("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")), 10)
+
+    after = shards(here)
+    assert len(before) >= 1 and before.items() <= after.items(), "a finished shard was computed again"
+    assert contents(here) == contents(alone) and list(cluster.jobs.iterdir()) == []
 
 
 def test_a_retrain_fans_out_after_what_the_features_wait_for_and_before_them(cluster: Cluster) -> None:

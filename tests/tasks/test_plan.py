@@ -96,14 +96,8 @@ def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, reposito
     assert plan(tmp_path, report=["changed command"]).earlier == ["dataset"]  # report would run anyway
     repository(lock={"dataset": "A", "features": "B", "report": "C"})
     assert computed_with_other_requirements(workspace) == set()
-
-
-def test_results_recorded_with_their_requirements_are_not_named(
-    tmp_path: Path, repository: Callable[..., None]
-) -> None:
-    repository("torch==1\n", {"dataset": "a", "features": "b"})
-    repository("torch==2\n", {"dataset": "A", "features": "b"})
-    assert computed_with_other_requirements(Recorded(tmp_path, 0)) == {"features"}
+    repository("torch==3\n", {"dataset": "d", "features": "B", "report": "d"})  # recorded with their requirements
+    assert computed_with_other_requirements(workspace) == {"features"}
 
 
 def test_results_of_a_merged_branch_are_judged_by_its_requirements(
@@ -147,18 +141,15 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 
 
 @pytest.mark.heavy
-def test_plan_starts_three_processes_of_dvc(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_starts_three_processes_of_dvc_and_status_only_git(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     cli.plan()  # makes the origin and the workspace
     commands.clear()
     cli.plan()
     assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
     assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
     assert "no stage that uses the base model would run" in capsys.readouterr().out
-
-
-@pytest.mark.heavy
-def test_status_starts_no_process_but_of_git(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    cli.plan()
     commands.clear()
     cli.status()
     assert {command[0] for command in commands} == {"git"} and len(commands) <= 12

@@ -134,20 +134,20 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     assert server("down").stdout == "nothing is up\n"
 
 
-def test_a_worker_without_a_server_is_one_line_with_the_remedy(project: Project) -> None:
-    done = project.command([sys.executable, "-m", "tasks.server", "worker"])
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "no server is up: run `make up` first, or set PREFECT_API_URL" in done.stderr
+def test_without_a_server_or_a_free_port_it_is_one_line_with_the_remedy(
+    project: Project, server: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    def error(done: subprocess.CompletedProcess[str]) -> str:
+        assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
+        return done.stderr
 
-
-def test_a_port_in_use_is_one_line_with_the_remedy(server: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    worker = project.command([sys.executable, "-m", "tasks.server", "worker"])
+    assert "no server is up: run `make up` first, or set PREFECT_API_URL" in error(worker)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = server("up", port)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert f"port {port} is in use" in done.stderr and "ABSTAIN_UI_PORT=4300 make up" in done.stderr
-    assert "ABSTAIN_UI_PORT: 'http' is no port number" in server("up", "http").stderr
+        said = error(server("up", port))
+    assert f"port {port} is in use" in said and "ABSTAIN_UI_PORT=4300 make up" in said
+    assert "ABSTAIN_UI_PORT: 'http' is no port number" in error(server("up", "http"))
 
 
 def test_the_temporary_server_keeps_the_run_and_ends_with_it(project: Project) -> None:

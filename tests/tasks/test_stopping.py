@@ -18,9 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from abstain.llm.features.cache_files import open_store
-from tasks.fan_out.on_prefect import _wait
-from tasks.fan_out.todo import ShardQueue
 from tasks.shell import run, succeeds
 from tasks.stopping import Stopped, require_going_on, stopping_together
 from tests.conftest import ROOT, Project
@@ -143,29 +140,6 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
     with pytest.raises(Stopped):
         context.run(require_going_on)
     assert succeeds(tmp_path, "true"), "another run has been stopped, too"
-
-
-@pytest.mark.heavy
-def test_a_fan_out_that_waits_is_stopped(tmp_path: Path) -> None:
-    batch = ShardQueue(open_store(tmp_path), "a" * 32)
-    looks: list[int] = []
-
-    class Helpers:
-        def look(self, waiting: dict[str, str]) -> None:
-            looks.append(len(waiting))
-
-        def staff(self, waiting: dict[str, str]) -> None:
-            assert len(looks) == 1, "it looked again after the stop"
-
-    with ThreadPoolExecutor() as threads:
-        with pytest.raises(KeyboardInterrupt), stopping_together():
-            waits = _wait(batch, {"1f": "a to b"}, Helpers())  # type: ignore[arg-type]
-            at_work = threads.submit(contextvars.copy_context().run, next, waits)
-            wait_until(lambda: bool(looks))
-            raise KeyboardInterrupt
-        with pytest.raises(Stopped):
-            at_work.result(SECONDS)
-    assert looks == [1]
 
 
 @pytest.fixture
