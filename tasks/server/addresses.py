@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from abstain.core.errors import AbstainError
-from tasks.server.processes import address_of
+from tasks.server.processes import START_SECONDS, address_of, answers
 from tasks.shell import QUIET
 from tasks.workspace import project_root
 
@@ -19,7 +18,6 @@ HOST = "127.0.0.1"
 PORT = os.environ.get("ABSTAIN_UI_PORT", "4200")
 UI = f"http://{HOST}:{PORT}"
 HEALTH = "/api/health"
-START_SECONDS = 120
 
 
 def prepare_environment() -> None:
@@ -38,15 +36,6 @@ def running_server() -> str | None:
 def report_to(address: str) -> None:
     """Make Prefect, once it is imported, report to the server at `address`."""
     os.environ["PREFECT_API_URL"] = f"{address}/api"
-
-
-def answers(url: str, timeout: float = 2) -> bool:
-    """Whether `url` responds."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def post(url: str, body: dict[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,19 +11,8 @@ import yaml
 
 from abstain.core.errors import AbstainError
 from tasks.server import notifications, reports
-from tasks.server.addresses import (
-    HEALTH,
-    HOST,
-    PORT,
-    START_SECONDS,
-    UI,
-    answers,
-    post,
-    report_to,
-    require_free_port,
-    running_server,
-)
-from tasks.server.processes import home, log_of, pid_of, spawn, starting_alone, stop
+from tasks.server.addresses import HEALTH, HOST, PORT, UI, post, report_to, require_free_port, running_server
+from tasks.server.processes import answers, home, log_of, pid_of, start, starting_alone, stop
 from tasks.shell import environment, run
 from tasks.workspace import project_root
 
@@ -39,16 +27,18 @@ def up() -> None:
     receiver = notifications.receiver()
     with starting_alone():
         address, report_url = running_server(), reports.served_at()
-        is_up = bool(address and report_url and pid_of("worker"))
+        has_worker = address is not None and pid_of("worker") is not None
+        is_up = bool(report_url and has_worker)
         if not address:
             require_free_port("ABSTAIN_UI_PORT", PORT)
         if not report_url:
             require_free_port(reports.VARIABLE, reports.port())
         try:
-            report_url = report_url or _start_reports(root)
+            report_url = report_url or reports.serve(root)
             address = address or _start_server(root)
             report_to(address)
-            if not is_up:
+            if not has_worker:
+                stop("worker")  # that of a server that is gone
                 _start_worker(root, address)
             notifications.configure(receiver)
         except BaseException:
@@ -110,20 +100,13 @@ def _join_server() -> None:
     report_to(address)
 
 
-def _start_reports(root: Path) -> str:
-    process, address = reports.start(root)
-    _wait_for(address, process, reports.NAME)
-    return address
-
-
 def _start_server(root: Path) -> str:
     print("starting the Prefect server ...", end=" ", flush=True)
     began = time.monotonic()
     command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
     os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
     os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
-    process = spawn("server", command, root, UI)
-    _wait_for(UI + HEALTH, process, "server")
+    start("server", command, root, ready=UI + HEALTH, address=UI)
     print(f"ready after {time.monotonic() - began:.0f} s")
     return UI
 
@@ -134,8 +117,7 @@ def _start_worker(root: Path, address: str) -> None:
     began = time.monotonic()
     _end_lost_runs(address)
     command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
-    process = spawn("worker", command, root)
-    _wait_for(f"{address}/api/work_pools/{POOL}", process, "worker")
+    start("worker", command, root, ready=f"{address}/api/work_pools/{POOL}")
     if not answers(f"{address}/api/work_pools/{GPU_POOL}"):  # the first `make worker` completes it
         post(f"{address}/api/work_pools/", {"name": GPU_POOL, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
@@ -151,15 +133,6 @@ def _end_lost_runs(address: str) -> None:
     crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was stopped"}}
     for flow_run in post(f"{address}/api/flow_runs/filter", lost):
         post(f"{address}/api/flow_runs/{flow_run['id']}/set_state", crashed)
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], name: str) -> None:
-    """Wait until `url` responds. Raises `AbstainError` when `process` ends or takes too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while not answers(url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise AbstainError(f"the {name} did not start: see {log_of(name)}")
-        time.sleep(0.2)
 
 
 def _deployments(root: Path) -> dict[str, str]:

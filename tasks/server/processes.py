@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import signal
 import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +18,10 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from abstain.config.settings import load_settings
+from abstain.core.errors import AbstainError
 from tasks.shell import environment
 
+START_SECONDS = 120
 STOP_SECONDS = 20
 
 
@@ -57,8 +61,11 @@ def starting_alone() -> Iterator[None]:
         yield
 
 
-def spawn(name: str, command: Sequence[str], root: Path, address: str = "") -> subprocess.Popen[bytes]:
-    """Run `command` in the background, with its log and its locked pid file."""
+def start(name: str, command: Sequence[str], root: Path, ready: str, address: str = "") -> None:
+    """Run `command` in the background, with its log and its locked pid file, and wait until the URL `ready` responds.
+
+    `address` is what it serves. Raises `AbstainError` where it ends, or takes too long.
+    """
     with _pid_file(name).open("a+") as pid, log_of(name).open("ab") as log:
         fcntl.flock(pid, fcntl.LOCK_EX)
         process = subprocess.Popen(
@@ -73,7 +80,20 @@ def spawn(name: str, command: Sequence[str], root: Path, address: str = "") -> s
         )
         pid.truncate(0)
         pid.write(f"{process.pid} {address}\n")
-    return process
+    deadline = time.monotonic() + START_SECONDS
+    while not answers(ready):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AbstainError(f"the {name} did not start: see {log_of(name)}")
+        time.sleep(0.2)
+
+
+def answers(url: str, timeout: float = 2) -> bool:
+    """Whether `url` responds."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
 
 
 def stop(name: str) -> bool:

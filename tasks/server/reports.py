@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from abstain.core.files import write_atomically
-from tasks.server.addresses import HOST, PORT, answers
-from tasks.server.processes import address_of, home, spawn
+from tasks.server.addresses import HOST, PORT
+from tasks.server.processes import address_of, answers, home, start
 
 VARIABLE = "ABSTAIN_REPORTS_PORT"
 NAME = "reports"
@@ -28,12 +27,13 @@ def port() -> str:
     return os.environ.get(VARIABLE) or (str(int(PORT) + 1) if PORT.isdecimal() else PORT)
 
 
-def start(root: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Serve the folder in the background; the process and its address."""
+def serve(root: Path) -> str:
+    """Serve the folder in the background; its address."""
     folder().mkdir(parents=True, exist_ok=True)
     address = f"http://{HOST}:{port()}"
     command = [sys.executable, "-m", "http.server", port(), "--bind", HOST, "--directory", str(folder())]
-    return spawn(NAME, command, root, address), address
+    start(NAME, command, root, ready=address, address=address)
+    return address
 
 
 def served_at() -> str | None:

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 
 from abstain.core.errors import AbstainError
 from tasks.server import notifications
-from tasks.server.addresses import HEALTH, HOST, START_SECONDS, answers, post, report_to, running_server
-from tasks.server.processes import STOP_SECONDS, log_of, starting_alone
+from tasks.server.addresses import HEALTH, HOST, post, report_to, running_server
+from tasks.server.processes import START_SECONDS, STOP_SECONDS, answers, log_of, starting_alone
 from tasks.shell import environment
 from tasks.workspace import project_root
 

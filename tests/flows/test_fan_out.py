@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -96,24 +97,31 @@ class Cluster:
         arguments = [str(shards * 64), str(workers), str(lost_after), revision]
         return Run(self.project.start([*script, *arguments], stderr=subprocess.STDOUT))
 
-    def states(self) -> Counter[str]:
-        """The states of the flow runs that compute shards."""
-        found = post(f"{self.up.api}/flow_runs/filter", {"flows": {"name": {"any_": ["extract"]}}})
-        return Counter(flow_run["state_type"] for flow_run in found)
-
-    def flow_run_process(self) -> psutil.Process:
-        """The process of a flow run that is at work."""
-        wait_until(lambda: self.states()["RUNNING"] > 0 and len(self._flow_run_processes()) > 0, 20)
-        return self._flow_run_processes()[0]
-
-    def _flow_run_processes(self) -> list[psutil.Process]:
-        found = []
-        for worker in self.workers:
-            for process in psutil.Process(worker.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    if "PREFECT__FLOW_RUN_ID" in process.environ():
-                        found.append(process)
+    def flow_runs(self) -> list[dict[str, Any]]:
+        """The flow runs that compute shards."""
+        found: list[dict[str, Any]] = post(
+            f"{self.up.api}/flow_runs/filter", {"flows": {"name": {"any_": ["extract"]}}}
+        )
         return found
+
+    def states(self) -> Counter[str]:
+        return Counter(flow_run["state_type"] for flow_run in self.flow_runs())
+
+    def process_at_work(self) -> psutil.Process:
+        """The process of a flow run that is running."""
+        found: list[psutil.Process] = []
+
+        def look() -> bool:
+            running = {flow_run["id"] for flow_run in self.flow_runs() if flow_run["state_type"] == "RUNNING"}
+            for worker in self.workers:
+                for process in psutil.Process(worker.pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        if process.environ().get("PREFECT__FLOW_RUN_ID") in running:
+                            found.append(process)
+            return bool(found)
+
+        wait_until(look, 30)
+        return found[-1]
 
 
 class Run:
@@ -121,7 +129,7 @@ class Run:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self.patience = threading.Timer(600, process.kill)
+        self.patience = threading.Timer(1200, process.kill)
         self.patience.daemon = True
         self.patience.start()
 
@@ -151,7 +159,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, up: Up, model: Path) -> It
         for worker in cluster.workers:
             worker.terminate()  # SIGINT is ignored by all that a background job starts
         for worker in cluster.workers:
-            worker.wait(60)
+            worker.wait(300)
     assert processes_of(cluster.project) == []
 
 
@@ -196,17 +204,17 @@ def test_killed_and_frozen_flow_runs_cost_a_shard_each_and_the_bytes_are_those_o
 ) -> None:
     here, alone = source_in(cluster.project.home, cluster.model), source_in(tmp_path / "local", cluster.model)
     alone.compute_missing(rows(10 * 64))
-    run = cluster.start_run(shards=10, workers=2, lost_after=75)
+    run = cluster.start_run(shards=10, workers=2, lost_after=150)
     cluster.start_worker()
     run.until("progress 64/")
-    process, before = cluster.flow_run_process(), shards(here)
+    process, before = cluster.process_at_work(), shards(here)
     process.kill()
     run.until("flow run .* died, its slice is computed again: ")
 
     cluster.start_worker()
-    frozen = cluster.flow_run_process()
+    frozen = cluster.process_at_work()
     frozen.suspend()
-    said = run.until("flow run .* died, .*: no heartbeat for 75 s") + run.until("^finished")
+    said = run.until("flow run .* died, .*: no heartbeat for 150 s") + run.until("^finished")
     assert "no worker polls" not in said
     assert run.process.wait(60) == 0
     wait_until(lambda: not frozen.is_running(), 10)  # killed by its worker

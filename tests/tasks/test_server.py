@@ -87,12 +87,12 @@ def states(project: Project, flow: str) -> list[str]:
         return [state for (state,) in database.execute(query, [flow])]
 
 
-def wait_until(what: Callable[[], bool], goal: float) -> None:
+def wait_until(what: Callable[[], bool], goal: float = 10) -> None:
     """`goal`: seconds that it takes on an idle machine; ten times as long is waited, for a busy one."""
     deadline = time.monotonic() + 10 * goal
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(

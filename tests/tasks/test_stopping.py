@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import pytest
 from tasks.shell import run, succeeds
 from tasks.stopping import Stopped, require_going_on, stopping_together
 from tests.conftest import ROOT, Project
+from tests.tasks.test_server import wait_until
 
 SECONDS = 100
 """In which an end is awaited: ten times the 10 s that are promised."""
@@ -74,13 +74,6 @@ with Path("out", name).open("w") as out:
 STAGES = ("one", "two", "three")
 
 
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def lives(process: psutil.Process) -> bool:
     """Whether the process does anything any more; what nobody has collected yet does not."""
     try:
@@ -97,27 +90,23 @@ def none_lives(processes: list[psutil.Process]) -> bool:
     return not any(map(lives, processes))
 
 
+IGNORING = "trap '' INT TERM; "
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, tmp_path: Path) -> None:
-    shell = f"sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait"
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [*((number, "") for number in SIGNALS), pytest.param(signal.SIGKILL, IGNORING, marks=pytest.mark.slow)],  # seconds
+    ids=[*(number.name for number in SIGNALS), "ignoring"],
+)
+def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, first: str, tmp_path: Path) -> None:
+    shell = f"{first}sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait; sleep 600"
     holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
     wait_until(
         lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5
     )  # supervisor, shells, sleeps
     started = children_of(holder.pid)
     holder.send_signal(number)
-    holder.wait(SECONDS)
-    wait_until(lambda: none_lives(started))
-
-
-@pytest.mark.slow  # it waits for its seconds
-def test_a_command_that_ignores_being_asked_is_killed(tmp_path: Path) -> None:
-    shell = f"trap '' INT TERM; sleep 600 & touch {tmp_path / 'begun'}; wait; sleep 600"
-    holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 3)
-    started = children_of(holder.pid)
-    holder.kill()
     holder.wait(SECONDS)
     wait_until(lambda: none_lives(started))
 
