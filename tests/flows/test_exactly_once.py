@@ -128,7 +128,7 @@ def test_rows_are_there_once_wherever_an_ingest_was_killed(project: Project) -> 
     is_there_once_where_killed(project, STEPS)
 
 
-@pytest.mark.soak(twin="test_of_two_pushes_the_second_is_refused_and_leaves_nothing")
+@pytest.mark.soak(twin="test_a_push_after_that_of_another_run_is_refused_and_leaves_nothing")
 def test_the_same_file_by_two_machines_at_once_is_there_once(small_project: Project, tmp_path: Path) -> None:
     row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "answer": "That.", "contexts": [], "model": "m@1"}
     lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
