@@ -28,22 +28,34 @@ pytestmark = pytest.mark.slow
 RUN = """
 import sys
 from pathlib import Path
+from prefect import flow, task
 from abstain.core.errors import AbstainError
 from abstain.llm.features.shard_job import ShardJob
 from tasks.fan_out.on_prefect import PrefectRunner
 from tests.fan_out import rows, source_in
 home, model, count, workers, lost_after, revision = sys.argv[1:]
-source = source_in(Path(home), Path(model), runner="prefect", workers=int(workers))
-runner = PrefectRunner(source.settings, float(lost_after))
-try:
-    if revision:
-        requests = tuple(source.prepare(row).request for row in rows(int(count)))
-        list(runner.run([ShardJob(model, revision, "float32", 24, requests)]))
-    else:
-        source.compute_missing(rows(int(count)), lambda done, total: print(f"progress {done}/{total}", flush=True), runner)
-    print("finished", flush=True)
-except AbstainError as error:
-    print(f"error: {error}", flush=True)
+
+@task
+def fan_out():
+    source = source_in(Path(home), Path(model), runner="prefect", workers=int(workers))
+    runner = PrefectRunner(source.settings, float(lost_after))
+    try:
+        if revision:
+            requests = tuple(source.prepare(row).request for row in rows(int(count)))
+            list(runner.run([ShardJob(model, revision, "float32", 24, requests)]))
+        else:
+            source.compute_missing(
+                rows(int(count)), lambda done, total: print(f"progress {done}/{total}", flush=True), runner
+            )
+        print("finished", flush=True)
+    except AbstainError as error:
+        print(f"error: {error}", flush=True)
+
+@flow
+def run():
+    fan_out.submit().result()
+
+run()
 """
 
 HOOK = """
