@@ -1,11 +1,13 @@
 """Quarantine: refused rows, kept with their reasons until a user decides on them.
 
-    data/quarantine/<id>.jsonl         rows of one batch that were refused, each whole
+    data/quarantine/<id>.jsonl         rows of one batch that were refused
     data/quarantine/blocking.json      sources whose last batch was refused whole, and why
     data/quarantine/dropped.txt        digests of discarded rows
 
 Notes:
 
+* Only text that can be parsed is kept, redacted. Of any other row there are its place, digest, length and reasons: it
+  can be fixed at its source alone.
 * A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
   or review that came alone is the digest of its contents, because a held one has no other text.
 * Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
@@ -19,53 +21,69 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import model_validator
 
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.ingest.pipeline.parsing import ParsedRow, reparse
+from abstain.ingest.pipeline.parsing import ParsedRow, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
 
 FOLDER = "quarantine"
+NOT_KEPT = "row: its text was not kept, because it cannot be parsed: fix it at the source and ingest that again"
 
 
 class QuarantinedRow(Row):
-    """A refused line or document, whole, with its position and every reason.
+    """A refused line or document, with its position and every reason.
 
-    `digest` is the row's key (`digest_of`), `raw` its text with personal data redacted.
+    `digest` is the row's key (`digest_of`), `size` its length in bytes, `raw` its text with personal data redacted;
+    None where it cannot be parsed.
     """
 
     source: str
     line: int
     digest: str
-    raw: str
-    raw_base64: str | None = None
+    size: int
+    raw: str | None
     reasons: tuple[str, ...]
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, row: ParsedRow, reasons: Iterable[str], redact: Callable[[bytes], bytes] = bytes) -> QuarantinedRow:
-        """Bytes that are no UTF-8 are kept twice: readable in `raw`, exact in `raw_base64`."""
-        kept = redact(row.raw)
-        text = kept.decode("utf-8", errors="backslashreplace")
-        exact = None if text.encode() == kept else base64.b64encode(kept).decode()
+    def _read_former(cls, fields: Any) -> Any:
+        """Rows without `size` were stored with any text, and with bytes that are no UTF-8 in base64."""
+        if not isinstance(fields, dict):
+            return fields
+        if isinstance(fields.get("reasons"), list):  # what a validator returns is no JSON any more: no list for a tuple
+            fields = fields | {"reasons": tuple(fields["reasons"])}
+        if "size" in fields:
+            return fields
+        exact, raw = fields.get("raw_base64"), str(fields.get("raw"))
+        size = len(base64.b64decode(exact) if exact else raw.encode())
+        is_parsed = not exact and not is_document(str(fields.get("source"))) and _is_object(raw)
+        return {name: fields[name] for name in fields if name != "raw_base64"} | {
+            "size": size,
+            "raw": raw if is_parsed else None,
+        }
+
+    @classmethod
+    def of(cls, row: ParsedRow, reasons: Iterable[str], raw: str | None) -> QuarantinedRow:
+        size = len(row.raw) if row.size is None else row.size
         place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
-        return cls(**place, raw=text, raw_base64=exact, reasons=tuple(reasons))
+        return cls(**place, size=size, raw=raw, reasons=tuple(reasons))
 
     def reparse(self) -> ParsedRow:
         """The row once more, as it is kept."""
-        return replace(reparse(self.content, self.source, self.line), digest=self.digest)
-
-    @property
-    def content(self) -> bytes:
-        """The bytes as they came."""
-        return base64.b64decode(self.raw_base64) if self.raw_base64 else self.raw.encode()
+        if self.raw is None:
+            return ParsedRow(self.source, self.line, b"", (NOT_KEPT,), digest=self.digest, size=self.size)
+        row = reparse(self.raw.encode(), self.source, self.line)
+        return replace(row, digest=self.digest, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -225,19 +243,16 @@ def digest_of(row: ParsedRow) -> str:
 
 
 def _is_of(row: QuarantinedRow, names: set[str]) -> bool:
-    """Whether the user of a refused row is one of `names`: by its field, or, where it is no JSON, by a cell."""
-    text = row.content.decode("utf-8", errors="replace")
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return any(re.search(pattern, text, re.MULTILINE) for name in names for pattern in _patterns(name))
-    if not isinstance(fields, dict):
+    """Whether the user of a refused row is one of `names`; a row whose text was not kept names no one."""
+    if row.raw is None or is_document(row.source):
         return False
+    fields = json.loads(row.raw)
     thumb = fields.get("thumb")
     return fields.get("user") in names or (isinstance(thumb, dict) and thumb.get("user") in names)
 
 
-def _patterns(name: str) -> list[str]:
-    """The place of a user's id in a line of cut JSON, and in one of CSV, where a number may be anything."""
-    named, cell = rf'"user"\s*:\s*"{re.escape(name)}"', rf'(?:^|[,;\t])\s*"?{re.escape(name)}"?\s*(?:$|[,;\t])'
-    return [named] if name.isdigit() else [named, cell]
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -18,7 +18,7 @@ from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
+from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.sources.files import FileSource, explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
@@ -85,6 +85,8 @@ def test_broken_lines_are_quarantined_with_their_place_and_every_reason(tmp_path
     begins = [("line: truncated JSON",), ("line: not valid UTF-8",), ("model: this field", "zzz: unknown field")]
     for refused, expected in zip(found, begins, strict=True):
         assert [reason[: len(begin)] for reason, begin in zip(refused.reasons, expected, strict=True)] == [*expected]
+    assert [refused.size for refused in found] == [len(line) for line in broken]
+    assert [refused.raw and json.loads(refused.raw) for refused in found] == [None, None, row(zzz=1, model=None)]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path) -> None:
@@ -192,6 +194,7 @@ def test_a_document_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:
     (refused,) = refused_in(tmp_path / "data", report)
     assert (refused.source, refused.line) == ("bad.md", 1)
     assert refused.digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (refused.size, refused.raw) == (file.stat().st_size, None)
     assert "front matter" in refused.reasons[0]
     assert not (tmp_path / "data" / "documents").exists()
 
@@ -283,7 +286,7 @@ def test_a_refused_row_leaves_the_quarantine_once_it_is_accepted(tmp_path: Path)
     report = take(data, file, validate=refusing("interactions/early"))
     assert (report.accepted, report.quarantined) == (1, 2)
     assert take(data, file).accepted == 1
-    assert [refused.raw for refused in refused_in(data, report)] == ["{"]
+    assert [(refused.size, refused.raw) for refused in refused_in(data, report)] == [(1, None)]
 
 
 def test_a_refused_batch_leaves_the_rest_of_the_quarantine_as_it_was(tmp_path: Path) -> None:
@@ -346,6 +349,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
     assert {refused.source for refused in refused_in(data, report)} == {"a.jsonl", "bad.md"}
     assert len(refused_in(data, report)) == 2
+    assert again.reasons == {NOT_KEPT: 2}
 
 
 def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_joined(tmp_path: Path) -> None:

@@ -1,74 +1,70 @@
 from __future__ import annotations
 
-import inspect
+from typing import Any
 
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.privacy.entities import NAMES, PATTERNS, RARE, pieces_of, require_known
+from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
 from abstain.ingest.privacy.pieces import windows
-from abstain.ingest.privacy.recognizers import pattern_finder, require_names, require_regions
-from tests.ingest.privacy.builders import SHIPPED
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("EMAIL", "did you mean 'EMAIL_ADDRESS'\\?$"),
-        ("credit_card", "did you mean 'CREDIT_CARD'\\?$"),
-        ("PERSONS", "did you mean 'PERSON'\\?$"),
-        ("IBAN", "did you mean 'IBAN_CODE'\\?$"),
-        ("???", "valid entities: ABA_ROUTING_NUMBER, .*, US_SSN$"),
-    ],
-)
-def test_an_unknown_entity_names_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(
-        AbstainError, match=f"^privacy.redact: unknown entity '{name}': {hint}".replace("???", r"\?\?\?")
-    ):
-        require_known(["URL", name], 0.4)
-
-
-def test_what_can_never_be_found_is_refused() -> None:
-    require_known(PATTERNS, 0)
-    with pytest.raises(AbstainError, match=r"US_PASSPORT is never surer than 0.1, so privacy.min_score = 0.4 would"):
-        require_known(["EMAIL_ADDRESS", "US_PASSPORT"], 0.4)
-    with pytest.raises(AbstainError, match="PERSON is never surer than 0.85"):
-        require_known(["PERSON"], 0.9)
-
-
-def test_what_is_shipped_is_right_and_looked_for_only_where_it_can_be() -> None:
-    require_known(SHIPPED.redact, SHIPPED.min_score)
-    assert set(SHIPPED.redact) <= RARE
-    assert all(pieces_of(name, national_phones=False) is not windows for name in RARE)
-
-
-def test_phone_regions_are_codes_of_countries() -> None:
-    require_regions([])
-    require_regions(["DE", "GB", "NO"])
-    for region in ("UK", "de", "Germany", ""):
-        with pytest.raises(AbstainError, match=f"^privacy.phone_regions: '{region}' is no region"):
-            require_regions(["US", region])
-
-
-@pytest.mark.parametrize("pipeline", ["de_core_news_of_nobody", "no/such/folder", "", "a.b"])
-def test_a_missing_pipeline_says_how_to_get_it(pipeline: str) -> None:
-    with pytest.raises(AbstainError, match=rf"need the spaCy pipeline '{pipeline}'.*pip install 'abstain\[names\]'"):
-        require_names(pipeline)
+from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers, require_regions
+from abstain.ingest.privacy.redaction import Redactor
+from tests.ingest.privacy.builders import SHIPPED, params
 
 
 @pytest.mark.slow
-def test_the_table_says_what_presidio_has() -> None:
-    pattern_finder("URL")  # which imports Presidio without what it does not need
-    from presidio_analyzer import PatternRecognizer, predefined_recognizers
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("credit_card", "did you mean 'CREDIT_CARD'\\?$"),
+        ("PERSONS", "did you mean 'PERSON'\\?$"),
+        ("UKNHS", "did you mean 'UK_NHS'\\?$"),
+        ("###", "valid entities: .*, URL, .*, US_SSN$"),
+    ],
+)
+def test_redactor_unknown_entity_names_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(AbstainError, match=f"^privacy.redact: unknown entity '{name}': {hint}"):
+        Redactor(params(redact=("URL", name)))
 
-    made = {}
-    for name in predefined_recognizers.__all__:
-        kind = getattr(predefined_recognizers, name)
-        if inspect.isclass(kind) and (issubclass(kind, PatternRecognizer) or name == "PhoneRecognizer"):
-            recognizer = kind()
-            checked = getattr(kind, "validate_result", None) is not PatternRecognizer.validate_result
-            scores = [1.0] if checked else [pattern.score for pattern in recognizer.patterns]
-            best = recognizer.SCORE if name == "PhoneRecognizer" else max(scores)
-            made[recognizer.supported_entities[0]] = (name, best)
-    assert made == PATTERNS
-    assert set(NAMES) <= set(predefined_recognizers.SpacyRecognizer.ENTITIES)
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"redact": ("PERSON",), "min_score": 0.9},
+            "PERSON is never surer than 0.85, so privacy.min_score = 0.9 would",
+        ),
+        ({"phone_regions": ("US", "UK")}, "^privacy.phone_regions: 'UK' is no region"),
+        ({"phone_regions": ("de",)}, "^privacy.phone_regions: 'de' is no region"),
+        *(
+            (
+                {"redact": ("PERSON",), "names_pipeline": pipeline},
+                rf"need the spaCy pipeline '{pipeline}'.*pip install 'abstain\[names\]'",
+            )
+            for pipeline in ("de_core_news_of_nobody", "no/such/folder", "", "a.b")
+        ),
+    ],
+)
+def test_redactor_unusable_parameter_is_an_error_at_once(changes: dict[str, Any], message: str) -> None:
+    require_regions(["DE", "GB", "NO"])
+    with pytest.raises(AbstainError, match=message):
+        Redactor(params(**changes))
+
+
+def test_shipped_entities_are_looked_for_only_where_they_can_be() -> None:
+    require_known(SHIPPED.redact, SHIPPED.min_score)
+    assert set(SHIPPED.redact) <= set(RARE)
+    assert all(pieces_of(name, national_phones=False) is not windows for name in RARE)
+
+
+@pytest.mark.slow
+def test_entities_have_the_best_score_that_presidio_can_give() -> None:
+    scores = {name: best for name, (_, best) in pattern_recognizers().items()}
+    assert scores.items() >= {**RARE, "URL": 0.6, "IP_ADDRESS": 0.6, "US_PASSPORT": 0.1, "UK_NHS": 1.0}.items()
+    assert len(scores) > 50
+    require_known(scores, 0)
+    with pytest.raises(AbstainError, match=r"US_PASSPORT is never surer than 0.1, so privacy.min_score = 0.4 would"):
+        require_known(["EMAIL_ADDRESS", "US_PASSPORT"], 0.4)
+    from presidio_analyzer.predefined_recognizers import SpacyRecognizer
+
+    assert set(NAMES) <= set(SpacyRecognizer.ENTITIES)

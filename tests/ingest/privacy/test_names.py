@@ -32,8 +32,6 @@ WORDS = [
     "said",
     "the",
     "fee",
-    "in",
-    "Paris",
     "was",
     "wrong",
     ".",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from functools import cache
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from abstain.core.errors import AbstainError
 from abstain.ingest.privacy import redaction
 from abstain.ingest.privacy.pieces import WINDOW
 from abstain.ingest.privacy.recognizers import EntityHit, Find, pattern_finder
@@ -83,17 +81,6 @@ def test_redacting_again_changes_nothing(parts: list[str]) -> None:
 
 
 @relaxed
-@given(
-    st.text(
-        st.characters(exclude_categories=("Nd",), exclude_characters="@+\ufe6b\uff20\u207a\u208a\ufb29\ufe62\uff0b")
-    )
-)
-def test_text_without_any_is_the_same(text: str) -> None:
-    redacted, removed = REDACTOR.redact(text)
-    assert redacted is text and not removed
-
-
-@relaxed
 @given(fragments)
 def test_whatever_presidio_finds_by_itself_is_gone(parts: list[str]) -> None:
     text = "".join(parts)
@@ -147,13 +134,6 @@ def test_what_only_looks_like_something_stays(text: str) -> None:
     assert redact(text) is text
 
 
-def test_counts_are_by_entity() -> None:
-    text = "ann@example.org, bob@example.org; 4111 1111 1111 1111"
-    redacted, removed = REDACTOR.redact(text)
-    assert redacted == "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>; <CREDIT_CARD>"
-    assert removed == {"EMAIL_ADDRESS": 2, "CREDIT_CARD": 1}
-
-
 def test_what_is_no_secret_stays() -> None:
     redactor = Redactor(params(keep=("Help@Bank.example.com ", "+49 170 1234567", "help@bank.co.uk")))
     text = "help@bank.example.com or +49 170 1234567, help@bank.co.uk, not ann@bank.example.com or +49 170 1234568"
@@ -189,21 +169,7 @@ def test_overlapping_hits_are_one_and_the_longest_names_it() -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    [
-        "a",
-        "@",
-        "a@b.c",
-        "a.b-",
-        "1",
-        "1 ",
-        "1111 ",
-        "4111-",
-        "+1",
-        "\u00e9@\u8c22.",
-        "DE89 ",
-        "fee of 12 euros ",
-        "<URL>",
-    ],
+    ["a", "@", "a@b.c", "a.b-", "1", "1 ", "1111 ", "4111-", "+1", "\u00e9@\u8c22.", "DE89 ", "of 12 euros ", "<URL>"],
 )
 def test_redactor_very_long_text_reads_little_more(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
     """Presidio's patterns are quadratic in what they are given: ten times the text, cut in pieces, is the most."""
@@ -213,39 +179,6 @@ def test_redactor_very_long_text_reads_little_more(monkeypatch: pytest.MonkeyPat
     redacted, _ = redactor.redact(text)
     assert sum(map(len, handed)) <= 10 * len(text) and max(map(len, handed)) <= WINDOW
     assert "ann@example.org" not in redacted and "4111 1111 1111 1111" not in redacted
-
-
-def test_redactor_texts_without_a_secret_reach_no_recognizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred thousand rows may take 10 s, with all else that is done to them."""
-    rng = random.Random(4)
-    words = [
-        "What",
-        "is",
-        "the",
-        "annual",
-        "fee",
-        "of",
-        "my",
-        "Gold",
-        "card",
-        "since",
-        "2019,",
-        "1,200",
-        "euros",
-        "für",
-        "Überweisungen",
-        "please",
-        "tell",
-        "me",
-    ]
-    texts = [" ".join(rng.choices(words, k=k)) for _ in range(500) for k in (10, 25)]
-    for at in range(0, len(texts), 20):
-        texts[at] += " ann@example.org"
-    redactor, handed = counting(monkeypatch)
-    for text in texts:
-        redactor.redact(text)
-    assert all("@" in text for text in handed)
-    assert len(texts) // 20 <= len(handed) <= 3 * len(texts) // 20  # those with an address, and what is left of them
 
 
 NETWORK = """
@@ -294,12 +227,3 @@ def test_values_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
             "ann@example.org 4111 1111 1111 1111 DE89370400440532013000 XX00 1111 2222 3333"
         )
     assert "example" not in caplog.text and "1111" not in caplog.text and "3704" not in caplog.text
-
-
-def test_an_entity_that_is_none_is_told_before_any_text() -> None:
-    with pytest.raises(AbstainError, match="did you mean 'EMAIL_ADDRESS'"):
-        Redactor(params(redact=("EMAIL",)))
-    with pytest.raises(AbstainError, match="names_pipeline|spaCy pipeline"):
-        Redactor(params(redact=("PERSON",), names_pipeline="nothing_like_it"))
-    with pytest.raises(AbstainError, match="privacy.phone_regions"):
-        Redactor(params(phone_regions=("UK",)))

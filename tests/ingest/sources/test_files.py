@@ -194,7 +194,7 @@ UNREADABLE = {
     "empty.md": (b"", "the file is empty"),
     "empty.csv": (b"", "the file is empty"),
     "empty.jsonl.gz": (gzip.compress(b"", mtime=0), "the file is empty"),
-    "header.csv": (b"a,b\n1,2\n", "its first line names no known column (a,b): begin with a line such as"),
+    "header.csv": (b"a,b\n1,2\n", "its first line names no known column: begin with a line such as"),
     "twice.csv": (b"thumb,thumb\nup,up\n", "the column 'thumb' is there twice"),
     "cut.csv.gz": (gzip.compress(THUMBS.encode(), mtime=0)[:-9], "cannot be read: Compressed file ended"),
     "no.jsonl.gz": (b"{}", "cannot be read: Not a gzipped file"),
@@ -221,11 +221,10 @@ def test_files_unreadable_scheduled_file_is_a_refused_row(tmp_path: Path) -> Non
     assert contents(rows) == ["Interaction", "Feedback"]
     refused = {found.source: found for found in rows if found.reasons}
     assert refused.keys() == UNREADABLE.keys()
-    assert len({found.raw for found in refused.values()}) == len(UNREADABLE)
+    assert len({found.digest for found in refused.values()}) == len(UNREADABLE)
     for name, found in refused.items():
         assert found.line == 1
         assert found.reasons[0].startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in found.reasons[0]
-        assert name.encode() in found.raw
     again, second = read(tmp_path, dict(reading.state), scheduled=True)
     assert {found.source: found for found in again} == refused
     assert second.state == reading.state
@@ -257,7 +256,7 @@ def test_files_other_bad_file_of_same_name_is_another_row(tmp_path: Path) -> Non
     ((first,), reading) = read(tmp_path, scheduled=True)
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     ((second,), _) = read(tmp_path, dict(reading.state), scheduled=True)
-    assert first.reasons == second.reasons and first.raw != second.raw
+    assert first.reasons == second.reasons and first.digest != second.digest
 
 
 def test_files_mirrored_document_with_empty_file_is_present(tmp_path: Path) -> None:
@@ -340,7 +339,7 @@ import resource, sys
 from abstain.ingest.sources.files import explicit_sources
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for row in explicit_sources([sys.argv[1]])[0].read({}):
-    sys.stdout.buffer.write(b"%d %d %s\\n" % (row.line, len(row.reasons), row.raw[4000:]))
+    print(row.line, len(row.reasons), row.size, row.digest)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "MiB")
 """
 
@@ -356,9 +355,9 @@ def test_files_line_of_200_mb_is_refused_in_little_memory(tmp_path: Path) -> Non
     command = [sys.executable, "-c", READ_AND_MEASURE, str(tmp_path / "a.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     first, long, last, memory = done.stdout.splitlines()
-    assert (first, last) == ("1 0 ", "3 0 ")
+    assert (first, last) == ("1 0 None None", "3 0 None None")
     digest = hashlib.sha256(b"x" * size).hexdigest()
-    assert long == f"2 1 {'x' * 96} [... {size} bytes in all, sha256 {digest}]"
+    assert long == f"2 1 {size} {digest}"
     assert int(memory.removesuffix(" MiB")) < 100
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.ingest.sources import lines as module
-from abstain.ingest.sources.lines import KEPT, TooLong, lines, utf8, whole
+from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 
 cuts = st.lists(st.integers(0, 40), max_size=6)
 
@@ -52,11 +52,11 @@ def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPat
     long = bytes(range(32, 127)) * 200
     before, found, after = lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
     assert (before, after) == (b"a", b"b")
-    assert found == TooLong(long[:KEPT], len(long), hashlib.sha256(long).hexdigest())
+    assert found == TooLong(len(long), hashlib.sha256(long).hexdigest())
     assert whole([long[:99], long[99:]]) == found
     assert isinstance(found, TooLong)
-    assert found.reason.startswith("line: 19,000 bytes, 10,000 allowed")
-    other = whole([long[:-1] + b"?"])
-    assert isinstance(other, TooLong) and other.head == found.head and other.raw != found.raw
+    row = found.row("a.jsonl", 7)
+    assert row.reasons == ("line: 19,000 bytes, 10,000 allowed",)
+    assert (row.source, row.line, row.raw, row.size, row.digest) == ("a.jsonl", 7, b"", len(long), found.sha256)
     exactly = long[:10_000]
     assert list(lines([exactly])) == [exactly]

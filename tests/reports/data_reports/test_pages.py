@@ -162,7 +162,7 @@ def report(**changes: Any) -> IngestReport:
 
 
 def refused(line: int, raw: str, reason: str) -> QuarantinedRow:
-    return QuarantinedRow(source="a.jsonl", line=line, digest=str(line), raw=raw, reasons=(reason,))
+    return QuarantinedRow(source="a.jsonl", line=line, digest=str(line), size=len(raw), raw=raw, reasons=(reason,))
 
 
 REFUSED = [

@@ -201,15 +201,15 @@ class IngestPipeline:
             if file:
                 self._cleared.add(digest_of(row))
             return
-        self.reasons.update(kinds(reasons))
+        redacted = tuple(map(self._privacy.redact, reasons))
+        self.reasons.update(kinds(redacted))
         if reasons == FORGOTTEN.reasons:
             return
         if outcomes is self.outcomes and not self.quarantine.was_seen(row):
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")
         if file is None and not self.quarantine.was_discarded(row):
-            redact = bytes if row.is_document else self._privacy.redact_raw
-            self._writer.add(QuarantinedRow.of(row, map(self._privacy.redact, reasons), redact))
+            self._writer.add(QuarantinedRow.of(row, redacted, self._privacy.redact_refused(row)))
 
     # The end
 

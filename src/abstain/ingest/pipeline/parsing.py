@@ -46,8 +46,9 @@ _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", "complete", "correct", "trut
 class ParsedRow:
     """One record of a source, or one document: either its typed contents or the reasons why not.
 
-    `source` and `line` are its position: file and line (from 1), or table and key. `digest` is its key in the
-    quarantine, if it comes from there: `raw` is not the original text, because personal data was redacted.
+    `source` and `line` are its position: file and line (from 1), or table and key. `digest` is the sha256 of the
+    original text and `size` its length in bytes, where `raw` is not that text: because personal data was redacted (the
+    row comes from the quarantine), or because it was too long to be held.
     """
 
     source: str
@@ -59,6 +60,7 @@ class ParsedRow:
     review: Review | None = None
     document: Document | None = None
     digest: str | None = None
+    size: int | None = None
 
     @property
     def is_document(self) -> bool:

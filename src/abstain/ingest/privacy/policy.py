@@ -5,7 +5,8 @@ Notes:
 * Question, answer, comment and ideal answer are redacted. Contexts are the handbook's text, which is not secret and
   must stay as the base model read it; `privacy.redact_contexts` is for other retrieved content.
 * Redaction comes before deduplication, so that a row ingested again is a duplicate, and held, refused or reported rows
-  contain no more than an accepted row.
+  contain no more than an accepted row. Of a refused row that cannot be parsed nothing is kept, since a user's id in it
+  cannot be told from other text.
 * Reviewers are accountable for their verdicts, so their names stay unless `privacy.pseudonymise_reviewers` is set.
 """
 
@@ -22,8 +23,8 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction, Row
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
-from abstain.ingest.privacy.raw import Rules, redact_raw
 from abstain.ingest.privacy.redaction import Redactor
+from abstain.ingest.privacy.refused_json import Rules, redact_json
 
 R = TypeVar("R", bound=Row)
 Change = Callable[[str], str]
@@ -100,12 +101,17 @@ class Privacy:
                 self._counts.update(removed)
         return redacted
 
-    def redact_raw(self, raw: bytes) -> bytes:
-        """The raw text of a refused row, redacted as `apply` redacts an accepted one; nothing is counted.
+    def redact_refused(self, row: ParsedRow) -> str | None:
+        """The text of a refused `row` that may be kept; None where it cannot be parsed. Nothing is counted.
 
-        JSON stays JSON, and parsing it gives the row that `apply` gives. Not for documents.
+        Of a row it is JSON; parsing that gives the row that `apply` gives. A document's text stays as it is.
         """
-        return raw if self._is_off else redact_raw(raw, self._rules)
+        if not row.is_document:
+            return redact_json(row.raw, self._rules)
+        try:
+            return row.raw.decode("utf-8") if row.document else None
+        except UnicodeDecodeError:  # a page of HTML declares its own encoding
+            return None
 
     def pseudonym(self, user: str) -> str:
         """The name of `user` in data/: the id itself where `privacy.pseudonymise` is off."""

@@ -19,11 +19,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.privacy.entities import NAMES, PATTERNS
+
+NAMES: dict[str, float] = {"LOCATION": 0.85, "NRP": 0.85, "ORGANIZATION": 0.85, "PERSON": 0.85}
+"""Found by a spaCy pipeline, which gives no scores: the score that Presidio gives all of them."""
 
 PRIVATE_NETWORKS = ("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "private")
 _MORE_CARDS = {
@@ -44,28 +47,44 @@ class EntityHit(NamedTuple):
 Find = Callable[[str], Sequence[EntityHit]]
 
 
+@cache
+def pattern_recognizers() -> dict[str, tuple[Any, float]]:
+    """Presidio's recognizers of patterns: entity -> the class, and the best score that it can give."""
+    with _hidden("torch", "transformers"):
+        from presidio_analyzer import PatternRecognizer, predefined_recognizers
+
+    logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)  # its log messages quote the text
+    found: dict[str, tuple[Any, float]] = {}
+    for kind in (getattr(predefined_recognizers, name) for name in predefined_recognizers.__all__):
+        if kind is predefined_recognizers.PhoneRecognizer:
+            found["PHONE_NUMBER"] = kind, kind.SCORE
+        elif isinstance(kind, type) and issubclass(kind, PatternRecognizer):
+            recognizer = kind()
+            # A checksum that is right makes a hit sure, whatever its pattern's score.
+            is_checked = kind.validate_result is not PatternRecognizer.validate_result
+            best = 1.0 if is_checked else max(pattern.score for pattern in recognizer.patterns)
+            found[recognizer.supported_entities[0]] = kind, best
+    return found
+
+
 def pattern_finder(entity: str, phone_regions: Sequence[str] = ()) -> Find:
-    """The recognizer of `entity`, one of `PATTERNS`.
+    """The recognizer of `entity`, one of `pattern_recognizers`.
 
     Without `phone_regions` (ISO 3166 codes) only phone numbers with `+` and a country code are found.
     """
-    with _hidden("torch", "transformers"):
-        from presidio_analyzer import predefined_recognizers
-
-    logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)  # its log messages quote the text
-    recognizer: Any
+    kind, _ = pattern_recognizers()[entity]
     match entity:
         case "CREDIT_CARD":
             recognizer = _cards()
         case "EMAIL_ADDRESS":
             recognizer = _emails()
         case "IBAN_CODE":
-            recognizer = predefined_recognizers.IbanRecognizer(exact_match=True)
+            recognizer = kind(exact_match=True)
         case "PHONE_NUMBER":
             # To phonenumbers, ZZ is no region: a number has to bring its country along.
-            recognizer = predefined_recognizers.PhoneRecognizer(supported_regions=tuple(phone_regions) or ("ZZ",))
+            recognizer = kind(supported_regions=tuple(phone_regions) or ("ZZ",))
         case _:
-            recognizer = getattr(predefined_recognizers, PATTERNS[entity][0])()
+            recognizer = kind()
 
     def find(text: str) -> list[EntityHit]:
         # Upper case where case means nothing: Presidio reads no IBAN in small letters.

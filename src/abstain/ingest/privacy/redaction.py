@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from abstain.config.params import PrivacyParams
-from abstain.ingest.privacy.entities import NAMES, PATTERNS, RARE, pieces_of, require_known
+from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
 from abstain.ingest.privacy.pieces import may_hold_any, windows
 from abstain.ingest.privacy.plain import plain
 from abstain.ingest.privacy.recognizers import (
+    NAMES,
     EntityHit,
     Find,
     name_finder,
@@ -29,7 +30,6 @@ from abstain.ingest.privacy.recognizers import (
 )
 
 _ANY_NAME = "names"
-_PLACEHOLDER = re.compile(f"<(?:{'|'.join((*PATTERNS, *NAMES))})>")
 
 
 class Redactor:
@@ -43,12 +43,13 @@ class Redactor:
         require_regions(params.phone_regions)
         wanted = tuple(dict.fromkeys(params.redact))
         self._params = params
+        self._placeholder = re.compile(f"<(?:{'|'.join(sorted({*RARE, *NAMES, *wanted}))})>")
         self._names = tuple(name for name in wanted if name in NAMES)
         if self._names:
             require_names(params.names_pipeline)
         national = bool(params.phone_regions)
-        self._always = bool(self._names) or not set(wanted) <= RARE or national
-        self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name in PATTERNS]
+        self._always = bool(self._names) or not RARE.keys() >= set(wanted) or national
+        self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAMES]
         self._keep = {kept.strip().casefold() for kept in params.keep}
         self._finders: dict[str, Find] = {}
         self._making = threading.Lock()
@@ -68,7 +69,7 @@ class Redactor:
         return text, removed
 
     def _hits(self, text: str) -> Iterator[EntityHit]:
-        seen = _PLACEHOLDER.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
+        seen = self._placeholder.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
         flat = plain(seen)
         for view in (seen,) if flat == seen else (seen, flat):
             for entity, pieces in self._patterns:

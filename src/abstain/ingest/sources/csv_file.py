@@ -57,7 +57,7 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
                     'again with every text in "double quotes", and "" for a quote inside'
                 ) from None
             if isinstance(line, TooLong):
-                yield ParsedRow(source, number, line.raw, (line.reason,))
+                yield line.row(source, number)
             else:
                 yield ParsedRow(source, number, line.rstrip(b"\r\n"), (f"line: invalid CSV: {error}",))
             continue
@@ -84,8 +84,7 @@ def _read_header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
     delimiter, columns = max(headers.items(), key=lambda header: len(KNOWN.intersection(header[1])))
     if not KNOWN.intersection(columns):
         raise AbstainError(
-            f"{shown}: its first line names no known column ({' '.join(text.split())[:60]}): begin with a line such as "
-            "interaction_id,given_at,thumb"
+            f"{shown}: its first line names no known column: begin with a line such as interaction_id,given_at,thumb"
         )
     if problem := column_problem(columns):
         raise AbstainError(f"{shown}: {problem}")

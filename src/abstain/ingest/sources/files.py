@@ -6,6 +6,7 @@ would be duplicates.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -128,9 +129,10 @@ def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
 
 
 def _refuse(file: Stored, problem: str) -> ParsedRow:
-    """Return the row that stands for an unreadable file; its `raw` is the same for every attempt at this version."""
-    raw = f"[the file {file.name}, version {file.version}]".encode("utf-8", "surrogateescape")
-    return ParsedRow(file.name, 1, raw, (f"file: {problem.removeprefix(f'{file.shown}: ')}",))
+    """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
+    digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
+    reason = f"file: {problem.removeprefix(f'{file.shown}: ')}"
+    return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
 
 
 def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
@@ -147,7 +149,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
     if is_document(name):
         content = whole(chunks)
         if isinstance(content, TooLong):
-            yield ParsedRow(file.name, 1, content.raw, (content.reason,))
+            yield content.row(file.name, 1)
         else:
             yield read_document(content, file.name)
     elif name.endswith(CSV):
@@ -155,7 +157,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
     else:
         for number, line in enumerate(lines(_require_json_lines(chunks, file)), start=1):
             if isinstance(line, TooLong):
-                yield ParsedRow(file.name, number, line.raw, (line.reason,))
+                yield line.row(file.name, number)
             elif line.strip():
                 yield parse_line(line.removesuffix(b"\r"), file.name, number)
 

@@ -1,4 +1,4 @@
-"""Chunks of bytes -> UTF-8 lines, in constant memory: of a line beyond `LIMIT` only its hash and beginning are kept."""
+"""Chunks of bytes -> UTF-8 lines, in constant memory: of a line beyond `LIMIT` only its hash and size are kept."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from abstain.ingest.pipeline.parsing import ParsedRow
+
 LIMIT = 16 * 1024 * 1024
 """The longest line or document, in bytes."""
-
-KEPT = 4096
-"""The bytes that are kept of a longer one."""
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NOT_UTF8 = b"\xff"
@@ -19,20 +18,15 @@ _NOT_UTF8 = b"\xff"
 
 @dataclass(frozen=True)
 class TooLong:
-    """The kept part of a line or document beyond `LIMIT`."""
+    """A line or document beyond `LIMIT`: its size in bytes and its sha256."""
 
-    head: bytes
     size: int
     sha256: str
 
-    @property
-    def raw(self) -> bytes:
-        """The beginning, with what distinguishes this content from others with the same beginning."""
-        return self.head + f" [... {self.size} bytes in all, sha256 {self.sha256}]".encode()
-
-    @property
-    def reason(self) -> str:
-        return f"line: {self.size:,} bytes, {LIMIT:,} allowed; the first {KEPT:,} are kept (sha256 {self.sha256[:16]})"
+    def row(self, source: str, number: int) -> ParsedRow:
+        """The refused row that stands for it."""
+        reason = f"line: {self.size:,} bytes, {LIMIT:,} allowed"
+        return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size)
 
 
 def utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -94,8 +88,7 @@ class _Line:
         self._digest.update(part)
         self._parts.append(part)
         if self.size > LIMIT:
-            self._parts = [b"".join(self._parts)[:KEPT]]
+            self._parts = []
 
     def content(self) -> bytes | TooLong:
-        content = b"".join(self._parts)
-        return content if self.size <= LIMIT else TooLong(content, self.size, self._digest.hexdigest())
+        return b"".join(self._parts) if self.size <= LIMIT else TooLong(self.size, self._digest.hexdigest())

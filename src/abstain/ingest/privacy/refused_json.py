@@ -1,0 +1,106 @@
+"""What of a refused row may be kept: its JSON object, redacted as an accepted row is.
+
+Notes:
+
+* Text that is not a JSON object is not kept at all: without its fields, nothing tells a user's id from other words.
+  The same holds for an object that is ambiguous (a repeated key), or that has such text in a cell.
+* In doubt, text is redacted. Only ids, moments and (unless configured) contexts stay, each in its place; a misspelt
+  field is redacted as text, and a field that is nearly `user` is treated as it, with all of its content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic_core import from_json
+
+from abstain.core.contracts import Context, Feedback, ImportedInteraction, Review
+from abstain.core.json_lines import repeated_keys
+from abstain.core.suggest import nearest
+
+Change = Callable[[str], str]
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.,Z+-]*")
+_MOMENTS = frozenset({"asked_at", "given_at", "reviewed_at"})
+_IDS = {"interaction_id", "chunk_id", "model", "product", "line_of_business", "group", "user", "reviewer"}
+_KEPT = frozenset(_IDS | {"inclusion_probability"})
+_OBJECTS = ("contexts", "thumb", "review")
+_ITEM = "*"
+_CONTEXT_TEXT = ("contexts", _ITEM, "text")
+_KNOWN = frozenset(
+    name for contract in (ImportedInteraction, Context, Feedback, Review) for name in contract.model_fields
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Replacements for typed text, users and reviewers (None: they stay); `contexts`: redact those, too."""
+
+    text: Change
+    user: Change | None
+    reviewer: Change | None
+    contexts: bool
+
+
+def redact_json(raw: bytes, rules: Rules) -> str | None:
+    """The JSON object `raw` by `rules`, as JSON; None where `raw` is none, or where it is ambiguous."""
+    try:
+        text = raw.decode("utf-8")
+        fields = from_json(text)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or repeated_keys(text) or any(_is_json(fields.get(name)) for name in _OBJECTS):
+        return None
+    return json.dumps(_redact(fields, rules), ensure_ascii=False)
+
+
+def _is_json(cell: Any) -> bool:
+    """Whether a cell of a table was meant to be JSON; it is still text because it cannot be parsed."""
+    return isinstance(cell, str) and cell.lstrip().startswith(("[", "{"))
+
+
+def _redact(value: Any, rules: Rules, under: tuple[str, ...] = (), whose: Change | None = None) -> Any:
+    """The replacement for `value`, which stands under these keys; `whose`: the one for a person's name, within one."""
+    if isinstance(value, dict):
+        return {
+            key if key in _KNOWN else rules.text(key): _redact(
+                inner, rules, (*under, key), whose or _person(key, rules)
+            )
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_redact(inner, rules, (*under, _ITEM), whose) for inner in value]
+    if value is None or isinstance(value, bool):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value)
+    if whose:
+        return whose(text)
+    if _stays(text, under, rules):
+        return value
+    redacted = rules.text(text)
+    return value if redacted == text else redacted
+
+
+def _stays(text: str, under: tuple[str, ...], rules: Rules) -> bool:
+    is_context = under == _CONTEXT_TEXT and not rules.contexts
+    return is_context or under[-1] in _KEPT or (under[-1] in _MOMENTS and _MOMENT.fullmatch(text) is not None)
+
+
+def _person(key: str, rules: Rules) -> Change | None:
+    """The replacement for everything under `key`, where it names a person."""
+    if key == "reviewer":
+        return rules.reviewer
+    return rules.user if _means_user(key) else None
+
+
+@cache
+def _means_user(key: str) -> bool:
+    if key in _KNOWN:
+        return key == "user"
+    bare = key.casefold().replace("_", "").replace("-", "")
+    return nearest(bare, ("user", "userid", "username"), cutoff=0.75) is not None
