@@ -12,7 +12,7 @@ from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import lines, utf8
-from tests.data.builders import ASKED, feedback, interaction, review
+from tests.data.builders import feedback, interaction, review
 from tests.ingest.pipeline.test_parsing import interactions, reviews, thumbs, with_key
 
 THUMBS = "interaction_id,given_at,thumb,user,comment"
@@ -124,27 +124,11 @@ def test_csv_lines_without_a_filled_cell_are_skipped(ends: str) -> None:
     assert read(f"{THUMBS}{ends}") == []
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ("i-1,2026-09-02T12:00:00,up,,", "given_at: value error, timestamp without a time zone"),
-        ("i-1,02.09.2026,up,,", "given_at: value error, not a timestamp: write it in UTC"),
-        ("i-1,2026-09-02T12:00:00Z,1,,", "thumb: input should be 'up' or 'down'"),
-        (",2026-09-02T12:00:00Z,up,,", "interaction_id: this field is missing"),
-    ],
-)
-def test_csv_wrong_cell_is_refused_by_its_column(row: str, reason: str) -> None:
-    (found,) = read(f"{THUMBS}\n{row}\n")
-    assert any(one.startswith(reason) for one in found.reasons), found.reasons
-    assert isinstance(json.loads(found.raw), dict)
+def test_csv_wrong_cell_is_refused_by_its_column() -> None:
+    (found,) = read(f"{THUMBS}\n,02.09.2026,up,12,\n")
+    assert [reason.partition(":")[0] for reason in found.reasons] == ["interaction_id", "given_at"]
+    assert json.loads(found.raw) == {"given_at": "02.09.2026", "thumb": "up", "user": "12"}
     assert reparse(found.raw, found.source, found.line) == found
-
-
-def test_csv_flag_other_than_true_or_false_is_refused() -> None:
-    (found,) = read(
-        "interaction_id,reviewed_at,reviewer,complete,correct,truthful\ni-1,2026-09-03T12:00:00Z,s,yes,true,true\n"
-    )
-    assert found.reasons == ("complete: input should be a valid boolean",)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +156,6 @@ def test_csv_unknown_column_refuses_rows_that_fill_it() -> None:
     rows = read(f"{THUMBS},coment\n{given_row('i-1')},\n{given_row('i-2')},?\n")
     assert keys(rows) == ["i-1", None]
     assert rows[1].reasons == ("coment: unknown field, did you mean 'comment'?",)
-
-
-def test_csv_ids_that_look_like_numbers_stay_text() -> None:
-    (found,) = read(f"{THUMBS}\n0017,2026-09-02T12:00:00Z,up,12,\n")
-    assert found.feedback == feedback("0017", days=1, user="12")
-    assert found.feedback.given_at > ASKED
 
 
 def flat(fields: dict[str, Any]) -> dict[str, str]:

@@ -88,19 +88,24 @@ def test_files_unreachable_host_is_an_error_without_password() -> None:
         assert not any(secret in str(refused.value) for secret in ("sec", "ret@", "signature"))
     with pytest.raises(AbstainError, match="is not a valid URL"):
         read("http:///a.jsonl")
+    message = "nonsense://host/x: .*Protocol not known: nonsense.*: name a folder, a file, or a URL"
+    with pytest.raises(AbstainError, match=message) as refused:
+        read("nonsense://ann:secret@host/x")
+    assert "secret" not in str(refused.value)
 
 
 def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> None:
     (tmp_path / "z").mkdir()
-    write_lines(tmp_path / "a.jsonl", row(thumb=thumb(), review=verdict()))
+    one_row = json.dumps(row(thumb=thumb(), review=verdict(ideal_answer="a\u2028b\x85c")), ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(one_row + "\r\n", encoding="utf-16")
     (tmp_path / "b.csv").write_text(THUMBS)
     (tmp_path / "c.JSONL.gz").write_bytes(gzip.compress(json.dumps({"interaction_id": "i-1", **verdict()}).encode()))
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(THUMBS.encode()))
     parquet(tmp_path / "e.parquet", {"interaction_id": "i-1", **thumb()})
     (tmp_path / "z" / "fees.md").write_text(markdown())
-    (tmp_path / "z" / "page.html").write_text(
-        '<title>Fees</title><meta name="doc_id" content="page"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
-        "<body><p>There is no fee.</p></body>"
+    (tmp_path / "z" / "page.html").write_bytes(
+        '<meta charset="iso-8859-1"><title>Geb\u00fchren</title><meta name="doc_id" content="page">'
+        '<meta name="updated_at" content="2026-08-01T00:00:00Z"><body><p>There is no fee.</p></body>'.encode("latin-1")
     )
     (tmp_path / "note.txt").write_text("?")
     (tmp_path / ".hidden.jsonl").write_text("?")
@@ -116,6 +121,9 @@ def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> Non
         "z/fees.md", "z/page.html", "a.jsonl", "b.csv", "c.JSONL.gz", "d.csv.gz", "e.parquet",
     ]  # fmt: skip
     assert [found.is_document for found in rows] == [True] * 2 + [False] * 5
+    assert rows[1].document is not None and rows[1].document.title == "Geb\u00fchren"
+    assert rows[2].review is not None and rows[2].review.ideal_answer == "a\u2028b\x85c"
+    assert not rows[2].raw.endswith(b"\r")
     assert reading.ignored == ("note.txt",)
     assert reading.present is None
 
@@ -158,18 +166,23 @@ def test_files_growing_file_is_read_again(tmp_path: Path) -> None:
 
 
 def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> None:
-    for name in ("fees", "rates", "hours"):
+    names = {"fees", "rates", "cards", "hours"}
+    for name in names:
         (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
-    _, reading = read(tmp_path, mirror=True)
-    assert (reading.present, reading.vanished) == ({"fees", "rates", "hours"}, frozenset())
+    _, reading = read(tmp_path, mirror=True, scheduled=True)
+    assert (reading.present, reading.vanished) == (names, frozenset())
     (tmp_path / "fees.md").unlink()
     (tmp_path / "rates.md").write_text("no front matter any more")  # refused, and still there
+    (tmp_path / "cards.md").write_text("")  # cannot even be read, and still there
     (tmp_path / "hours.md").rename(tmp_path / "times.md")
-    rows, second = read(tmp_path, dict(reading.state), mirror=True)
-    assert [(found.source, bool(found.reasons)) for found in rows] == [("rates.md", True), ("times.md", False)]
-    assert (second.present, second.vanished) == ({"rates", "hours"}, {"fees"})
-    rows, third = read(tmp_path, dict(second.state), mirror=True)
-    assert (rows, third.present, third.vanished) == ([], {"rates", "hours"}, frozenset())
+    rows, second = read(tmp_path, dict(reading.state), mirror=True, scheduled=True)
+    assert [found.source for found in rows if found.reasons] == ["cards.md", "rates.md"]
+    assert [found.source for found in rows if found.document] == ["times.md"]
+    assert rows[0].is_document and rows[0].reasons == ("file: the file is empty",)
+    assert (second.present, second.vanished) == (names - {"fees"}, {"fees"})
+    rows, third = read(tmp_path, dict(second.state), mirror=True, scheduled=True)
+    assert [found.source for found in rows] == ["cards.md"]
+    assert (third.present, third.vanished) == (names - {"fees"}, frozenset())
 
 
 def test_files_empty_mirror_is_an_error(tmp_path: Path) -> None:
@@ -203,18 +216,12 @@ UNREADABLE = {
 """Name -> content that cannot be read, and why."""
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_files_unreadable_explicit_file_is_an_error(tmp_path: Path, name: str) -> None:
-    content, message = UNREADABLE[name]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as refused:
-        read(tmp_path / name)
-    assert "\n" not in str(refused.value)
-
-
-def test_files_unreadable_scheduled_file_is_a_refused_row(tmp_path: Path) -> None:
-    for name, (content, _) in UNREADABLE.items():
+def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> None:
+    for name, (content, message) in UNREADABLE.items():
         (tmp_path / name).write_bytes(content)
+        with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as error:
+            read(tmp_path / name)
+        assert "\n" not in str(error.value)
     write_lines(tmp_path / "a.jsonl", row())
     (tmp_path / "z.csv").write_text(THUMBS)
     rows, reading = read(tmp_path, scheduled=True)
@@ -259,16 +266,6 @@ def test_files_other_bad_file_of_same_name_is_another_row(tmp_path: Path) -> Non
     assert first.reasons == second.reasons and first.digest != second.digest
 
 
-def test_files_mirrored_document_with_empty_file_is_present(tmp_path: Path) -> None:
-    for name in ("fees", "rates"):
-        (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
-    _, reading = read(tmp_path, mirror=True, scheduled=True)
-    (tmp_path / "fees.md").write_text("")
-    ((found,), second) = read(tmp_path, dict(reading.state), mirror=True, scheduled=True)
-    assert found.is_document and found.reasons == ("file: the file is empty",)
-    assert (second.present, second.vanished) == ({"fees", "rates"}, frozenset())
-
-
 def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -> None:
     place = tmp_path / "in"
     place.mkdir()
@@ -306,32 +303,6 @@ def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> Non
     assert [found.source for found in rows] == ["a.jsonl"]
     write_lines(elsewhere / "x.jsonl", row("x"), row("y"))
     assert len(read(here, dict(reading.state))[0]) == 2
-
-
-@pytest.mark.parametrize("ends", [b"\n", b"\r\n"])
-def test_files_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path, ends: bytes) -> None:
-    lines = ends.join(json.dumps(row(key)).encode() for key in "ab") + ends
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines)
-    (tmp_path / "b.jsonl").write_text(lines.decode().replace("\r", ""), encoding="utf-16")
-    (tmp_path / "c.md").write_bytes(markdown().encode("utf-16"))
-    rows, _ = read(tmp_path)
-    assert contents(rows) == ["Document"] + ["Interaction"] * 4
-    assert all(b"\r" not in found.raw for found in rows)
-
-
-def test_files_unicode_line_separators_do_not_end_a_row(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row(answer="a\u2028b\x85c"), ensure_ascii=False))
-    rows, _ = read(tmp_path / "a.jsonl")
-    assert rows[0].interaction is not None and rows[0].interaction.answer == "a\u2028b\x85c"
-
-
-def test_files_html_declares_its_own_encoding(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_bytes(
-        '<meta charset="iso-8859-1"><title>Entgeltübersicht</title><meta name="doc_id" content="page">'
-        '<meta name="updated_at" content="2026-08-01T00:00:00Z"><body>Gebühren'.encode("latin-1")
-    )
-    rows, _ = read(tmp_path)
-    assert rows[0].document is not None and rows[0].document.title == "Entgeltübersicht"
 
 
 READ_AND_MEASURE = """
@@ -377,30 +348,6 @@ def test_reading_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
     assert reading.state["files"]["a.jsonl"]["version"]
 
 
-def test_files_url_of_another_file_system_is_read(tmp_path: Path) -> None:
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    memory.pipe({"/bucket/in/a.jsonl": json.dumps(row()).encode(), "/bucket/in/deep/b.csv": THUMBS.encode()})
-    memory.pipe("/bucket/in/.hidden.jsonl", b"?")
-    try:
-        rows, reading = read("memory://bucket/in")
-        assert [found.source for found in rows] == ["a.jsonl", "deep/b.csv"]
-        assert read("memory://bucket/in", dict(reading.state))[0] == []
-        assert len(read("memory://bucket/in/deep/b.csv")[0]) == 1
-        with pytest.raises(AbstainError, match="memory://bucket/out: no such file or folder"):
-            read("memory://bucket/out")
-    finally:
-        memory.rm("/bucket", recursive=True)
-
-
-def test_files_unknown_protocol_is_an_error_without_password() -> None:
-    message = "nonsense://host/x: .*Protocol not known: nonsense.*: name a folder, a file, or a URL"
-    with pytest.raises(AbstainError, match=message) as refused:
-        read("nonsense://ann:secret@host/x")
-    assert "secret" not in str(refused.value)
-
-
 def test_files_signature_of_a_url_is_not_shown(tmp_path: Path) -> None:
     import threading
     from functools import partial
@@ -432,9 +379,12 @@ def test_files_s3_bucket_is_read(s3: str) -> None:
 
     bucket, client = s3.removeprefix("s3://"), boto3.client("s3")
     client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=json.dumps(row("a")).encode())
-    client.put_object(Bucket=bucket, Key="in/fees.md", Body=markdown().encode())
+    client.put_object(Bucket=bucket, Key="in/deep/fees.md", Body=markdown().encode())
+    client.put_object(Bucket=bucket, Key="in/.hidden.jsonl", Body=b"?")
     rows, reading = read(f"{s3}/in")
+    assert [found.source for found in rows] == ["deep/fees.md", "a.jsonl"]
     assert contents(rows) == ["Document", "Interaction"]
+    assert [found.source for found in read(f"{s3}/in/a.jsonl")[0]] == ["a.jsonl"]
     assert read(f"{s3}/in", dict(reading.state))[0] == []
     client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=json.dumps(row("b")).encode())  # as long as before
     assert [found.source for found in read(f"{s3}/in", dict(reading.state))[0]] == ["a.jsonl"]

@@ -96,14 +96,6 @@ def test_sql_reading_begins_a_day_before_the_watermark(ten_days: Path) -> None:
     assert lines(read(ten_days, state)[0]) == [10, 11]
 
 
-def test_sql_late_row_within_the_overlap_is_read(database: Path) -> None:
-    for key in (1, 2, 3):
-        add_thumb(database, key, DAY.format(10 * key - 9))
-    _, state = read(database)
-    add_thumb(database, 4, "2026-09-20T15:00:00Z")
-    assert lines(read(database, state)[0]) == [4, 3]
-
-
 def test_sql_later_row_rereads_the_table_once(ten_days: Path) -> None:
     _, state = read(ten_days)
     add_thumb(ten_days, 11, DAY.format(3))
@@ -168,13 +160,6 @@ def test_sql_watermark_of_numbers_is_refused(database: Path) -> None:
     add_thumb(database, 1, DAY.format(1))
     with pytest.raises(AbstainError, match="the watermark 'id' holds int: name a column of timestamps"):
         read(database, tables=thumbs(table="thumbs", watermark="id"))
-
-
-def test_sql_empty_table_is_read_from_its_beginning(database: Path) -> None:
-    rows, state = read(database)
-    assert rows == []
-    add_thumb(database, 1, "2020-01-01T00:00:00Z")
-    assert lines(read(database, state)[0]) == [1]
 
 
 def test_sql_changed_configuration_reads_from_the_beginning(ten_days: Path) -> None:
