@@ -129,18 +129,6 @@ def test_postgres_query_cannot_write(url: str) -> None:
         read(url, tables=tables)
 
 
-def test_postgres_row_committed_late_is_read(url: str) -> None:
-    with psycopg.connect(url) as slow:
-        slow.execute(f"{ADD} '2026-09-01T12:00:00Z')".encode())  # number 1, which no other connection sees yet
-        run(url, *(f"{ADD} '{day}T12:00:00Z')" for day in ("2026-09-02", "2026-09-09", "2026-09-10")))
-        rows, state = read(url)
-        assert lines(rows) == [2, 3, 4]
-        slow.commit()
-    rows, state = read(url, state)
-    assert lines(rows) == [1, 2, 3, 4]
-    assert lines(read(url, state)[0]) == [3, 4]
-
-
 def test_postgres_concurrent_writers_lose_no_row(url: str) -> None:
     """Writers with clocks of their own, and transactions of any length, against repeated readings."""
 

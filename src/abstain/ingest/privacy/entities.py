@@ -35,7 +35,8 @@ def require_known(names: Collection[str], min_score: float) -> None:
     """Raise `AbstainError` for a name that is unknown, or that could never be found with `min_score`."""
     valid = RARE | NAMES
     if not valid.keys() >= set(names):
-        valid |= {name: best for name, (_, best) in pattern_recognizers().items()}
+        found = pattern_recognizers(with_torch=not NAMES.keys().isdisjoint(names))
+        valid |= {name: best for name, (_, best) in found.items()}
     for name in names:
         if name not in valid:
             hint = did_you_mean(name.upper(), sorted(valid), "valid entities", cutoff=0.5)

@@ -12,7 +12,6 @@ Notes:
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,7 +30,7 @@ Change = Callable[[str], str]
 
 
 class Privacy:
-    """Redaction and pseudonymisation of each incoming row. Made by `open` or `off`; may be shared by threads."""
+    """Redaction and pseudonymisation of each incoming row. Made by `open` or `off`."""
 
     def __init__(
         self,
@@ -43,7 +42,6 @@ class Privacy:
     ) -> None:
         self._redactor, self._contexts, self._user, self._reviewer = redactor, contexts, user, reviewer
         self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
         self._rules = Rules(text=self._quietly, user=user, reviewer=reviewer, contexts=contexts)
         self._is_off = redactor is None and user is None and reviewer is None
 
@@ -71,8 +69,7 @@ class Privacy:
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of removed entities of each kind so far, the most frequent first; never the texts."""
-        with self._counting:
-            return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
+        return dict(sorted(self._counts.items(), key=lambda item: (-item[1], item[0])))
 
     def apply(self, row: ParsedRow) -> ParsedRow:
         """`row` with its contents redacted; documents, `raw` and rows without contents stay as they are."""
@@ -96,9 +93,7 @@ class Privacy:
         if self._redactor is None:
             return text
         redacted, removed = self._redactor.redact(text)
-        if removed:
-            with self._counting:
-                self._counts.update(removed)
+        self._counts.update(removed)
         return redacted
 
     def redact_refused(self, row: ParsedRow) -> str | None:

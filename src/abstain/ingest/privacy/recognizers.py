@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -48,9 +47,12 @@ Find = Callable[[str], Sequence[EntityHit]]
 
 
 @cache
-def pattern_recognizers() -> dict[str, tuple[Any, float]]:
-    """Presidio's recognizers of patterns: entity -> the class, and the best score that it can give."""
-    with _hidden("torch", "transformers"):
+def pattern_recognizers(*, with_torch: bool = False) -> dict[str, tuple[Any, float]]:
+    """Presidio's recognizers of patterns: entity -> the class, and the best score that it can give.
+
+    `with_torch`: a spaCy pipeline is to be loaded later, and may be made with torch.
+    """
+    with _hidden("transformers", *(() if with_torch else ("torch",))):
         from presidio_analyzer import PatternRecognizer, predefined_recognizers
 
     logging.getLogger("presidio-analyzer").setLevel(logging.CRITICAL)  # its log messages quote the text
@@ -133,11 +135,9 @@ def name_finder(entities: Sequence[str], pipeline: str) -> Find:
     engine: Any = SpacyNlpEngine(models=[{"lang_code": "en", "model_name": pipeline}])
     engine.nlp = {"en": loaded}  # its own load() would download a pipeline that is missing
     recognizer = SpacyRecognizer(supported_entities=list(entities))
-    one_at_a_time = threading.Lock()
 
     def find(text: str) -> list[EntityHit]:
-        with one_at_a_time:
-            found = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
+        found = recognizer.analyze(text, list(entities), engine.process_text(text, "en"))
         return [EntityHit(hit.entity_type, hit.start, hit.end, hit.score) for hit in found]
 
     return find

@@ -11,7 +11,6 @@ Notes:
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -52,7 +51,6 @@ class Redactor:
         self._patterns = [(name, pieces_of(name, national_phones=national)) for name in wanted if name not in NAMES]
         self._keep = {kept.strip().casefold() for kept in params.keep}
         self._finders: dict[str, Find] = {}
-        self._making = threading.Lock()
 
     def redact(self, text: str) -> tuple[str, Counter[str]]:
         """`text` without the entities, and how many of each were in it; the same object where there was none."""
@@ -71,17 +69,17 @@ class Redactor:
     def _hits(self, text: str) -> Iterator[EntityHit]:
         seen = self._placeholder.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
         flat = plain(seen)
+        if self._names:  # first, since without them Presidio is imported without torch, which a pipeline may need
+            for start, ends in windows(seen):
+                yield from self._first(_ANY_NAME, seen, start, ends)
         for view in (seen,) if flat == seen else (seen, flat):
             for entity, pieces in self._patterns:
                 for start, ends in pieces(view):
                     yield from self._first(entity, view, start, ends)
-        if self._names:
-            for start, ends in windows(seen):
-                yield from self._first(_ANY_NAME, seen, start, ends)
 
     def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[EntityHit]:
         """The hits from `start` to the first of `ends` that gives any."""
-        find = self._finders.get(entity) or self._make(entity)
+        find = self._finder(entity)
         for end in ends:
             hits = [hit for hit in find(text[start:end]) if hit.score >= self._params.min_score]
             for hit in hits:
@@ -93,13 +91,14 @@ class Redactor:
             if hits:
                 return
 
-    def _make(self, entity: str) -> Find:
-        with self._making:
-            if self._names and _ANY_NAME not in self._finders:
-                self._finders[_ANY_NAME] = name_finder(self._names, self._params.names_pipeline)
-            if entity not in self._finders:
-                self._finders[entity] = pattern_finder(entity, self._params.phone_regions)
-            return self._finders[entity]
+    def _finder(self, entity: str) -> Find:
+        if entity not in self._finders:
+            self._finders[entity] = (
+                name_finder(self._names, self._params.names_pipeline)
+                if entity == _ANY_NAME
+                else pattern_finder(entity, self._params.phone_regions)
+            )
+        return self._finders[entity]
 
 
 def merge(hits: Iterable[EntityHit]) -> list[EntityHit]:
