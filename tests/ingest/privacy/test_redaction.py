@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from abstain.ingest.privacy import redaction
 from abstain.ingest.privacy.pieces import WINDOW
 from abstain.ingest.privacy.recognizers import EntityHit, Find, pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge
@@ -42,18 +41,6 @@ def redact(text: str) -> str:
 @cache
 def presidio() -> list[Find]:
     return [pattern_finder(entity) for entity in builders.SHIPPED.redact]
-
-
-def counting(monkeypatch: pytest.MonkeyPatch) -> tuple[Redactor, list[str]]:
-    """A new redactor, and every text that it hands to a recognizer of Presidio, as it does."""
-    handed: list[str] = []
-
-    def watched(entity: str, regions: tuple[str, ...]) -> Find:
-        find = pattern_finder(entity, regions)
-        return lambda text: (handed.append(text), find(text))[1]
-
-    monkeypatch.setattr(redaction, "pattern_finder", watched)
-    return Redactor(builders.SHIPPED), handed
 
 
 def bare(text: str) -> str:
@@ -175,8 +162,8 @@ def test_redactor_very_long_text_reads_little_more(monkeypatch: pytest.MonkeyPat
     """Presidio's patterns are quadratic in what they are given: ten times the text, cut in pieces, is the most."""
     secret = "ann@example.org 4111 1111 1111 1111"
     text = f"{unit * (6_000 // len(unit))} {secret} {unit * (6_000 // len(unit))}"
-    redactor, handed = counting(monkeypatch)
-    redacted, _ = redactor.redact(text)
+    handed = builders.handed_texts(monkeypatch, "pattern_finder")
+    redacted, _ = Redactor(builders.SHIPPED).redact(text)
     assert sum(map(len, handed)) <= 10 * len(text) and max(map(len, handed)) <= WINDOW
     assert "ann@example.org" not in redacted and "4111 1111 1111 1111" not in redacted
 

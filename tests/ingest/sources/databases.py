@@ -54,7 +54,7 @@ def read(
     """Return the rows of one reading, and its state after a round trip through JSON."""
     reading = source(path, tables, **options).read(state or {})
     rows = list(reading)
-    return rows, json.loads(json.dumps(reading.state))
+    return rows, json.loads(json.dumps(reading.outcome.state))
 
 
 def lines(rows: list[ParsedRow]) -> list[int]:

@@ -125,4 +125,4 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     interaction, thumb = reading
     assert interaction.interaction is not None and interaction.interaction.group == "g"
     assert thumb.feedback is not None and thumb.feedback.user == "u"
-    assert reading.state["tables"].keys() == {"interactions", "feedback", "reviews"}
+    assert reading.outcome.state["tables"].keys() == {"interactions", "feedback", "reviews"}

@@ -30,7 +30,7 @@ def read(
     source = FileSource if scheduled else ExplicitFiles
     reading = source(name="here", url=str(path), mirror=mirror).read(state or {})
     rows = list(reading)
-    assert json.loads(json.dumps(reading.state)) == reading.state
+    assert json.loads(json.dumps(reading.outcome.state)) == reading.outcome.state
     return rows, reading
 
 
@@ -124,8 +124,8 @@ def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> Non
     assert rows[1].document is not None and rows[1].document.title == "Geb\u00fchren"
     assert rows[2].review is not None and rows[2].review.ideal_answer == "a\u2028b\x85c"
     assert not rows[2].raw.endswith(b"\r")
-    assert reading.ignored == ("note.txt",)
-    assert reading.present is None
+    assert reading.outcome.ignored == ("note.txt",)
+    assert reading.outcome.present is None
 
 
 def test_files_only_changed_files_are_read_again(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_files_only_changed_files_are_read_again(tmp_path: Path) -> None:
     write_lines(tmp_path / "b.jsonl", row("b"))
     first, reading = read(tmp_path)
     assert len(first) == 2
-    again, second = read(tmp_path, dict(reading.state))
-    assert (again, second.state) == ([], reading.state)
+    again, second = read(tmp_path, dict(reading.outcome.state))
+    assert (again, second.outcome.state) == ([], reading.outcome.state)
     write_lines(tmp_path / "b.jsonl", row("b"), row("c"))
     write_lines(tmp_path / "d.jsonl", row("d"))
     (tmp_path / "a.jsonl").unlink()
-    third, last = read(tmp_path, dict(second.state))
+    third, last = read(tmp_path, dict(second.outcome.state))
     assert [(found.source, found.line) for found in third] == [("b.jsonl", 1), ("b.jsonl", 2), ("d.jsonl", 1)]
-    assert last.state["files"].keys() == {"b.jsonl", "d.jsonl"}
+    assert last.outcome.state["files"].keys() == {"b.jsonl", "d.jsonl"}
 
 
 def test_files_replaced_file_of_same_size_and_time_is_read(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_files_replaced_file_of_same_size_and_time_is_read(tmp_path: Path) -> No
     replacement = write_lines(tmp_path / "new", row("b"))
     os.utime(replacement, ns=(status.st_atime_ns, status.st_mtime_ns))
     replacement.replace(file)
-    assert len(read(tmp_path, dict(reading.state))[0]) == 1
+    assert len(read(tmp_path, dict(reading.outcome.state))[0]) == 1
 
 
 def test_files_growing_file_is_read_again(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_files_growing_file_is_read_again(tmp_path: Path) -> None:
     with file.open("a") as end:
         end.write(json.dumps(row("c")) + "\n")
     list(rows)
-    assert [found.line for found in read(tmp_path, dict(reading.state))[0]] == [1, 2, 3]
+    assert [found.line for found in read(tmp_path, dict(reading.outcome.state))[0]] == [1, 2, 3]
 
 
 def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> None:
@@ -170,19 +170,19 @@ def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> 
     for name in names:
         (tmp_path / f"{name}.md").write_text(markdown(doc_id=name))
     _, reading = read(tmp_path, mirror=True, scheduled=True)
-    assert (reading.present, reading.vanished) == (names, frozenset())
+    assert (reading.outcome.present, reading.outcome.vanished) == (names, frozenset())
     (tmp_path / "fees.md").unlink()
     (tmp_path / "rates.md").write_text("no front matter any more")  # refused, and still there
     (tmp_path / "cards.md").write_text("")  # cannot even be read, and still there
     (tmp_path / "hours.md").rename(tmp_path / "times.md")
-    rows, second = read(tmp_path, dict(reading.state), mirror=True, scheduled=True)
+    rows, second = read(tmp_path, dict(reading.outcome.state), mirror=True, scheduled=True)
     assert [found.source for found in rows if found.reasons] == ["cards.md", "rates.md"]
     assert [found.source for found in rows if found.document] == ["times.md"]
     assert rows[0].is_document and rows[0].reasons == ("file: the file is empty",)
-    assert (second.present, second.vanished) == (names - {"fees"}, {"fees"})
-    rows, third = read(tmp_path, dict(second.state), mirror=True, scheduled=True)
+    assert (second.outcome.present, second.outcome.vanished) == (names - {"fees"}, {"fees"})
+    rows, third = read(tmp_path, dict(second.outcome.state), mirror=True, scheduled=True)
     assert [found.source for found in rows] == ["cards.md"]
-    assert (third.present, third.vanished) == (names - {"fees"}, frozenset())
+    assert (third.outcome.present, third.outcome.vanished) == (names - {"fees"}, frozenset())
 
 
 def test_files_empty_mirror_is_an_error(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_files_empty_mirror_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         AbstainError, match="every document of the source 'here' is gone: check that the folder is mounted"
     ):
-        read(tmp_path, dict(reading.state), mirror=True, scheduled=True)
+        read(tmp_path, dict(reading.outcome.state), mirror=True, scheduled=True)
 
 
 def test_files_empty_folder_is_an_error_unless_scheduled(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> N
     for name, found in refused.items():
         assert found.line == 1
         assert found.reasons[0].startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in found.reasons[0]
-    again, second = read(tmp_path, dict(reading.state), scheduled=True)
+    again, second = read(tmp_path, dict(reading.outcome.state), scheduled=True)
     assert {found.source: found for found in again} == refused
-    assert second.state == reading.state
+    assert second.outcome.state == reading.outcome.state
 
 
 @pytest.mark.parametrize(("name", "message"), [("no.jsonl", "no such file or folder"), ("a.xlsx", "rename or convert")])
@@ -253,16 +253,16 @@ def test_files_unfinished_file_is_read_when_complete(tmp_path: Path) -> None:
     assert 0 < len(contents(rows)) < 3000
     assert [found.reasons[0][:38] for found in rows if found.reasons] == ["file: cannot be read: Compressed file "]
     (tmp_path / "a.jsonl.gz").write_bytes(whole)
-    rows, reading = read(tmp_path, dict(reading.state), scheduled=True)
+    rows, reading = read(tmp_path, dict(reading.outcome.state), scheduled=True)
     assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
-    assert read(tmp_path, dict(reading.state), scheduled=True)[0] == []
+    assert read(tmp_path, dict(reading.outcome.state), scheduled=True)[0] == []
 
 
 def test_files_other_bad_file_of_same_name_is_another_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
     ((first,), reading) = read(tmp_path, scheduled=True)
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    ((second,), _) = read(tmp_path, dict(reading.state), scheduled=True)
+    ((second,), _) = read(tmp_path, dict(reading.outcome.state), scheduled=True)
     assert first.reasons == second.reasons and first.digest != second.digest
 
 
@@ -276,7 +276,7 @@ def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -
     next(rows)
     (place / "b.jsonl").unlink()
     assert [found.source for found in rows] == ["c.jsonl"]
-    assert reading.state["files"].keys() == {"a.jsonl", "c.jsonl"}
+    assert reading.outcome.state["files"].keys() == {"a.jsonl", "c.jsonl"}
     rows = iter(FileSource(name="here", url=str(place)).read({}))
     next(rows)
     place.rename(tmp_path / "away")
@@ -302,7 +302,7 @@ def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> Non
     rows, reading = read(here)
     assert [found.source for found in rows] == ["a.jsonl"]
     write_lines(elsewhere / "x.jsonl", row("x"), row("y"))
-    assert len(read(here, dict(reading.state))[0]) == 2
+    assert len(read(here, dict(reading.outcome.state))[0]) == 2
 
 
 READ_AND_MEASURE = """
@@ -343,9 +343,9 @@ def test_reading_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", row())
     reading = FileSource(name="here", url=str(tmp_path)).read({})
     with pytest.raises(RuntimeError, match="known after its last row"):
-        _ = reading.state
+        _ = reading.outcome.state
     assert len(list(reading)) == 1
-    assert reading.state["files"]["a.jsonl"]["version"]
+    assert reading.outcome.state["files"]["a.jsonl"]["version"]
 
 
 def test_files_signature_of_a_url_is_not_shown(tmp_path: Path) -> None:
@@ -385,9 +385,9 @@ def test_files_s3_bucket_is_read(s3: str) -> None:
     assert [found.source for found in rows] == ["deep/fees.md", "a.jsonl"]
     assert contents(rows) == ["Document", "Interaction"]
     assert [found.source for found in read(f"{s3}/in/a.jsonl")[0]] == ["a.jsonl"]
-    assert read(f"{s3}/in", dict(reading.state))[0] == []
+    assert read(f"{s3}/in", dict(reading.outcome.state))[0] == []
     client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=json.dumps(row("b")).encode())  # as long as before
-    assert [found.source for found in read(f"{s3}/in", dict(reading.state))[0]] == ["a.jsonl"]
+    assert [found.source for found in read(f"{s3}/in", dict(reading.outcome.state))[0]] == ["a.jsonl"]
     with pytest.raises(AbstainError, match="no such file or folder"):
         read(f"{s3}/elsewhere")
 

@@ -120,7 +120,7 @@ def test_sql_rows_written_during_a_reading_are_read_next(ten_days: Path) -> None
             add_thumb(ten_days, 11, DAY.format(2))  # behind what has been read; its writer need not wait
             add_thumb(ten_days, 12, DAY.format(12))  # ahead of it
     assert found[:10] == [*range(1, 11)]
-    rows, state = read(ten_days, reading.state)
+    rows, state = read(ten_days, reading.outcome.state)
     assert {11, 12} <= {*found, *lines(rows)}
     assert lines(read(ten_days, state)[0]) == [12]
 

@@ -166,7 +166,7 @@ def test_postgres_broken_connections_lose_no_row(url: str, monkeypatch: pytest.M
             run(url, CUT)
     assert sorted(set(found)) == list(range(1, 3001))
     assert len(found) < 3100
-    assert reading.state["tables"]["feedback"]["count"] == 0
+    assert reading.outcome.state["tables"]["feedback"]["count"] == 0
 
 
 def test_postgres_stopped_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_postgres_stopped_server_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
                 list(rows)
         assert "\n" not in str(refused.value)
         with pytest.raises(RuntimeError):
-            _ = reading.state
+            _ = reading.outcome.state
         with pytest.raises(AbstainError, match="connection failed|No such file") as refused:
             source(server).read({})
         assert "\n" not in str(refused.value)

@@ -72,10 +72,11 @@ def ingest(
         intake.take_documents(documents)
         intake.take_rows(rows)
         intake.match_pending()
-        present = frozenset[str]().union(*(reading.present or () for reading in readings))
+        present = frozenset[str]().union(*(reading.outcome.present or () for reading in readings))
         for name, reading in zip(names, readings, strict=True) if remember else ():
-            intake.remove_documents(reading.vanished - present)  # it may have moved to another source
-            staging.write(f"sources/{name}.json", (json.dumps(reading.state, indent=1, sort_keys=True) + "\n").encode())
+            intake.remove_documents(reading.outcome.vanished - present)  # it may have moved to another source
+            state = json.dumps(reading.outcome.state, indent=1, sort_keys=True)
+            staging.write(f"sources/{name}.json", f"{state}\n".encode())
         intake.stage()
         profile = intake.profiler.profile()
         if quality and profile.rows:
@@ -119,7 +120,7 @@ def _report(
         reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),
         quarantine=f"{FOLDER}/{intake.quarantined_in}.jsonl" if intake.quarantined_in else None,
         redacted=dict(privacy.counts),
-        ignored=tuple(name for reading in readings for name in reading.ignored),
+        ignored=tuple(name for reading in readings for name in reading.outcome.ignored),
         validation=ValidationResult.merge(intake.results) if intake.results else None,
     )
 

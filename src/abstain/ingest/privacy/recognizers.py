@@ -61,7 +61,7 @@ def pattern_recognizers(*, with_torch: bool = False) -> dict[str, tuple[Any, flo
         if kind is predefined_recognizers.PhoneRecognizer:
             found["PHONE_NUMBER"] = kind, kind.SCORE
         elif isinstance(kind, type) and issubclass(kind, PatternRecognizer):
-            recognizer = kind()
+            recognizer: Any = kind()  # type: ignore[call-arg]  # each subclass knows its own entity
             # A checksum that is right makes a hit sure, whatever its pattern's score.
             is_checked = kind.validate_result is not PatternRecognizer.validate_result
             best = 1.0 if is_checked else max(pattern.score for pattern in recognizer.patterns)

@@ -52,22 +52,6 @@ class SourceReader:
             raise RuntimeError("a source's outcome is known after its last row, not before")
         return self._outcome
 
-    @property
-    def state(self) -> Mapping[str, Any]:
-        return self.outcome.state
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return self.outcome.ignored
-
-    @property
-    def present(self) -> frozenset[str] | None:
-        return self.outcome.present
-
-    @property
-    def vanished(self) -> frozenset[str]:
-        return self.outcome.vanished
-
 
 class Source(Protocol):
     """Something that rows can be read from repeatedly; `name` is unique among the sources of a project."""
