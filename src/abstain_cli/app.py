@@ -17,7 +17,7 @@ from rich.table import Table
 from abstain.core.errors import AbstainError
 from abstain_cli import cache, import_rows, kb, latency, perturb, quarantine, review, score, study
 from abstain_cli.progress_bar import step_progress
-from abstain_cli.usage import UsageError, in_one_line
+from abstain_cli.usage import UsageError, in_one_line, reject_renamed
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
@@ -229,6 +229,7 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # the run's processes are ended in order
     try:
+        reject_renamed(sys.argv[1:])
         _prepare()
         sys.exit(app(prog_name="abstain", standalone_mode=False))
     except typer.TyperException as error:

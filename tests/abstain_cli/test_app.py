@@ -16,6 +16,7 @@ import typer
 
 from abstain.config.settings import Settings
 from abstain_cli import app as cli
+from abstain_cli.usage import RENAMED
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import release, requests
@@ -144,6 +145,23 @@ def test_a_command_typed_wrong_is_one_line_and_status_2(
     assert run(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and says in said
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items(), ids=lambda value: str(value))
+def test_renamed_word_is_an_error_that_names_the_new_one(
+    old: tuple[str, ...], new: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *path, last = old
+    for more in ([], ["x"]) if not last.startswith("-") else (["5"], ["5", "--dry"]):
+        assert run(monkeypatch, *old, *more) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: ") and message.count("\n") == 1
+        assert f"`abstain {' '.join([*path, new])}`" in message
+    command = dict(commands(typer.main.get_command(cli.app))).get(
+        (*path, new) if not last.startswith("-") else tuple(path)
+    )
+    assert command is not None and (not last.startswith("-") or any(new in param.opts for param in command.params))
+    assert run(monkeypatch, "perturb", " ", last) == 2 and "is now" not in capsys.readouterr().err
 
 
 @pytest.fixture
