@@ -47,8 +47,8 @@ def end(batch: Batch) -> None:
     with get_client(sync_client=True) as client:
         for flow_run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(unfinished)):
             is_waiting = flow_run.state is not None and flow_run.state.is_scheduled()
-            state = (Cancelled if is_waiting else Cancelling)(message="the run that wanted it has ended")
-            client.set_flow_run_state(flow_run.id, state, force=True)
+            ended = Cancelled if is_waiting else Cancelling
+            client.set_flow_run_state(flow_run.id, ended(message="the run that wanted it has ended"), force=True)
     batch.remove()
 
 
