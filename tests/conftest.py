@@ -229,8 +229,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     project.edit_params("serve: best", "serve: linear")
     project.edit_params("max_epochs: 60", "max_epochs: 10")
     project.edit_params("kinds: [random_forest, gradient_boosting, linear]", "kinds: []")
-    project.edit_params("  layer: 16 ", "  layer: 2 ")
-    project.edit_params("layers: [8, 16, 24, 30]", "layers: [1]")
+    project.edit_params("  layer: 16 ", "  layer: 4 ")
+    project.edit_params("layers: [8, 16, 24, 30]", "layers: [2]")
     project.edit_params("contexts: [1]", "contexts: []")
     project.edit_params("min_failed_rows: 5", "min_failed_rows: 7")  # the six that are broken are more than a fifth now
     # So few answers guarantee little, and no probe is surely better than another: the machinery is what is tested.

@@ -58,7 +58,7 @@ def test_a_second_run_computes_nothing_and_says_why(project: Project) -> None:
 def test_the_released_file_names_its_site(project: Project) -> None:
     file = project.home / "releases" / "v1.0.0" / "probe.onnx"
     carried = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
-    assert carried["version"] == "v1.0.0" and carried["layer"] == "2" and carried["site"] == "residual"
+    assert carried["version"] == "v1.0.0" and carried["layer"] == "4" and carried["site"] == "residual"
     assert carried["layout"] == "rag-chatml-v1" and len(carried["model_revision"]) == 16
     assert 0 < float(carried["threshold"]) < 1
     assert carried["architecture"] == "linear" and json.loads(carried["calibration"])["method"] == "isotonic"
@@ -126,7 +126,7 @@ def test_what_each_scorer_takes_is_told(project: Project) -> None:
     done = project.abstain("latency", "--answers", "1")
     assert done.returncode == 0, done.stderr
     rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", done.stdout))
-    places = {"probe: layer 2, residual, all chunks", "probe: layer 1, mlp, all chunks"}
+    places = {"probe: layer 4, residual, all chunks", "probe: layer 2, mlp, all chunks"}
     assert {*places, "fusion"} <= set(rows)
     assert "longest" in done.stdout and "0" not in rows.values()
     assert "skipped: entailment: no model: set scorers.entailment_model in params.yaml" in done.stdout
@@ -146,7 +146,7 @@ def refused(
     project = replace(copy_of(trained[0], tmp_path_factory.mktemp("refused")), server=prefect_server)
     project.edit_params("  serve: linear", "  serve: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
-    project.edit_params("  layers: [1]", "  layers: []")
+    project.edit_params("  layers: [2]", "  layers: []")
     project.edit_params('holdout_frozen_at: "2026-10-15', 'holdout_frozen_at: "2026-10-20')
     done = project.abstain("retrain")
     assert done.returncode == 0, done.stdout + done.stderr
