@@ -85,10 +85,15 @@ def _fields(soup: BeautifulSoup) -> dict[str, Any]:
 
 def _tidy(content: Tag) -> None:
     """Normalise what Markdown cannot represent: layout tables, cells without table or row, lists directly in lists."""
+    full: set[int] = set()
+    for words in [*content.find_all(string=re.compile(r"\S")), *content.find_all("img", alt=re.compile(r"\S"))]:
+        node = words.parent
+        while node is not None and id(node) not in full:  # each tag is looked at once, however deep its text lies
+            full.add(id(node))
+            node = node.parent
     for block in content.find_all(_BLOCKS.split()):
         # markdownify strips the spaces around a block: one without text would join the words before and after it.
-        has_text = next(block.stripped_strings, None) or block.find("img", alt=re.compile(r"\S"))
-        block.name = "div" if has_text else "span"
+        block.name = "div" if id(block) in full else "span"
     for table in content.find_all("table"):
         own = [tag for tag in table.find_all(_PARTS) if tag.find_parent("table") is table]
         arranges = not any(tag.name == "th" for tag in own) and table.find([*_HEADINGS, "table"])
