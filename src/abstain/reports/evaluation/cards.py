@@ -56,7 +56,7 @@ WORDS = {
     "ECE": "by how much a probability is off, on average over ten classes of it. Of fewer answers it comes out higher, "
     "so its interval, which is of draws, may lie above it.",
     "AURC": "the share of errors among the shown, averaged over all thresholds; lower is better.",
-    "Errors caught with 15 % withheld": "the share of all incorrect answers among the least confident 15 % of answers.",
+    "Error recall at 15 % withheld": "the share of all incorrect answers among the least confident 15 % of answers.",
     "95 % interval": "where a figure lies in 95 % of draws of the hold-out's groups; answers of a group stay together.",
     "Not defined": "these answers do not define that figure, e.g. an AUROC where all are correct. It is not 0.",
 }

@@ -160,10 +160,10 @@ def _key_figures(evaluated: Evaluated) -> str:
         needed = f"{threshold['reviews_needed']:,}"
         more = (needed, f"reviews needed for the guarantee ({threshold['rows']:,} are there)")
         return key_figures([*found, more])
-    caught = f"{figure(probe['error_recall_over_random'], '.1f')} times what random withholding catches"
+    caught = f"{figure(probe['error_recall_over_random'], '.1f')} times that of random withholding"
     none = "equal confidences cannot be parted"
     below = caught if defined(probe["error_recall_over_random"]) else none
-    more = (percent(probe["error_recall_at_15pct"]), f"of the errors caught with 15 % withheld ({below})")
+    more = (percent(probe["error_recall_at_15pct"]), f"error recall at 15 % withheld ({below})")
     return key_figures([*found, more])
 
 

@@ -85,7 +85,7 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
         "AUROC",
         "difference to the probe",
         "chance that it is better",
-        "errors caught with 15 % withheld",
+        "error recall at 15 % withheld",
         "times random",
         "forward tokens",
         "unscored",
