@@ -132,6 +132,7 @@ def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
         yaml.safe_dump({"stages": {name: whole[name] for name in ("validate", "dataset", "features", "train_probe")}})
     )
     small_project.git("commit", "-qam", "A DAG that ends with the probe")
+    small_project.compare_with("sequence_log_prob")  # enough for several shards
     completes_after_kills(
         small_project,
         ["python", "-c", TRAIN],

@@ -78,7 +78,8 @@ def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProce
         return project.command(["env", f"ABSTAIN_UI_PORT={port}", sys.executable, "-m", "tasks.server", what])
 
     yield call
-    call("down")
+    if processes_of(project):
+        call("down")
 
 
 def states(project: Project, flow: str) -> list[str]:
