@@ -92,7 +92,8 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     ui = ui_of(with_it)
     assert f"failed runs are posted to 127.0.0.1:{listener.server_port}\n" in with_it.stdout
     assert "secret" not in with_it.stdout
-    assert ui_of(up.call("up", listener.url)) == ui
+    again = up.call("up", listener.url)
+    assert ui_of(again) == ui and again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
     assert automations(ui) == [NAME]
 
     run = up.project.command(["python", "-c", FAILING])
