@@ -203,7 +203,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "base_rate": mean(correct, weight),
             "drawn_unevenly": int((weight < 1).sum()),
             "effective_sample_size": effective_sample_size(weight),
-            "label_source": "sme",
+            "label_source": "review",
             "digest": "0" * 64,
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
             "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_n_eff": 90.0},
@@ -288,9 +288,9 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "matrix": [[1.0, 0.9876, 0.3456], [0.9876, 1.0, None], [0.3456, None, 1.0]],
         },
         "ablations": [
-            _listening(16, "residual", None, 0.79),
-            _listening(24, "mlp", None, 0.81),
-            _listening(16, "mlp", 2, None),
+            _site(16, "residual", None, 0.79),
+            _site(24, "mlp", None, 0.81),
+            _site(16, "mlp", 2, None),
         ],
         "fusion": {
             "strength": 0.01,
@@ -338,7 +338,7 @@ def _calibrated(correct: np.ndarray, values: np.ndarray, weight: np.ndarray) -> 
     return figures | bounded
 
 
-def _listening(layer: int, site: str, chunks: int | None, out_of_fold: float | None) -> dict[str, Any]:
+def _site(layer: int, site: str, chunks: int | None, out_of_fold: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {"layer": layer, "site": site, "chunks": chunks, "served": (layer, site) == (16, "residual")}
     row |= {"out_of_fold": out_of_fold, "auroc": 0.8 - layer / 1000, "auroc_low": 0.71, "auroc_high": 0.86}
     if out_of_fold is None:

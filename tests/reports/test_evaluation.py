@@ -290,7 +290,7 @@ def test_without_ideal_answers_there_is_no_rouge() -> None:
     assert "ROUGE" not in section(markdown, "Thresholds: coverage and precision")
 
 
-def test_listening_elsewhere_is_compared_and_out_of_reach_says_why() -> None:
+def test_other_sites_is_compared_and_out_of_reach_says_why() -> None:
     text = section(MARKDOWN, "Other layers, sites and numbers of chunks")
     assert "Best out of fold: layer 24, mlp with 0.810; the served probe reads layer 16, residual with 0.790." in text
     assert "On the hold-out that place has 0.776, within the interval of the served one (0.710 to 0.860)." in text

@@ -41,7 +41,7 @@ def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFr
             "split": "train",
             "correct": [i // 2 % 2 for i in range(n)],
             "weight": 1.0,
-            "source": "sme",
+            "source": "review",
             "inclusion_probability": float("nan"),
         }
     )

@@ -93,7 +93,7 @@ def test_tables_name_the_same_scorers(bank: Params) -> None:
 
 def test_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -> None:
     scores, frame = pd.read_parquet(paths.SCORES), read_labelled_states()[0]
-    judged = frame[(frame["source"] == "sme") & frame["split"].isin(["holdout", "newest"])]
+    judged = frame[(frame["source"] == "review") & frame["split"].isin(["holdout", "newest"])]
     assert sorted(scores["interaction_id"]) == sorted(judged["interaction_id"]) and len(judged) > 50
     both = scores.merge(judged, on="interaction_id", suffixes=("", "_of_data"))
     for name in ("split", "group", "product", "correct", "source"):
@@ -102,7 +102,7 @@ def test_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -
     assert set(scores["inclusion_probability"].fillna(0)) == {0.0, 0.5, 1.0}, "one drawn in an unknown way among them"
     found, rows = artifacts.read_json(paths.METRICS)["holdout"], holdout_rows()[0]
     assert found["digest"] == holdout_digest(list(rows.index), rows["correct"].tolist())
-    assert found["label_source"] == "sme"
+    assert found["label_source"] == "review"
 
 
 def test_figures_stand_for_all_answers(bank: Params) -> None:
@@ -248,8 +248,8 @@ def test_without_scorers_to_compare_the_probes_still_are(bank: Params) -> None:
 
 def test_ablations_are_of_every_site_and_of_products_with_enough_answers(bank: Params) -> None:
     found, said = artifacts.read_json(paths.ABLATIONS), artifacts.read_json(paths.EVALUATION)
-    assert said["ablations"] == found["listening"] and said["audits"]["left_out"] == found["left_out"]
-    sites = {(row["layer"], row["site"], row["chunks"]): row for row in found["listening"]}
+    assert said["ablations"] == found["sites"] and said["audits"]["left_out"] == found["left_out"]
+    sites = {(row["layer"], row["site"], row["chunks"]): row for row in found["sites"]}
     assert list(sites) == [(2, "residual", None), (1, "residual", None), (3, "residual", None), (2, "residual", 1)]
     assert [row["served"] for row in sites.values()] == [True, False, False, False]
     assert len({row["auroc"] for row in sites.values()}) == len({row["out_of_fold"] for row in sites.values()}) == 4

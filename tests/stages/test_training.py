@@ -82,7 +82,7 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
     frame, before, probe = artifacts.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
     readable, _ = read_labelled_states()
     assert before.index.tolist() == readable.loc[readable["split"] == "train", "interaction_id"].tolist()
-    learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "sme")]
+    learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "review")]
     of_both_kinds = learnt.groupby("group")["correct"].nunique() == 2
     group = of_both_kinds.index[of_both_kinds][0]
     for right in (0, 1):

@@ -36,7 +36,7 @@ def verdict(*rows: Review, **changes: object) -> pd.Series:
 def label(
     verdicts: pd.DataFrame, balance: list[int], params: LabelParams = LABELS, weight: float = 0.4
 ) -> pd.DataFrame:
-    said = pd.DataFrame({"right": np.array(balance) > 0, "weight": weight})
+    said = pd.DataFrame({"label": np.array(balance) > 0, "weight": weight})
     return label_rows(len(balance), verdicts, np.array(balance), said, params)
 
 
@@ -49,7 +49,12 @@ NOBODY = reviewed()
 
 def test_a_review_outranks_every_thumb() -> None:
     found = label(reviewed(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
-    assert (found["correct"], found["source"], found["weight"], found["inclusion_probability"]) == (0, "sme", 1.0, 0.2)
+    assert (found["correct"], found["source"], found["weight"], found["inclusion_probability"]) == (
+        0,
+        "review",
+        1.0,
+        0.2,
+    )
 
 
 def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
@@ -63,7 +68,7 @@ def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
 def test_no_thumbs_a_tie_and_a_weight_of_nothing_are_no_label() -> None:
     assert label(NOBODY, [0, 0]).source.isna().all()
     assert label(NOBODY, [3], weight=0.0).source.isna().all()
-    assert label(reviewed(review("a")), [0], weight=0.0).source.tolist() == ["sme"]
+    assert label(reviewed(review("a")), [0], weight=0.0).source.tolist() == ["review"]
 
 
 def test_the_three_verdicts_stay_apart() -> None:
@@ -75,8 +80,8 @@ def test_the_three_verdicts_stay_apart() -> None:
 @pytest.mark.parametrize("failing", ["complete", "correct", "truthful"])
 def test_right_means_all_required_verdicts(failing: str) -> None:
     one = review("a", **{failing: False})
-    assert not verdict(one)["right"]
-    assert verdict(one, require=tuple(name for name in LABELS.require if name != failing))["right"]
+    assert not verdict(one)["label"]
+    assert verdict(one, require=tuple(name for name in LABELS.require if name != failing))["label"]
 
 
 FIRST, SECOND, THIRD = (
@@ -102,7 +107,7 @@ def test_who_decides_where_reviews_disagree(
 ) -> None:
     expected = {"latest": latest, "majority": majority, "strict": strict}
     for order in itertools.permutations(rows):
-        assert {rule: bool(verdict(*order, conflicts=rule)["right"]) for rule in expected} == expected
+        assert {rule: bool(verdict(*order, conflicts=rule)["label"]) for rule in expected} == expected
 
 
 @pytest.mark.heavy
@@ -128,7 +133,7 @@ def test_who_decides_where_reviews_disagree(
 def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
     params = LABELS.model_copy(update={"conflicts": rule, "require": ("correct", "truthful")})
     found = resolve(last_verdicts(place(rows), params), params)
-    assert (found["right"] == (found["correct"] & found["truthful"])).all()
+    assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
     rng.shuffle(rows)
     pd.testing.assert_frame_equal(resolve(last_verdicts(place(rows), params), params), found)

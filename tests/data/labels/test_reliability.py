@@ -14,7 +14,7 @@ from tests.data.frames import LABELS, votes
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
 
 SKENE = LABELS.model_copy(update={"thumb_model": "dawid_skene"})
-NONE = pd.DataFrame({"right": [], "inclusion_probability": []}).astype({"right": bool})
+NONE = pd.DataFrame({"label": [], "inclusion_probability": []}).astype({"label": bool})
 
 
 @dataclass
@@ -42,7 +42,7 @@ def world(
     up = np.where(truth, rng.random(answers) < likes, rng.random(answers) >= dislikes)
     probability = np.where(up, *reviewed)
     drawn = rng.random(answers) < probability
-    verdicts = pd.DataFrame({"right": truth, "inclusion_probability": probability})[drawn]
+    verdicts = pd.DataFrame({"label": truth, "inclusion_probability": probability})[drawn]
     return World(truth, pd.DataFrame({"row": np.arange(answers), "user": user, "up": up}), verdicts)
 
 
@@ -81,7 +81,7 @@ def test_uneven_weights_and_votes_on_one_answer_make_a_share_less_certain() -> N
 
 
 def test_thumbs_are_counted_against_verdicts() -> None:
-    verdicts = pd.DataFrame({"right": [True, False], "inclusion_probability": [0.5, np.nan]}, index=[0, 2])
+    verdicts = pd.DataFrame({"label": [True, False], "inclusion_probability": [0.5, np.nan]}, index=[0, 2])
     found = compare(votes((0, 0, True), (0, 1, False), (1, 0, True), (2, 2, False)), verdicts)
     assert found.votes.tolist() == [[1, 1], [0, 1]]  # answer 1 has no review
     assert found.prior.effective == pytest.approx(3**2 / 5)  # one stands for two answers, the other for itself
@@ -93,9 +93,9 @@ def test_weighting_undoes_an_uneven_draw() -> None:
     inside = raw_inside = 0
     for seed in range(100):
         rows = world(seed)
-        share = compare(rows.votes, rows.verdicts).up_of[1]
+        share = compare(rows.votes, rows.verdicts).up_given_verdict[1]
         inside += share.low <= 0.86 <= share.high
-        raw = compare(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_of[1]
+        raw = compare(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_given_verdict[1]
         raw_inside += raw.low <= 0.86 <= raw.high
     assert inside >= 88
     assert raw_inside <= 5
@@ -112,7 +112,7 @@ def test_too_few_answers_with_both_tell_nothing() -> None:
         estimate(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest + 1})) is None
     )
     assert estimate(rows.votes, NONE, compare(rows.votes, NONE), 50, LABELS) is None
-    only_right = rows.verdicts[rows.verdicts["right"]]
+    only_right = rows.verdicts[rows.verdicts["label"]]
     assert estimate(rows.votes, only_right, compare(rows.votes, only_right), 50, LABELS) is None
 
 
@@ -127,7 +127,7 @@ def test_the_posterior_is_bayes_rule() -> None:
 def test_a_weight_is_the_share_of_the_doubt_that_thumbs_removed() -> None:
     known = Reliability(0.7, np.log([[0.1 / 0.7, 0.9 / 0.3]]))
     found = known.labels(votes((0, 0, True), (1, 0, False)), 3, LABELS)
-    assert found["right"].tolist() == [True, False, True]
+    assert found["label"].tolist() == [True, False, True]
     assert found["weight"].tolist() == [round(0.6 * (0.875 - 0.7) / 0.3, 3), round(0.6 * (0.75 - 0.3) / 0.7, 3), 0.0]
 
 
@@ -219,6 +219,6 @@ def test_dawid_and_skene_take_thumbs_of_one_kind_and_any_order() -> None:
     shuffled = rows.votes.sample(frac=1, random_state=0)
     assert judge(World(rows.truth, shuffled, rows.verdicts), params=SKENE)[1].evidence == pytest.approx(known.evidence)
     ups = rows.votes[rows.votes["up"]]
-    one_kind = World(rows.truth, ups, pd.DataFrame({"right": rows.truth, "inclusion_probability": 1.0}))
+    one_kind = World(rows.truth, ups, pd.DataFrame({"label": rows.truth, "inclusion_probability": 1.0}))
     labels = judge(one_kind, params=SKENE)[1].labels(ups, 4000, SKENE)
     assert labels["weight"].max() < 0.02

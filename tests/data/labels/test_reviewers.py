@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
 
 
 def verdicts(*rows: tuple[int, str, bool]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["row", "reviewer", "right"])
+    return pd.DataFrame(rows, columns=["row", "reviewer", "label"])
 
 
 def panel(answers: int, *flips: float) -> pd.DataFrame:
@@ -22,7 +22,7 @@ def panel(answers: int, *flips: float) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     truth = rng.random(answers) < 0.5
     return pd.concat(
-        pd.DataFrame({"row": range(answers), "reviewer": name, "right": truth ^ (rng.random(answers) < flip)})
+        pd.DataFrame({"row": range(answers), "reviewer": name, "label": truth ^ (rng.random(answers) < flip)})
         for name, flip in zip("abcdef", flips, strict=False)
     )
 
@@ -45,7 +45,7 @@ def test_few_shared_answers_are_counted_and_not_judged() -> None:
 def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_first() -> None:
     rows = panel(60, 0.0, 0.1, 0.4)
     found = reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
-    says: dict[Any, Any] = {name: own["right"].tolist() for name, own in rows.groupby("reviewer")}
+    says: dict[Any, Any] = {name: own["label"].tolist() for name, own in rows.groupby("reviewer")}
     assert {tuple(pair["reviewers"]) for pair in found["pairs"]} == {("a", "b"), ("a", "c"), ("b", "c")}
     for pair in found["pairs"]:
         a, b = (says[name] for name in pair["reviewers"])

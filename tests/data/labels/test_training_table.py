@@ -78,11 +78,11 @@ def test_the_table_has_its_columns_and_the_right_types() -> None:
     frame, summary = table(crowd())
     assert tuple(frame.columns) == COLUMNS
     assert frame["correct"].isin([0, 1]).all() and frame["correct"].dtype == "int64"
-    assert set(frame["source"]) == {"sme", "thumb"}
+    assert set(frame["source"]) == {"review", "thumb"}
     assert frame["weight"].gt(0).all()
     assert frame.loc[frame["source"] == "thumb", "weight"].le(FEW.max_thumb_weight).all()
     assert all(frame[name].dtype == "boolean" for name in ("complete", "judged_correct", "truthful"))
-    by_reviewer = frame["source"] == "sme"
+    by_reviewer = frame["source"] == "review"
     assert (frame["complete"].notna() == by_reviewer).all()
     assert (
         frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["judged_correct"])[by_reviewer].astype(int)
@@ -187,7 +187,7 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
     changed, _ = table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
     again = changed[changed["split"] == "holdout"]
     pd.testing.assert_frame_equal(again.reset_index(drop=True), held.reset_index(drop=True), check_exact=True)
-    judged_now = held[held["source"] == "sme"]
+    judged_now = held[held["source"] == "review"]
     assert len(holdout_digest(list(judged_now["interaction_id"]), judged_now["correct"].tolist())) == 64
     assert not changed[changed["split"] == "newest"].equals(frame[frame["split"] == "newest"])
 
@@ -234,7 +234,7 @@ def _validates(seed: int, group: str) -> bool:
 def test_thumbs_against_reviewers_are_marked_and_counted() -> None:
     frame, summary = table(crowd())
     assert summary["conflicts"]["thumbs_against_reviewers"] == frame["thumbs_disagree"].sum() > 0
-    assert (frame.loc[frame["thumbs_disagree"], "source"] == "sme").all()
+    assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
 
 
 def test_rows_on_unknown_answers_are_not_looked_at() -> None:
@@ -264,7 +264,7 @@ def test_without_rows_the_first_split_that_lacks_them_is_named(typed: bool) -> N
 def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
     rows, given, judged = crowd()
     by_reviewer, _ = table((rows, thumbs([]), judged))
-    assert set(by_reviewer["source"]) == {"sme"} and not by_reviewer["thumbs_disagree"].any()
+    assert set(by_reviewer["source"]) == {"review"} and not by_reviewer["thumbs_disagree"].any()
     by_thumb, summary = table((rows, given, reviews([])))
     assert set(by_thumb["source"]) == {"thumb"} and by_thumb["complete"].isna().all()
     assert summary["thumbs"]["weights"] == "fixed"

@@ -207,7 +207,7 @@ def test_the_holdout_digest_sees_rows_and_labels_but_not_their_order() -> None:
 
 
 def test_only_experts_labels_are_tested_on() -> None:
-    frame = pd.DataFrame({"source": ["thumb", "sme", "thumb", "sme"], "row": range(4)})
+    frame = pd.DataFrame({"source": ["thumb", "review", "thumb", "review"], "row": range(4)})
     assert reviewed(frame)["row"].tolist() == [1, 3]
     thumbs = frame[frame["source"] == "thumb"]
     assert reviewed(thumbs).empty
@@ -215,6 +215,6 @@ def test_only_experts_labels_are_tested_on() -> None:
 
 def test_the_reviewed_hold_out_is_picked_by_place() -> None:
     frame = pd.DataFrame(
-        {"source": ["sme", "thumb", "sme", "sme"], "split": ["holdout", "holdout", "train", "holdout"]}
+        {"source": ["review", "thumb", "review", "review"], "split": ["holdout", "holdout", "train", "holdout"]}
     )
     assert reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]

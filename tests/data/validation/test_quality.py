@@ -24,7 +24,7 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
             "group": [f"g-{at}" for at in range(number)],
             "split": [split for split in SPLITS for _ in range(rows)],
             "correct": [at % 2 for at in range(number)],
-            "source": "sme",
+            "source": "review",
             "reviews_disagree": False,
             "thumbs_disagree": False,
         }
@@ -115,7 +115,7 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
     result = validated(
         table(
             correct=[1] * 40,
-            source=["sme"] * 80 + ["thumb"] * 24,
+            source=["review"] * 80 + ["thumb"] * 24,
             reviews_disagree=[True] * 17,
             thumbs_disagree=[True] * 51,
         )

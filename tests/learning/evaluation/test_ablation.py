@@ -13,7 +13,7 @@ from abstain.config.params import load_params
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
-from abstain.learning.evaluation.ablation import Take, auroc_with_interval, left_out_rows, listening_row
+from abstain.learning.evaluation.ablation import Take, auroc_with_interval, left_out_rows, site_row
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.thresholds.selection import tune_threshold
@@ -42,7 +42,7 @@ def data_set(seed: int = 0) -> tuple[pd.DataFrame, Take]:
             "split": np.array(SPLITS)[group % len(SPLITS)],
             "correct": correct,
             "weight": 1.0,
-            "source": np.where(drawn.random(ROWS) < 0.9, "sme", "thumb"),
+            "source": np.where(drawn.random(ROWS) < 0.9, "review", "thumb"),
             "product": product,
             "inclusion_probability": np.where(correct == 1, 0.5, 1.0),
         },
@@ -67,7 +67,7 @@ ROUGE = np.where(np.arange(ROWS) % 4 == 0, np.linspace(0, 1, ROWS), np.nan)
 
 
 def reviewed(split: str, frame: pd.DataFrame = FRAME) -> pd.DataFrame:
-    return frame[(frame["split"] == split) & (frame["source"] == "sme")]
+    return frame[(frame["split"] == split) & (frame["source"] == "review")]
 
 
 def weights(rows: pd.DataFrame) -> np.ndarray:
@@ -76,7 +76,7 @@ def weights(rows: pd.DataFrame) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def row() -> dict[str, object]:
-    return listening_row(FRAME, TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES, ROUGE)
+    return site_row(FRAME, TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES, ROUGE)
 
 
 def fit(train: pd.DataFrame) -> FittedProbe:
@@ -135,7 +135,7 @@ def test_labels_of_other_splits_than_train_reach_no_probe_and_a_target_out_of_re
 ) -> None:
     turned = FRAME.assign(correct=FRAME["correct"].where(FRAME["split"] == "train", 1 - FRAME["correct"]))
     unreachable = THRESHOLD.model_copy(update={"target": 0.999, "min_shown": 40})
-    found = listening_row(turned, TAKE, "linear", PARAMS.probe, unreachable, RESAMPLES, ROUGE)
+    found = site_row(turned, TAKE, "linear", PARAMS.probe, unreachable, RESAMPLES, ROUGE)
     assert found["out_of_fold"] == row["out_of_fold"]
     # Nearly all of what the probe knows is now wrong.
     assert isinstance(row["auroc"], float) and found["auroc"] < 0.4 < 0.6 < row["auroc"]

@@ -37,7 +37,7 @@ def test_right_answers_in_place_are_compared_with_the_same_questions_shuffled() 
     probe, other = answers_shuffled(CORRECT, scores, changed, EVEN, {"probe": 0.65})
     assert probe["auroc_against_shuffled"] == pytest.approx(0.75)  # 0.9 beats both, 0.6 beats one of two
     assert probe["shown_changed"] == pytest.approx(0.5)  # 0.7 and 0.95, of four
-    assert probe["mean_right"] == pytest.approx(0.75) and probe["mean_changed"] == pytest.approx(0.4)
+    assert probe["mean_correct"] == pytest.approx(0.75) and probe["mean_changed"] == pytest.approx(0.4)
     assert other["auroc_against_shuffled"] == 0.5 and other["shown_changed"] is None
 
 

@@ -40,7 +40,7 @@ def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:
 
 
 def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
-    """Each reviewer's last review of an answer: row, reviewer, reviewed_at, the verdicts, right, inclusion_probability.
+    """Each reviewer's last review of an answer: row, reviewer, reviewed_at, the verdicts, label, inclusion_probability.
 
     Args:
         reviews: row, reviewer, reviewed_at, complete, correct, truthful, inclusion_probability (or nan).
@@ -49,12 +49,12 @@ def last_verdicts(reviews: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     moments = typed.groupby(["row", "reviewer", "reviewed_at"], as_index=False).agg(
         {**dict.fromkeys(VERDICTS, "min"), "inclusion_probability": "max"}
     )
-    moments["right"] = moments[list(params.require)].all(axis=1)
+    moments["label"] = moments[list(params.require)].all(axis=1)
     return moments.drop_duplicates(["row", "reviewer"], keep="last").reset_index(drop=True)
 
 
 def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
-    """One verdict an answer, by row: right, complete, correct, truthful, inclusion_probability.
+    """One verdict an answer, by row: label, complete, correct, truthful, inclusion_probability.
 
     A verdict is yes where all deciding reviews agree on yes, and `inclusion_probability` is the largest of theirs.
     """
@@ -62,41 +62,41 @@ def resolve(last: pd.DataFrame, params: LabelParams) -> pd.DataFrame:
     if params.conflicts == "latest":
         deciding = last["reviewed_at"] == by_row["reviewed_at"].transform("max")
     elif params.conflicts == "majority":
-        deciding = last["right"] == (by_row["right"].transform("mean") > 0.5)
+        deciding = last["label"] == (by_row["label"].transform("mean") > 0.5)
     else:
-        deciding = last["right"] == by_row["right"].transform("min")
+        deciding = last["label"] == by_row["label"].transform("min")
     chosen = last[deciding].groupby("row")
-    return chosen[["right", *VERDICTS]].min().assign(inclusion_probability=chosen["inclusion_probability"].max())
+    return chosen[["label", *VERDICTS]].min().assign(inclusion_probability=chosen["inclusion_probability"].max())
 
 
 def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
     """The rows, ascending, of answers with one review for correct and one for incorrect, by any reviewers."""
-    right = reviews[list(params.require)].all(axis=1)
-    kinds = right.groupby(reviews["row"]).agg(["min", "max"])
+    correct = reviews[list(params.require)].all(axis=1)
+    kinds = correct.groupby(reviews["row"]).agg(["min", "max"])
     return kinds.index[kinds["min"] != kinds["max"]].to_numpy()
 
 
 def label_rows(
     answers: int, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
 ) -> pd.DataFrame:
-    """The label of each answer, a row each: correct (0/1), weight, source (sme, thumb, or null: no label), and the
+    """The label of each answer, a row each: correct (0/1), weight, source (review, thumb, or null: no label), and the
     deciding review's complete, judged_correct, truthful and inclusion_probability, null without one.
 
     Args:
         verdicts: as `resolve` gives them.
         balance: (answers,) ups less downs.
-        thumbs: (answers,) right and weight by the thumbs of an answer; read where `balance` is not 0.
+        thumbs: (answers,) label and weight by the thumbs of an answer; read where `balance` is not 0.
     """
     reviewed = np.zeros(answers, bool)
     reviewed[verdicts.index] = True
-    right, weight = thumbs["right"].to_numpy(bool, copy=True), thumbs["weight"].to_numpy(float)
-    right[verdicts.index] = verdicts["right"]
+    label, weight = thumbs["label"].to_numpy(bool, copy=True), thumbs["weight"].to_numpy(float)
+    label[verdicts.index] = verdicts["label"]
     by_thumb = ~reviewed & (balance != 0) & (weight > 0)
-    source = np.where(reviewed, "sme", np.where(by_thumb, "thumb", ""))
+    source = np.where(reviewed, "review", np.where(by_thumb, "thumb", ""))
     every = verdicts.reindex(range(answers))
     return pd.DataFrame(
         {
-            "correct": right.astype("int64"),
+            "correct": label.astype("int64"),
             "weight": np.where(reviewed, params.review_weight, weight),
             "source": pd.Series(source, dtype="str").replace("", None),
             "complete": every["complete"].astype("boolean"),

@@ -37,7 +37,7 @@ def data_card(
         known: the estimated reliability of thumbs, or None where there is too little data for one.
     """
     used = answers["split"] != "excluded"
-    by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "sme"
+    by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "review"
     silent = answers[used & ~by_thumb & ~by_reviewer]
     conflicts = answers.loc[answers["reviews_disagree"], "interaction_id"]
     weights = answers.loc[by_thumb & (answers["split"] == "train"), "weight"].to_numpy()
@@ -70,7 +70,7 @@ def _split(rows: pd.DataFrame, name: str) -> dict[str, Any]:
         "answers": len(rows),
         "groups": int(rows["group"].nunique()),
         "correct": round(float(rows["correct"].mean()), 3) if len(rows) else None,
-        "reviewed": int((rows["source"] == "sme").sum()),
+        "reviewed": int((rows["source"] == "review").sum()),
     }
 
 
@@ -78,22 +78,24 @@ def _thumbs(
     votes: pd.DataFrame, weights: np.ndarray, pool: Agreement, known: Reliability | None, params: LabelParams
 ) -> dict[str, Any]:
     """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""
-    wrong, right = (round(effective, 1) for effective in pool.effective)
+    incorrect, correct = (round(effective, 1) for effective in pool.effective)
+    down, up = pool.correct_given_thumb
     enough = "" if known else f": {params.min_agreement} of each are needed (labels.min_agreement)"
     return {
         "weights": f"estimated, {params.thumb_model}" if known else "fixed",
-        "why": f"{right:g} correct and {wrong:g} incorrect training answers (effective) have thumb and review{enough}",
+        "why": f"{correct:g} correct and {incorrect:g} incorrect training answers (effective) have thumb and review"
+        f"{enough}",
         "correct": _share(pool.prior),
         "agreement": [
             {
                 "thumb": name,
                 "correct": int(pool.votes[thumb, 1]),
                 "incorrect": int(pool.votes[thumb, 0]),
-                "reviewers_agree": _share(pool.right_of[thumb] if thumb == UP else pool.right_of[thumb].rest()),
+                "reviewers_agree": _share(up if thumb == UP else down.rest()),
             }
             for name, thumb in (("up", UP), ("down", DOWN))
         ],
-        "liked": {"correct": _share(pool.up_of[1]), "incorrect": _share(pool.up_of[0])},
+        "liked": {"correct": _share(pool.up_given_verdict[1]), "incorrect": _share(pool.up_given_verdict[0])},
         "users": {
             "known": int(votes.loc[votes["user"] > 0, "user"].nunique()),
             "anonymous_thumbs": int((votes["user"] == 0).sum()),

@@ -63,25 +63,25 @@ class Agreement:
     Attributes:
         votes: (2, 2) counts, thumb (down, up) by verdict (incorrect, correct).
         prior: correct answers among those with thumbs.
-        right_of: by thumb (down, up), the correct answers among those that got it.
-        up_of: by verdict (incorrect, correct), the ups among those that got it.
+        correct_given_thumb: by thumb (down, up), the correct answers among those that got it.
+        up_given_verdict: by verdict (incorrect, correct), the ups among those that got it.
     """
 
     votes: np.ndarray
     prior: Share
-    right_of: tuple[Share, Share]
-    up_of: tuple[Share, Share]
+    correct_given_thumb: tuple[Share, Share]
+    up_given_verdict: tuple[Share, Share]
 
     @property
     def evidence(self) -> np.ndarray:
         """(2,) log P(thumb | correct) / P(thumb | incorrect) of a down and an up."""
-        wrong, right = self.up_of[0].value, self.up_of[1].value
-        return np.asarray(np.log([(1 - right) / (1 - wrong), right / wrong]))
+        incorrect, correct = self.up_given_verdict[0].value, self.up_given_verdict[1].value
+        return np.asarray(np.log([(1 - correct) / (1 - incorrect), correct / incorrect]))
 
     @property
     def effective(self) -> tuple[float, float]:
         """The effective numbers of incorrect and correct answers that have both."""
-        return self.up_of[0].effective, self.up_of[1].effective
+        return self.up_given_verdict[0].effective, self.up_given_verdict[1].effective
 
 
 @dataclass(frozen=True)
@@ -93,22 +93,22 @@ class Reliability:
 
     def posterior(self, votes: pd.DataFrame, answers: int) -> np.ndarray:
         """(answers,) the probability that each is correct, given its votes (row, user, up)."""
-        told = self.evidence[votes["user"], votes["up"].astype(int)]
-        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], told, answers)))
+        evidence = self.evidence[votes["user"], votes["up"].astype(int)]
+        return np.asarray(expit(logit(self.prior) + np.bincount(votes["row"], evidence, answers)))
 
     def labels(self, votes: pd.DataFrame, answers: int, params: LabelParams) -> pd.DataFrame:
-        """(answers,) the label by votes: right, and its weight, 0 to `labels.max_thumb_weight`."""
+        """(answers,) the label by votes, true where correct, and its weight, 0 to `labels.max_thumb_weight`."""
         probability = self.posterior(votes, answers)
-        right = probability > 0.5
-        sure = np.where(right, probability, 1 - probability)
-        before = np.where(right, self.prior, 1 - self.prior)
+        label = probability > 0.5
+        sure = np.where(label, probability, 1 - probability)
+        before = np.where(label, self.prior, 1 - self.prior)
         removed = np.clip((sure - before) / (1 - before), 0, 1)
-        return pd.DataFrame({"right": right, "weight": np.round(params.max_thumb_weight * removed, DIGITS)})
+        return pd.DataFrame({"label": label, "weight": np.round(params.max_thumb_weight * removed, DIGITS)})
 
     def of_users(self, votes: pd.DataFrame) -> np.ndarray:
         """The expected share of each known user's thumbs in `votes` that agree with a reviewer."""
-        right = expit(logit(self.prior) + self.evidence)
-        agrees = np.stack([1 - right[:, DOWN], right[:, UP]], axis=1)
+        correct = expit(logit(self.prior) + self.evidence)
+        agrees = np.stack([1 - correct[:, DOWN], correct[:, UP]], axis=1)
         known = votes[votes["user"] > 0]
         share = pd.Series(agrees[known["user"], known["up"].astype(int)])
         return np.asarray(share.groupby(known["user"].to_numpy()).mean())
@@ -119,20 +119,20 @@ def compare(votes: pd.DataFrame, verdicts: pd.DataFrame) -> Agreement:
 
     Args:
         votes: row, user, up.
-        verdicts: by row: right, inclusion_probability.
+        verdicts: by row: label, inclusion_probability.
     """
     both = _reviewed(votes, verdicts)
-    answer, up, right, weight = (both[name].to_numpy() for name in ("row", "up", "right", "weight"))
+    answer, up, label, weight = (both[name].to_numpy() for name in ("row", "up", "label", "weight"))
     first = ~both.duplicated("row").to_numpy()
 
     def share(hit: np.ndarray, among: np.ndarray) -> Share:
         return Share.of(hit[among], weight[among], answer[among])
 
     return Agreement(
-        votes=np.bincount(2 * up + right, minlength=4).reshape(2, 2),
-        prior=share(right, first),
-        right_of=(share(right, ~up), share(right, up)),
-        up_of=(share(up, ~right), share(up, right)),
+        votes=np.bincount(2 * up + label, minlength=4).reshape(2, 2),
+        prior=share(label, first),
+        correct_given_thumb=(share(label, ~up), share(label, up)),
+        up_given_verdict=(share(up, ~label), share(up, label)),
     )
 
 
@@ -155,8 +155,8 @@ def estimate(
 
 def _reviewed(votes: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """The votes on reviewed answers, with the verdict and the number of answers that each stands for."""
-    both = votes.join(verdicts[["right", "inclusion_probability"]], on="row", how="inner")
-    return both.assign(right=both["right"].astype(bool), weight=1 / both["inclusion_probability"].fillna(1.0))
+    both = votes.join(verdicts[["label", "inclusion_probability"]], on="row", how="inner")
+    return both.assign(label=both["label"].astype(bool), weight=1 / both["inclusion_probability"].fillna(1.0))
 
 
 def _by_agreement(
@@ -169,9 +169,9 @@ def _by_agreement(
         own = both[both["up"] == bool(thumb)]
         weight = own["weight"].to_numpy()
         counted = weight * (weight.sum() / (weight**2).sum()) if len(own) else weight
-        rights = np.bincount(own["user"], counted * own["right"].to_numpy(), users + 1)
-        pooled = pool.right_of[thumb].value
-        share = (rights + shrinkage * pooled) / (np.bincount(own["user"], counted, users + 1) + shrinkage)
+        correct = np.bincount(own["user"], counted * own["label"].to_numpy(), users + 1)
+        pooled = pool.correct_given_thumb[thumb].value
+        share = (correct + shrinkage * pooled) / (np.bincount(own["user"], counted, users + 1) + shrinkage)
         evidence[:, thumb] += logit(share) - logit(pooled)
     return evidence
 
@@ -189,22 +189,22 @@ def _by_dawid_skene(
 
     user, up = votes["user"].to_numpy(), votes["up"].to_numpy()
     worker = np.where((np.bincount(user, minlength=users + 1) >= shrinkage)[user], user, 0)
-    up_wrong, up_right = (share.value for share in pool.up_of)
+    up_incorrect, up_correct = (share.value for share in pool.up_given_verdict)
     workers = np.unique(worker)
     start = pd.DataFrame(
-        np.tile([[1 - up_wrong, 1 - up_right], [up_wrong, up_right]], (len(workers), 1)),
+        np.tile([[1 - up_incorrect, 1 - up_correct], [up_incorrect, up_correct]], (len(workers), 1)),
         index=pd.MultiIndex.from_product([workers, [DOWN, UP]], names=["worker", "label"]),
         columns=[0, 1],
     )
     model = DawidSkene(initial_error_strategy="assign").fit(
         pd.DataFrame({"task": votes["row"].to_numpy(), "worker": worker, "label": up.astype(int)}),
-        verdicts["right"].astype(int),
+        verdicts["label"].astype(int),
         start,
     )
     assert model.probas_ is not None
-    right = model.probas_.loc[votes["row"], 1].to_numpy()
+    correct = model.probas_.loc[votes["row"], 1].to_numpy()
     rates = [
         (np.bincount(user, part * up, users + 1) + shrinkage * rate) / (np.bincount(user, part, users + 1) + shrinkage)
-        for part, rate in ((1 - right, up_wrong), (right, up_right))
+        for part, rate in ((1 - correct, up_incorrect), (correct, up_correct))
     ]
     return np.asarray(np.log(np.stack([(1 - rates[1]) / (1 - rates[0]), rates[1] / rates[0]], axis=1)))

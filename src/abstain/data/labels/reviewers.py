@@ -25,7 +25,7 @@ def reviewer_agreement(last: pd.DataFrame, params: LabelParams) -> dict[str, Any
     """Shared answers, alpha, and the pairs of reviewers that disagree most often, for JSON.
 
     Args:
-        last: row, reviewer, right: one verdict a reviewer and answer.
+        last: row, reviewer, label: one verdict a reviewer and answer.
     """
     shared = last[last["row"].duplicated(keep=False)]
     answers = int(shared["row"].nunique())
@@ -37,11 +37,11 @@ def reviewer_agreement(last: pd.DataFrame, params: LabelParams) -> dict[str, Any
 
 
 def _alpha(shared: pd.DataFrame) -> float | None:
-    if shared["right"].nunique() < 2:  # not defined: nothing could have been disagreed on
+    if shared["label"].nunique() < 2:  # not defined: nothing could have been disagreed on
         return None
     from crowdkit.metrics.data import alpha_krippendorff  # some seconds
 
-    answers = shared.rename(columns={"row": "task", "reviewer": "worker", "right": "label"})
+    answers = shared.rename(columns={"row": "task", "reviewer": "worker"})
     return round(alpha_krippendorff(answers[["task", "worker", "label"]]), 3)
 
 
@@ -51,10 +51,10 @@ def _pairs(shared: pd.DataFrame, enough: int) -> list[dict[str, Any]]:
 
     row, rows = pd.factorize(shared["row"])
     who, names = pd.factorize(shared["reviewer"], sort=True)
-    right = shared["right"].to_numpy(int)
+    label = shared["label"].to_numpy(int)
     shape = (len(rows), len(names))
-    says = [csr_array(((right == verdict).astype(int), (row, who)), shape) for verdict in (0, 1)]
-    counts = np.stack([(says[a].T @ says[b]).toarray() for a in (0, 1) for b in (0, 1)])
+    given = [csr_array(((label == verdict).astype(int), (row, who)), shape) for verdict in (0, 1)]
+    counts = np.stack([(given[a].T @ given[b]).toarray() for a in (0, 1) for b in (0, 1)])
     pairs = []
     for a, b in zip(*np.nonzero(np.triu(counts.sum(axis=0), k=1)), strict=True):
         cells = counts[:, a, b]

@@ -47,7 +47,7 @@ def training_table(
         feedback: interaction_id, given_at, thumb, user (or null).
         reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
 
-    Returns the table, of `COLUMNS`: correct is 0 or 1, source sme or thumb; inclusion_probability and the deciding
+    Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; inclusion_probability and the deciding
     review's complete, judged_correct and truthful are null without one; reviews_disagree where one review is for
     correct and another for incorrect, thumbs_disagree where the thumbs' majority contradicts the reviewers.
 
@@ -70,13 +70,13 @@ def training_table(
     pool = compare(*learnt)
     known = estimate(*learnt, pool, len(names), labels)
     balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
-    said = pd.DataFrame({"right": balance > 0, "weight": labels.thumb_weight})
+    by_thumb = pd.DataFrame({"label": balance > 0, "weight": labels.thumb_weight})
     if known:
-        said = said.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
+        by_thumb = by_thumb.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
 
-    answers = asked.join(label_rows(len(asked), verdicts, balance, said, labels))
+    answers = asked.join(label_rows(len(asked), verdicts, balance, by_thumb, labels))
     answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
-    against = verdicts["right"] != (balance > 0)[verdicts.index]
+    against = verdicts["label"] != (balance > 0)[verdicts.index]
     answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
     table = answers.loc[answers["source"].notna(), list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)

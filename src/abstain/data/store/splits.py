@@ -57,11 +57,11 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
     return pd.Series(split, index=groups.index, dtype="str")
 
 
-def check_splits(splits: Sequence[str] | pd.Series, right: Sequence[bool] | pd.Series, by: str = "group") -> None:
+def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd.Series, by: str = "group") -> None:
     """Raise `AbstainError`, naming split and remedy, unless each needed split has correct and incorrect answers."""
-    if len(splits) != len(right):
-        raise ValueError(f"{len(splits)} splits for {len(right)} labels")
-    labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "right": pd.Series(right, dtype=bool)})
+    if len(splits) != len(correct):
+        raise ValueError(f"{len(splits)} splits for {len(correct)} labels")
+    labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "correct": pd.Series(correct, dtype=bool)})
     found = labelled.value_counts().to_dict()
     for split in NEEDED:
         correct_count, incorrect_count = found.get((split, True), 0), found.get((split, False), 0)
@@ -98,9 +98,9 @@ def _remedy(split: Split, by: str) -> str:
 
 def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
     """The reviewed rows of the training table: thumbs indicate usefulness, not correctness, and cannot test it."""
-    return frame[frame["source"] == "sme"]
+    return frame[frame["source"] == "review"]
 
 
 def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
     """The reviewed hold-out rows among `rows`, one per row of the training table."""
-    return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "sme")).tolist()]
+    return [rows[at] for at in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "review")).tolist()]

@@ -80,7 +80,7 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     parts = [("all", pd.Series(True, index=used.index)), *((name, used["split"] == name) for name in SIDES)]
     rows = []
     for name, chosen in parts:
-        part, reviewed = used[chosen], used[chosen & (used["source"] == "sme")]
+        part, reviewed = used[chosen], used[chosen & (used["source"] == "review")]
         judged = len(part) >= SMALL
         rows.append(
             {
@@ -89,7 +89,7 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
                 "correct": int(part["correct"].sum()),
                 "reviewed": len(reviewed),
                 "correct_share": _share(part["correct"], judged),
-                "reviewed_share": _share(part["source"] == "sme", judged and name == "holdout"),
+                "reviewed_share": _share(part["source"] == "review", judged and name == "holdout"),
                 "leaked_share": _share(labels["leaked"][chosen], judged and name == "holdout"),
                 "reviews_disagree_share": _share(
                     reviewed["reviews_disagree"], len(reviewed) >= SMALL and name == "all"
@@ -111,7 +111,7 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         wanted = " to ".join(percent(bound) for bound in bounds.values())
         return between(column, f"{message}, {wanted} expected (quality.{name})", "warning", **bounds)
 
-    right = "{row}: {percent} of the answers are correct"
+    message = "{row}: {percent} of the answers are correct"
     return {
         "labels": (
             one_of("straddles", [""], "group: {value}: a group may be on one side only (split.by, split.seed)"),
@@ -119,7 +119,7 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         ),
         "splits": (
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),
-            expected("correct_share", "min_class_share", right, min_value=low, max_value=1 - low),
+            expected("correct_share", "min_class_share", message, min_value=low, max_value=1 - low),
             expected(
                 "reviewed_share",
                 "min_reviewed_share",

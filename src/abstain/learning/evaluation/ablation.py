@@ -28,7 +28,7 @@ Take = Callable[[pd.Index], Sequence[Tensor]]
 """The states of some rows of the data set, in their order."""
 
 
-def listening_row(
+def site_row(
     frame: pd.DataFrame,
     take: Take,
     architecture: Architecture,

@@ -53,17 +53,17 @@ def answers_shuffled(
     `auroc_against_shuffled` compares correct answers with the shuffled answers to the same questions; `shown_changed`
     is the share of shuffled answers that a scorer with a `threshold` would show.
     """
-    right = correct == 1
-    labels = np.repeat([1, 0], right.sum())
-    both = np.tile(weight[right], 2)
+    chosen = correct == 1
+    labels = np.repeat([1, 0], chosen.sum())
+    both = np.tile(weight[chosen], 2)
     rows = []
     for name in scores:
-        own, other = scores[name].to_numpy()[right], changed[name].to_numpy()[right]
+        own, other = scores[name].to_numpy()[chosen], changed[name].to_numpy()[chosen]
         row: dict[str, Any] = {
             "scorer": name,
             "auroc_against_shuffled": metrics.auroc(labels, np.concatenate([own, other]), both),
-            "mean_right": _mean(scores[name][right], weight[right]),
-            "mean_changed": _mean(changed[name][right], weight[right]),
+            "mean_correct": _mean(scores[name][chosen], weight[chosen]),
+            "mean_changed": _mean(changed[name][chosen], weight[chosen]),
             "shown_changed": None,
         }
         if name in threshold:

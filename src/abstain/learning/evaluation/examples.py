@@ -18,11 +18,11 @@ def examples(rows: pd.DataFrame, threshold: float) -> Mapping[str, list[dict[str
     `probability`. Texts are cut to `CHARACTERS`.
     """
     ranked = rows.sort_values(["confidence", "interaction_id"])
-    shown, right = ranked["confidence"] >= threshold, ranked["correct"] == 1
+    shown, correct = ranked["confidence"] >= threshold, ranked["correct"] == 1
     kinds = {
-        "caught": ranked[~shown & ~right],
-        "missed": ranked[shown & ~right][::-1],
-        "withheld": ranked[~shown & right],
+        "caught": ranked[~shown & ~correct],
+        "missed": ranked[shown & ~correct][::-1],
+        "withheld": ranked[~shown & correct],
     }
     columns = ["interaction_id", "product", "question", "answer", "ideal_answer", "confidence", "probability"]
     return {kind: [_cut(row) for row in of[columns].head(EXAMPLES).to_dict("records")] for kind, of in kinds.items()}

@@ -77,36 +77,36 @@ def mean(values: np.ndarray, weight: Weight = None) -> Any:
 @_metric
 def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Area under the ROC curve: the chance that a correct answer outscores an incorrect one; ties count half."""
-    right, wrong = _shown(correct, confidence, weight)
+    tp, fp = _shown(correct, confidence, weight)
     # Trapezes: between two confidences, the added incorrect answers times the correct ones above, half of the new.
-    above = np.diff(right, axis=1, prepend=0)
-    np.subtract(right, above / 2, out=above)
-    above *= np.diff(wrong, axis=1, prepend=0)
-    return _ratio(above.sum(axis=1), right[:, -1] * wrong[:, -1])
+    above = np.diff(tp, axis=1, prepend=0)
+    np.subtract(tp, above / 2, out=above)
+    above *= np.diff(fp, axis=1, prepend=0)
+    return _ratio(above.sum(axis=1), tp[:, -1] * fp[:, -1])
 
 
 @_metric
 def auprc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Average precision; the base rate is its chance level."""
-    right, wrong = _shown(correct, confidence, weight)
-    precision = _ratio(right, right + wrong, otherwise=0.0)
-    return _ratio((np.diff(right, axis=1, prepend=0) * precision).sum(axis=1), right[:, -1])
+    tp, fp = _shown(correct, confidence, weight)
+    precision = _ratio(tp, tp + fp, otherwise=0.0)
+    return _ratio((np.diff(tp, axis=1, prepend=0) * precision).sum(axis=1), tp[:, -1])
 
 
 @_metric
 def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Area under the risk-coverage curve, the mean of `risk_coverage`'s risk; lower is better."""
-    right, wrong = _shown(correct, confidence, weight)
-    shown = right + wrong
-    risk = _ratio(wrong, shown, otherwise=0.0)
+    tp, fp = _shown(correct, confidence, weight)
+    shown = tp + fp
+    risk = _ratio(fp, shown, otherwise=0.0)
     return _ratio((np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1), shown[:, -1])
 
 
 @_metric
 def error_recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15) -> np.ndarray:
     """The share of all errors that are among the withheld answers (`abstained_share`); nan where none is withheld."""
-    wrong, of_all = _withheld(correct, confidence, weight, share)
-    return np.where(of_all > 0, wrong, np.nan)
+    errors, withheld = _withheld(correct, confidence, weight, share)
+    return np.where(withheld > 0, errors, np.nan)
 
 
 @_metric
@@ -124,8 +124,8 @@ def error_recall_over_random(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float = 0.15
 ) -> np.ndarray:
     """The ratio of withheld errors to those withheld at random at the same coverage; nan where none is withheld."""
-    wrong, of_all = _withheld(correct, confidence, weight, share)
-    return _ratio(wrong, of_all)
+    errors, withheld = _withheld(correct, confidence, weight, share)
+    return _ratio(errors, withheld)
 
 
 @_metric
@@ -204,12 +204,12 @@ def risk_coverage(correct: np.ndarray, confidence: np.ndarray, weight: Weight = 
     confidence = np.asarray(confidence, dtype=float)
     order, ends = _ranking(confidence)
     ordered = np.ones(len(order)) if weight is None else weight[order]
-    shown, wrong = np.cumsum(ordered), np.cumsum(ordered * (1 - correct[order]))
-    return shown / shown[-1:], np.repeat(wrong[ends] / shown[ends], np.diff(ends, prepend=-1))
+    shown, errors = np.cumsum(ordered), np.cumsum(ordered * (1 - correct[order]))
+    return shown / shown[-1:], np.repeat(errors[ends] / shown[ends], np.diff(ends, prepend=-1))
 
 
 def _shown(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of correct and of incorrect answers with at least each distinct confidence, highest first.
+    """True and false positives, where answers of at least each distinct confidence are shown, highest first.
 
     Both (draws, distinct confidences). Each is summed by itself: a difference of sums could turn 0 incorrect answers
     into 1e-16, and an undefined figure into a defined one.
@@ -217,8 +217,8 @@ def _shown(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> t
     order, ends = _ranking(confidence)
     ordered = np.take(weight, order, axis=1)
     sums = (np.cumsum(ordered * of_class, axis=1) for of_class in (correct[order], 1 - correct[order]))
-    right, wrong = (total if len(ends) == len(order) else total[:, ends] for total in sums)
-    return right, wrong
+    tp, fp = (total if len(ends) == len(order) else total[:, ends] for total in sums)
+    return tp, fp
 
 
 def _ranking(confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -233,13 +233,13 @@ def _withheld(
     correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The shares of all errors and of all answers that are withheld where at most `share` may be; both (draws,)."""
-    right, wrong = _shown(correct, confidence, weight)
-    shown = right + wrong
+    tp, fp = _shown(correct, confidence, weight)
+    shown = tp + fp
     below = shown[:, -1:] - shown
     # A share that fits exactly must not fail by the rounding of sums.
     first = (below > share * shown[:, -1:] * (1 + 1e-9)).sum(axis=1, keepdims=True)
-    errors = wrong[:, -1] - np.take_along_axis(wrong, first, axis=1)[:, 0]
-    return _ratio(errors, wrong[:, -1]), _ratio(np.take_along_axis(below, first, axis=1)[:, 0], shown[:, -1])
+    errors = fp[:, -1] - np.take_along_axis(fp, first, axis=1)[:, 0]
+    return _ratio(errors, fp[:, -1]), _ratio(np.take_along_axis(below, first, axis=1)[:, 0], shown[:, -1])
 
 
 def _sum(weight: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -84,13 +84,13 @@ def operating_point(confidence: np.ndarray, correct: np.ndarray, threshold: floa
     """The result of showing every answer with confidence >= `threshold`; precision is nan where nothing is shown."""
     weight = np.ones(len(confidence)) if weight is None else weight
     shown = confidence >= threshold
-    right = float(weight[shown & (correct == 1)].sum())
-    displayed, all_right = float(weight[shown].sum()), float(weight[correct == 1].sum())
+    true_positives = float(weight[shown & (correct == 1)].sum())
+    displayed, positives = float(weight[shown].sum()), float(weight[correct == 1].sum())
     return Threshold(
         threshold=threshold,
-        precision=right / displayed if displayed else float("nan"),
+        precision=true_positives / displayed if displayed else float("nan"),
         coverage=displayed / float(weight.sum()),
-        recall=right / all_right if all_right else float("nan"),
+        recall=true_positives / positives if positives else float("nan"),
         shown=int(shown.sum()),
         effective_shown=effective_sample_size(weight[shown]),
         rows=len(confidence),

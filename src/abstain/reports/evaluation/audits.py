@@ -41,7 +41,7 @@ def audit_section(evaluated: Evaluated) -> list[str]:
             [
                 [
                     row["scorer"],
-                    *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_right", "mean_changed")),
+                    *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_correct", "mean_changed")),
                     percent(row["shown_changed"]) if row["scorer"] == SERVED else NOTHING,
                 ]
                 for row in audits["answers_shuffled"]

@@ -119,7 +119,7 @@ def _share(rate: Mapping[str, float]) -> str:
 
 
 def _weights(holdout: Mapping[str, Any]) -> str:
-    text = f"The hold-out has {count(holdout['rows'], 'answer')}, judged by: {holdout['label_source']}."
+    text = f"The hold-out has {count(holdout['rows'], 'answer')}, labelled by: {holdout['label_source']}."
     if not holdout["drawn_unevenly"]:
         return f"{text} All of them were equally likely to be reviewed."
     return (

@@ -18,7 +18,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
-from abstain.learning.evaluation.ablation import Take, left_out_rows, listening_row
+from abstain.learning.evaluation.ablation import Take, left_out_rows, site_row
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites
@@ -37,9 +37,7 @@ def stage(params: Params) -> None:
     for number, place in enumerate(places, start=1):
         with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
             take = states.subset if place == here else _elsewhere(params, frame, place, Path(folder))
-            found = listening_row(
-                frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge
-            )
+            found = site_row(frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge)
         rows.append({**asdict(place), "served": place == here, **found})
         artifacts.progress(number, len(places) + 1)
     probe = load_probe(paths.PROBE)
@@ -54,7 +52,7 @@ def stage(params: Params) -> None:
         confidence,
     )
     artifacts.progress(len(places) + 1, len(places) + 1)
-    artifacts.write_json(paths.ABLATIONS, {"listening": rows, "left_out": left_out})
+    artifacts.write_json(paths.ABLATIONS, {"sites": rows, "left_out": left_out})
 
 
 def _elsewhere(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Path) -> Take:

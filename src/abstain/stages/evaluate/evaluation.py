@@ -147,7 +147,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         "slices": _slices(params, candidate),
         "audits": {**_audits(params, candidate), "left_out": candidate.ablations["left_out"]},
         "rank_correlation": curves.spearman(holdout.scores, yes_scores),
-        "ablations": candidate.ablations["listening"],
+        "ablations": candidate.ablations["sites"],
         "fusion": {
             "strength": scorers.fusion.strength,
             "coefficients": scorers.fusion.coefficients,
