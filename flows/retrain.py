@@ -19,6 +19,7 @@ from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.git_commit import commit, push
 from tasks.pipeline import StageResult, run_stage
 from tasks.plan import find_stale, read_graph
+from tasks.progress import observe
 from tasks.promotion import Promotion, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.stopping import stopping_together
@@ -64,6 +65,8 @@ def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
     interrupted, so are the stages.
     """
     graph = read_graph(workspace)
+    for stage in graph:
+        observe(stage, "waiting")
     stale = find_stale(workspace, graph)
     futures: dict[str, PrefectFuture[Any]] = {}
     with stopping_together():

@@ -48,4 +48,4 @@ def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers]:
     frames = read_frames(store)
     table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
-    return params, LabelledAnswers(rows, reviewed_holdout(table, rows))
+    return params, LabelledAnswers(rows, reviewed_holdout(table, rows), params.audits)

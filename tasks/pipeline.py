@@ -52,6 +52,7 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
     if not (is_stale or force):
         observe(stage, "cached")
         return StageResult(stage, "cached", 0.0)
+    observe(stage, "running")
     logger = get_run_logger()
     bar = None
     started = time.monotonic()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, str], None]
-"""Called with a step's name and a message: a line of its log, `progress n/m`, `ran` or `cached`."""
+"""Called with a step's name and a message: `waiting`, `running`, a line of its log, `progress n/m`, `ran`, `cached`."""
 
 _observers: list[Observer] = []
 
@@ -22,6 +22,6 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 def observe(step: str, message: str) -> None:
-    """Notify every observer of the message `says` of `step`."""
+    """Notify every observer of the `message` of `step`."""
     for observer in tuple(_observers):
         observer(step, message)

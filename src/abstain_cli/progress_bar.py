@@ -1,50 +1,126 @@
-"""Progress on the terminal: one bar, or a line for each step of a run."""
+"""Progress on the terminal: one bar, or one line for a whole run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+EVERY = 10.0
+"""Seconds between two lines about the same step where there is no terminal."""
 
 
 @contextmanager
 def bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a callback for (done, total); the bar disappears when all is done."""
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(name, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
+@dataclass
+class Step:
+    """A running step: what it has done of how much, since it first said so, and when that was."""
+
+    done: int = 0
+    total: int = 0
+    first: int = 0
+    since: float = 0.0
+
+    def seconds_left(self, now: float) -> float | None:
+        """What the rest takes at the present speed; None before anything was done."""
+        done = self.done - self.first
+        return (now - self.since) / done * (self.total - self.done) if done else None
+
+
+@dataclass
+class RunLine:
+    """One line about a whole run: the stage of how many, what it does, and how long that will take."""
+
+    clock: Callable[[], float] = time.monotonic
+    stages: dict[str, bool] = field(default_factory=dict)
+    """The announced stages, and whether each has ended."""
+    running: dict[str, Step] = field(default_factory=dict)
+
+    def update(self, step: str, message: str) -> None:
+        """Take in what `tasks.progress.observe` reports."""
+        from tasks.pipeline import PROGRESS
+
+        if message == "waiting":
+            self.stages[step] = False
+        elif message in ("ran", "cached"):
+            self.running.pop(step, None)
+            self.stages |= {step: True} if step in self.stages else {}
+        elif match := PROGRESS.fullmatch(message):
+            done, total = int(match["done"]), int(match["total"])
+            known = self.running.get(step)
+            if known is None or known.total != total or done < known.done:
+                self.running[step] = Step(done, total, done, self.clock())
+            else:
+                known.done = done
+        else:
+            self.running.setdefault(step, Step())
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{name}{self._detail(step)}" for name, step in self.running.items())
+        ended = sum(self.stages.values())
+        if not self.stages or ended == len(self.stages):
+            return steps
+        return f"stage {min(ended + 1, len(self.stages))} of {len(self.stages)}: {steps}"
+
+    def _detail(self, step: Step) -> str:
+        if not step.total or step.done == step.total:
+            return ""
+        left = step.seconds_left(self.clock())
+        return f" {step.done:,} of {step.total:,}{'' if left is None else f', {minutes(left)} left'}"
+
+
+def minutes(seconds: float) -> str:
+    """A duration as m:ss."""
+    return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
+
+
 @contextmanager
 def step_progress(console: Console) -> Iterator[None]:
-    """One line per step, with a bar for steps that report progress; without a terminal, the steps' own lines."""
-    from tasks.pipeline import PROGRESS
+    """One line about the whole run, rewritten in place; without a terminal, a line now and then, and the steps' own."""
     from tasks.progress import observed_by
 
+    line = RunLine()
     if not console.is_terminal:
-        with observed_by(lambda step, message: print(f"{step}: {message}", flush=True)):
+        with observed_by(_printer(line)):
             yield
         return
-    columns = (
-        TextColumn("{task.description:18}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[status]}"),
-    )
-    with Progress(*columns, console=console) as bars:
-        steps: dict[str, TaskID] = {}
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("", total=None)
 
         def observer(step: str, message: str) -> None:
-            if step not in steps:
-                steps[step] = bars.add_task(step, total=1, status="")
-            if match := PROGRESS.fullmatch(message):
-                bars.update(steps[step], completed=int(match["done"]), total=int(match["total"]))
-            elif message in ("ran", "cached"):
-                bars.update(steps[step], completed=1, total=1, status="" if message == "ran" else "cached")
-                bars.stop_task(steps[step])
+            line.update(step, message)
+            bars.update(task, description=str(line))
 
         with observed_by(observer):
             yield
+
+
+def _printer(line: RunLine) -> Callable[[str, str], None]:
+    """Prints a step's own lines, and how far it is once in `EVERY` seconds."""
+    from tasks.pipeline import PROGRESS
+
+    printed: dict[str, float] = {}
+
+    def observer(step: str, message: str) -> None:
+        line.update(step, message)
+        if message == "waiting":
+            return
+        if not PROGRESS.fullmatch(message):
+            print(f"{step}: {message}", flush=True)
+        elif line.clock() - printed.get(step, 0.0) >= EVERY:
+            printed[step] = line.clock()
+            print(line, flush=True)
+
+    return observer

@@ -1,6 +1,6 @@
 import pytest
 
-from abstain.sample.catalogue import LINES
+from abstain.sample.catalogue import topics
 from abstain.sample.handbook import Fact, build_handbook
 from abstain.sample.judge import is_answerable, is_refusal, judge
 from abstain.sample.values import Value, phrase
@@ -11,8 +11,7 @@ def fact(key: str, label: str, written: str, *values: Value, product: str = "Emb
         doc_id=product,
         key=key,
         product=product,
-        line=LINES[0],
-        section="Fees",
+        topic=topics()[0],
         values=values,
         source=f"| {label} of the {product} | {written} |",
         sentence=f"{label} of the {product}: {written}.",
@@ -43,7 +42,7 @@ SIBLINGS_PAGE = "Raven Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(k
 def verdict(asked: Fact, answer: str, *contexts: str) -> str:
     """The letters of what an answer is: c(omplete), r (correct), t(ruthful); all three is fit to be shown."""
     found = judge(f"What is the {asked.key} of the Ember Card?", asked, contexts, answer, KNOWN)
-    assert found.right == (found.complete and found.correct and found.truthful)
+    assert found.fit_to_show == (found.complete and found.correct and found.truthful)
     return "c" * found.complete + "r" * found.correct + "t" * found.truthful
 
 
@@ -130,13 +129,13 @@ def test_what_counts_as_a_refusal(answer: str, refuses: bool) -> None:
 def handbook() -> list[tuple[Fact, list[Fact], list[str]]]:
     """Each stated fact with all facts of its line and the texts of its page's chunks."""
     pages = build_handbook()
-    lines = {line.key: [f for page in pages for f in page.facts if f.line.key == line.key] for line in LINES}
+    known = {topic.key: [f for page in pages for f in page.facts if f.topic == topic] for topic in topics()}
     chunks = {page.doc_id: [chunk.text for chunk in page.chunks()] for page in pages}
-    return [(f, lines[f.line.key], chunks[f.doc_id]) for page in pages for f in page.facts if f.stated]
+    return [(f, known[f.topic.key], chunks[f.doc_id]) for page in pages for f in page.facts if f.stated]
 
 
 def test_the_handbooks_own_sentence_is_right() -> None:
-    wrong = [f.sentence for f, known, texts in handbook() if not judge(f.asks[0], f, texts, f.sentence, known).right]
+    wrong = [f.sentence for f, known, texts in handbook() if not judge(f.asks[0], f, texts, f.sentence, known).fit_to_show]
     assert wrong == []
 
 
@@ -145,9 +144,9 @@ def test_a_siblings_value_under_the_products_name_is_wrong() -> None:
     tried = 0
     for asked, known, texts in handbook():
         for other in known:
-            if (other.key, other.section) != (asked.key, asked.section) or other.values == asked.values:
+            if other.key != asked.key or other.values == asked.values:
                 continue
             tried += 1
             answer = other.sentence.replace(other.product, asked.product)
-            assert not judge(asked.asks[0], asked, texts, answer, known).right, answer
+            assert not judge(asked.asks[0], asked, texts, answer, known).fit_to_show, answer
     assert tried > 1000

@@ -39,9 +39,9 @@ ANSWERED = list(answered_questions(PAGES))
 META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(encoding="utf-8"))
 
 
-def right(answered: list[AnsweredQuestion]) -> float:
+def fit_to_show(answered: list[AnsweredQuestion]) -> float:
     """The share of `answered` that is fit to be shown."""
-    return sum(one.judgement.right for one in answered) / len(answered)
+    return sum(one.judgement.fit_to_show for one in answered) / len(answered)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def rows(file: Path) -> list[ImportedInteraction]:
 
 def test_there_are_enough_answers_right_and_wrong() -> None:
     assert len(ANSWERED) >= 600
-    assert 0.55 <= right(ANSWERED) <= 0.80
+    assert 0.55 <= fit_to_show(ANSWERED) <= 0.80
 
 
 def test_at_least_a_tenth_cannot_be_answered_from_what_was_retrieved() -> None:
@@ -68,22 +68,21 @@ def kind_of(answered: AnsweredQuestion) -> str:
     fact = answered.question.fact
     if fact.values[0].unit == "words":
         return "words"
-    form = next((section.kind for section in fact.line.sections if section.title == fact.section), "text")
-    return "numbers in sentences" if form == "text" else form
+    return "numbers in sentences" if fact.topic.kind == "text" else fact.topic.kind
 
 
 def test_tables_are_harder_than_lists_and_numbers_harder_than_words() -> None:
     kinds = ("table", "list", "numbers in sentences", "words")
     by_kind = {kind: [one for one in ANSWERED if kind_of(one) == kind] for kind in kinds}
     assert min(map(len, by_kind.values())) >= 100  # so that the shares below mean something
-    shares = [right(by_kind[kind]) for kind in kinds]
+    shares = [fit_to_show(by_kind[kind]) for kind in kinds]
     assert shares == sorted(shares)
-    assert right(by_kind["table"]) < right(by_kind["words"]) - 0.2
+    assert fit_to_show(by_kind["table"]) < fit_to_show(by_kind["words"]) - 0.2
 
 
 def test_every_product_line_has_right_and_wrong_answers() -> None:
-    for line in {one.question.fact.line.key for one in ANSWERED}:
-        assert 0.3 < right([one for one in ANSWERED if one.question.fact.line.key == line]) < 0.9
+    for line in {one.question.fact.topic.line for one in ANSWERED}:
+        assert 0.3 < fit_to_show([one for one in ANSWERED if one.question.fact.topic.line == line]) < 0.9
 
 
 def test_nobody_is_shown_what_they_may_not_read() -> None:
@@ -117,7 +116,7 @@ def test_history_ends_where_the_incoming_week_begins(sample: Path) -> None:
 
 @pytest.mark.heavy
 def test_about_one_thumb_in_six_is_wrong(sample: Path) -> None:
-    truth = {one.question.question_id: one.judgement.right for one in ANSWERED}
+    truth = {one.question.question_id: one.judgement.fit_to_show for one in ANSWERED}
     thumbs = [(row.thumb.thumb, truth[row.interaction_id]) for row in rows(sample / "history.jsonl") if row.thumb]
     assert len(thumbs) / len(ANSWERED) > 0.5
     assert 0.12 < sum((thumb == "up") != right for thumb, right in thumbs) / len(thumbs) < 0.20

@@ -17,6 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
 CorrectnessTarget = Literal["verdict", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
+Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
 
 
 class LLMParams(FrozenModel):
@@ -125,13 +126,16 @@ class ScorerParams(FrozenModel):
 
 
 class PerturbationParams(FrozenModel):
-    """The perturbation of contexts for the condition P_c: where x when x K, and the model (None: the base model)."""
+    """The perturbation of contexts for the condition P_c: where x when x K, and the model (None: the base model).
+
+    Without copies nothing is perturbed, and the regressors read N_c and B_c only.
+    """
 
     model: Annotated[str, Field(min_length=1)] | None
     where: Literal["entropy", "random"]
     when: Literal["single_shot", "iterative"]
     tokens: Count
-    copies: Count
+    copies: Annotated[int, Field(ge=0)]
     seed: Annotated[int, Field(ge=0, lt=2**31)]
 
     @model_validator(mode="after")
@@ -220,6 +224,7 @@ class Params(FrozenModel):
     perturbation: PerturbationParams
     regressors: RegressorParams
     sweep: SweepParams
+    audits: tuple[Audit, ...]
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams

@@ -3,9 +3,9 @@
 Reviews are sampled by stratum (thumb, product line) with a recorded probability, as in review queues: disliked answers
 first. Reviews are without noise. Thumbs are given to `THUMB_SHARE` of the answers and are noisy:
 
-* a user dislikes a correct answer with probability `FLIP_RIGHT`;
+* a user dislikes a correct answer with probability `FLIP_CORRECT`;
 * a user likes an incorrect answer with probability `FLIP_CONFIDENT` where it sounds confident (a short, definite
-  sentence), else with `FLIP_WRONG`.
+  sentence), else with `FLIP_INCORRECT`.
 
 Together about one thumb in six is incorrect.
 """
@@ -20,27 +20,27 @@ from abstain.sample.judge import Judgement
 from abstain.sample.questions import SampleQuestion
 
 THUMB_SHARE = 0.7
-FLIP_RIGHT = 0.14
-FLIP_WRONG = 0.12
+FLIP_CORRECT = 0.14
+FLIP_INCORRECT = 0.12
 FLIP_CONFIDENT = 0.24
 SURE_CHARACTERS = 80
 
-REVIEW_BY_THUMB = {"down": 0.95, None: 0.8, "up": 0.72}
+REVIEW_BY_THUMB = {"down": 0.95, None: 0.88, "up": 0.85}
 REVIEW_BY_LINE = {"transfers": 0.9, "insurance": 0.95}  # the lines whose reviewers have less time
 IDEAL_SHARE = 0.5  # of the reviews that find fault
-IDEAL_SHARE_RIGHT = 0.25  # of the others: reviewers improve the wording of some correct answers
+IDEAL_SHARE_CORRECT = 0.25  # of the others: reviewers improve the wording of some correct answers
 REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
 
 
 def draw_thumb(
-    question: SampleQuestion, answer: str, right: bool, exported_at: datetime, rng: random.Random
+    question: SampleQuestion, answer: str, fit_to_show: bool, exported_at: datetime, rng: random.Random
 ) -> ImportedFeedback | None:
     """A thumb within the hour and before the export, or none."""
     if rng.random() >= THUMB_SHARE:
         return None
     sure = len(answer) <= SURE_CHARACTERS and "\n" not in answer
-    flip = FLIP_RIGHT if right else FLIP_CONFIDENT if sure else FLIP_WRONG
-    up = right != (rng.random() < flip)
+    flip = FLIP_CORRECT if fit_to_show else FLIP_CONFIDENT if sure else FLIP_INCORRECT
+    up = fit_to_show != (rng.random() < flip)
     given = _later(question.asked_at, rng.randrange(20, 3600), exported_at)
     return ImportedFeedback(given_at=given, thumb="up" if up else "down", user=f"u-{rng.randrange(1, 400):020x}")
 
@@ -53,12 +53,12 @@ def draw_review(
     rng: random.Random,
 ) -> ImportedReview | None:
     """A review within four days, and before the export that it is part of, or none."""
-    line = question.fact.line.key
+    line = question.fact.topic.line
     probability = round(REVIEW_BY_THUMB[thumb.thumb if thumb else None] * REVIEW_BY_LINE.get(line, 1.0), 4)
     if rng.random() >= probability:
         return None
     reviewed = _later(question.asked_at, rng.randrange(3600, 4 * 86400), exported_at)
-    worded = rng.random() < (IDEAL_SHARE_RIGHT if judgement.right else IDEAL_SHARE)
+    worded = rng.random() < (IDEAL_SHARE_CORRECT if judgement.fit_to_show else IDEAL_SHARE)
     ideal = ideal_answer(question, judgement.answerable) if worded else None
     return ImportedReview(
         reviewed_at=reviewed,

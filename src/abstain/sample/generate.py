@@ -34,7 +34,7 @@ from abstain.sample.handbook import SEED, Page, build_handbook
 from abstain.sample.questions import SampleQuestion, build_questions, source_digest
 
 K = 3
-MAX_GAP = 0.05  # cosine similarity that a chunk may lie below the best one
+MAX_GAP = 0.08  # cosine similarity that a chunk may lie below the best one
 MAX_NEW_TOKENS = 48
 FOLDER = Path(__file__).parent
 ANSWERS = "answers.jsonl"

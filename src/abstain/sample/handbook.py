@@ -1,10 +1,7 @@
 """The handbook of the fictional Aurora Bank: every fact drawn from a seed, every page written from its facts.
 
-Notes:
-
-* Facts are drawn first and the pages are written from them, so the true value of every fact is known.
-* Some facts are drawn but left out of their page. They are real gaps: a question about one has no answer in the
-  handbook, while the sibling products' pages state theirs.
+Facts are drawn first and the pages are written from them, so the true value of every fact is known. One page of each
+topic leaves a fact out that its twins state: a question about this gap has no answer in the handbook.
 """
 
 from __future__ import annotations
@@ -17,14 +14,10 @@ from datetime import UTC, date, datetime, timedelta
 from abstain.core.contracts import Chunk, Document
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.reader import parse_document
-from abstain.sample.catalogue import LINES, Attribute, ProductLine, ProductSection, Range, Words
-from abstain.sample.topics import THEMES
+from abstain.sample.catalogue import Attribute, Range, Topic, Words, topics
 from abstain.sample.values import Value, phrase, write
 
 SEED = 2026
-THEMES_PER_PAGE = 7
-FACTS_PER_THEME = 2
-GAPS_PER_PAGE = 2
 FIRST_UPDATE = datetime(2025, 11, 3, 9, tzinfo=UTC)
 UPDATE_SPAN_DAYS = 265  # the last pages are updated in July 2026, before the first question
 
@@ -38,8 +31,7 @@ class Fact:
     doc_id: str
     key: str
     product: str
-    line: ProductLine
-    section: str
+    topic: Topic
     values: tuple[Value, ...]
     source: str
     sentence: str
@@ -64,53 +56,35 @@ class Page:
 
 def build_handbook(seed: int = SEED) -> list[Page]:
     """All pages, in the order of the catalogue. The same seed gives the same bytes."""
-    return [page for line in LINES for page in _line_pages(line, random.Random(f"{seed}/{line.key}"))]
+    return [page for topic in topics() for page in _pages(topic, random.Random(f"{seed}/{topic.key}"))]
 
 
-def _line_pages(line: ProductLine, rng: random.Random) -> list[Page]:
-    sections = (*line.sections, *THEMES)
-    drawn = {(s.title, a.key): _siblings(a, len(line.names), rng) for s in sections for a in s.attributes}
+def _pages(topic: Topic, rng: random.Random) -> list[Page]:
+    drawn = [_twins(attribute, len(topic.names), rng) for attribute in topic.attributes]
+    gap = rng.randrange(len(topic.names)), rng.randrange(len(topic.attributes))
     pages = []
-    for number, name in enumerate(line.names):
-        doc_id, product = f"{line.key}-{name.lower().replace(' ', '-')}", f"{name} {line.noun}"
-        themes = sorted(rng.sample(range(len(THEMES)), THEMES_PER_PAGE))
-        own = [(section, section.attributes) for section in line.sections]
-        own += [(THEMES[i], tuple(rng.sample(THEMES[i].attributes, FACTS_PER_THEME))) for i in themes]
-        said = [(section, attribute) for section, attributes in own for attribute in attributes]
-        left_out = [(THEMES[i], a) for i in themes for a in THEMES[i].attributes if (THEMES[i], a) not in said]
-        gaps = [rng.choice(said[: len(said) // 2]), *rng.sample(left_out, GAPS_PER_PAGE - 1)]
-        rows = [*said, *gaps[1:]]
+    for number, name in enumerate(topic.names):
+        product = f"{name} {topic.noun}"
+        doc_id = f"{topic.key}-{name.lower().replace(' ', '-')}"
         facts = tuple(
-            _fact(
-                line,
-                section,
-                attribute,
-                doc_id,
-                product,
-                drawn[section.title, attribute.key][number],
-                (section, attribute) not in gaps,
-            )
-            for section, attribute in rows
+            _fact(topic, attribute, doc_id, product, values[number], (number, place) != gap)
+            for place, (attribute, values) in enumerate(zip(topic.attributes, drawn, strict=True))
         )
         updated = FIRST_UPDATE + timedelta(days=rng.randrange(UPDATE_SPAN_DAYS), minutes=15 * rng.randrange(32))
-        pages.append(Page(doc_id, _front_matter(line, name, doc_id, product, updated) + _body(sections, facts), facts))
+        pages.append(Page(doc_id, _front_matter(topic, name, doc_id, product, updated) + _body(topic, facts), facts))
     return pages
 
 
-def _siblings(attribute: Attribute, count: int, rng: random.Random) -> list[tuple[Drawn, ...]]:
-    """Values of one attribute for all products of a line, all different where the range is wide enough."""
-    columns = []
-    for span in attribute.ranges:
-        grid = _grid(span)
-        columns.append(rng.sample(grid, count) if len(grid) >= count else (rng.sample(grid, len(grid)) * count)[:count])
-    return list(zip(*columns, strict=True))
+def _twins(attribute: Attribute, count: int, rng: random.Random) -> list[tuple[Drawn, ...]]:
+    """Values of one attribute for all products of a topic, all different."""
+    return list(zip(*(rng.sample(_grid(part), count) for part in attribute.parts), strict=True))
 
 
-def _grid(span: Range | Words) -> list[Drawn]:
-    if isinstance(span, Words):
-        return [(text, phrase(text)) for text in span.choices]
-    amounts = [round(span.low + step * span.step, 2) for step in range(round((span.high - span.low) / span.step) + 1)]
-    match span.unit:
+def _grid(part: Range | Words) -> list[Drawn]:
+    if isinstance(part, Words):
+        return [(text, phrase(text)) for text in part.choices]
+    amounts = [round(part.low + step * part.step, 2) for step in range(round((part.high - part.low) / part.step) + 1)]
+    match part.unit:
         case "years":
             return [(write("years", amount), Value("months", amount * 12)) for amount in amounts]
         case "clock":
@@ -124,41 +98,30 @@ def _grid(span: Range | Words) -> list[Drawn]:
 
 
 def _fact(
-    line: ProductLine,
-    section: ProductSection,
-    attribute: Attribute,
-    doc_id: str,
-    product: str,
-    drawn: tuple[Drawn, ...],
-    stated: bool,
+    topic: Topic, attribute: Attribute, doc_id: str, product: str, drawn: tuple[Drawn, ...], stated: bool
 ) -> Fact:
     written = attribute.form.format(*(text for text, _ in drawn))
     text = attribute.text.format(v=written, p=product)
-    if section.kind == "table":
+    if topic.kind == "table":
         source, sentence = f"| {text} | {written} |", f"{text}: {written}."
-    elif section.kind == "list":
+    elif topic.kind == "list":
         source, sentence = f"- {text}", f"{text}."
     else:
         source = sentence = text
     asks = tuple(ask.format(p=product) for ask in attribute.asks)
     values = tuple(value for _, value in drawn)
-    return Fact(doc_id, attribute.key, product, line, section.title, values, source, sentence, asks, stated)
+    return Fact(doc_id, attribute.text, product, topic, values, source, sentence, asks, stated)
 
 
-def _front_matter(line: ProductLine, name: str, doc_id: str, product: str, updated: datetime) -> str:
-    lines = ["---", f"doc_id: {doc_id}", f"title: {product}", f"product: {line.key}"]
-    if name in line.closed:
-        lines.append(f"entitlements: [{line.closed[name]}]")
+def _front_matter(topic: Topic, name: str, doc_id: str, product: str, updated: datetime) -> str:
+    lines = ["---", f"doc_id: {doc_id}", f"title: {product}", f"product: {topic.line}"]
+    if name in topic.closed:
+        lines.append(f"entitlements: [{topic.closed[name]}]")
     return "\n".join([*lines, f"updated_at: {updated:%Y-%m-%dT%H:%M:%SZ}", "---", "", ""])
 
 
-def _body(sections: Sequence[ProductSection], facts: tuple[Fact, ...]) -> str:
-    parts = []
-    for section in sections:
-        sources = [fact.source for fact in facts if fact.stated and fact.section == section.title]
-        if not sources:
-            continue
-        if section.kind == "table":
-            sources = [f"| {section.header[0]} | {section.header[1]} |", "|---|---|", *sources]
-        parts.append(f"## {section.title}\n\n" + (" " if section.kind == "text" else "\n").join(sources) + "\n")
-    return "\n".join(parts)
+def _body(topic: Topic, facts: Sequence[Fact]) -> str:
+    sources = [fact.source for fact in facts if fact.stated]
+    if topic.kind == "table":
+        sources = ["| " + " | ".join(topic.header) + " |", "|---|---|", *sources]
+    return f"## {topic.title}\n\n" + (" " if topic.kind == "text" else "\n").join(sources) + "\n"

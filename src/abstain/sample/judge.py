@@ -39,8 +39,8 @@ class Judgement:
     answerable: bool
 
     @property
-    def right(self) -> bool:
-        """Fit to be shown: all three."""
+    def fit_to_show(self) -> bool:
+        """Whether all three verdicts are yes."""
         return self.complete and self.correct and self.truthful
 
 
@@ -71,7 +71,7 @@ def judge(question: str, fact: Fact, contexts: Sequence[str], answer: str, known
 def is_answerable(fact: Fact, contexts: Sequence[str]) -> bool:
     """Whether a chunk of the product's own page that holds the fact's line is among `contexts`."""
     return fact.stated and any(
-        text.startswith(f"{fact.product} > {fact.section}\n") and fact.source in text for text in contexts
+        text.startswith(f"{fact.product} > {fact.topic.title}\n") and fact.source in text for text in contexts
     )
 
 

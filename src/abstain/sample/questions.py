@@ -1,7 +1,7 @@
 """Customers' questions about the handbook: seeded, each about one known fact of one product.
 
-A question's group is the document that it is about, so a product's page never straddles train and test. Some users
-lack the entitlement that the page needs, and some facts are on no page: such questions have no answer.
+A question's group is its topic: twin pages, and questions in the same words but for names, are on one side of a split.
+Some users lack the entitlement that the page needs, and some facts are on no page: such questions have no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 
 from abstain.sample.handbook import SEED, Fact, Page
 
-QUESTIONS = 1200
 FIRST_DAY = datetime(2026, 8, 1, tzinfo=UTC)
 DAYS = 106  # the last question is asked on 2026-11-14
 ENTITLED_SHARE = 0.9  # of users who ask about a page that needs an entitlement
@@ -33,15 +32,13 @@ class SampleQuestion:
 
     @property
     def group(self) -> str:
-        return self.fact.doc_id
+        return self.fact.topic.key
 
 
-def build_questions(pages: Sequence[Page], count: int = QUESTIONS, seed: int = SEED) -> list[SampleQuestion]:
-    """`count` different questions over all pages, in order of time."""
+def build_questions(pages: Sequence[Page], seed: int = SEED) -> list[SampleQuestion]:
+    """Every phrasing of the question about every fact, in order of time."""
     rng = random.Random(f"{seed}/questions")
-    chosen = [
-        pair for number, page in enumerate(pages) for pair in _of_page(page, _share(count, len(pages), number), rng)
-    ]
+    chosen = [(fact, ask) for page in pages for fact in page.facts for ask in fact.asks]
     minutes = sorted(rng.sample(range(7 * 60, DAYS * 24 * 60 - 7 * 60), len(chosen)))
     rng.shuffle(chosen)
     return [
@@ -60,22 +57,8 @@ def source_digest(pages: Sequence[Page], questions: Sequence[SampleQuestion]) ->
     return total.hexdigest()
 
 
-def _share(count: int, pages: int, number: int) -> int:
-    return count * (number + 1) // pages - count * number // pages
-
-
-def _of_page(page: Page, count: int, rng: random.Random) -> list[tuple[Fact, str]]:
-    """Every fact gets one question before any fact gets one in other words."""
-    rounds: dict[int, list[tuple[Fact, str]]] = {}
-    for fact in page.facts:
-        for turn, ask in enumerate(rng.sample(fact.asks, len(fact.asks))):
-            rounds.setdefault(turn, []).append((fact, ask))
-    pool = [pair for turn in sorted(rounds) for pair in rng.sample(rounds[turn], len(rounds[turn]))]
-    return pool[:count]
-
-
 def _entitlements(fact: Fact, rng: random.Random) -> tuple[str, ...]:
-    needed = fact.line.closed.get(fact.product.removesuffix(f" {fact.line.noun}"))
+    needed = fact.topic.closed.get(fact.product.removesuffix(f" {fact.topic.noun}"))
     if needed is None:
         return rng.choices([(), ("premium",), ("business",)], weights=[8, 1, 1])[0]
     return (needed,) if rng.random() < ENTITLED_SHARE else ()

@@ -19,9 +19,8 @@ from typing import Any
 
 from abstain.core.contracts import Context, ImportedInteraction
 from abstain.core.errors import AbstainError
-from abstain.sample.catalogue import LINES
 from abstain.sample.feedback import draw_review, draw_thumb
-from abstain.sample.handbook import SEED, Page, build_handbook
+from abstain.sample.handbook import SEED, Fact, Page, build_handbook
 from abstain.sample.judge import Judgement, judge
 from abstain.sample.questions import SampleQuestion, build_questions, source_digest
 
@@ -63,7 +62,9 @@ def answered_questions(pages: list[Page]) -> Iterator[AnsweredQuestion]:
     asked = build_questions(pages)
     if _meta()["source_digest"] != source_digest(pages, asked):
         raise AbstainError("the sample's answers belong to another handbook: run python -m abstain.sample.generate")
-    known = {line.key: [f for page in pages for f in page.facts if f.line.key == line.key] for line in LINES}
+    known: dict[str, list[Fact]] = {}
+    for fact in (fact for page in pages for fact in page.facts):
+        known.setdefault(fact.topic.key, []).append(fact)
     questions = {question.question_id: question for question in asked}
     source = resources.files("abstain.sample") / "answers.jsonl"
     for line in source.read_text(encoding="utf-8").splitlines():
@@ -71,7 +72,7 @@ def answered_questions(pages: list[Page]) -> Iterator[AnsweredQuestion]:
         question = questions[row["question_id"]]
         contexts = tuple(Context(chunk_id=name, text=texts[name]) for name in row["chunk_ids"])
         shown = [context.text for context in contexts]
-        judgement = judge(question.text, question.fact, shown, row["answer"], known[question.fact.line.key])
+        judgement = judge(question.text, question.fact, shown, row["answer"], known[question.fact.topic.key])
         yield AnsweredQuestion(question, contexts, row["answer"], judgement)
 
 
@@ -85,7 +86,7 @@ def _interaction(answered: AnsweredQuestion, model: str) -> ImportedInteraction:
     question = answered.question
     rng = random.Random(f"{SEED}/feedback/{question.question_id}")
     exported_at = EXPORTED[question.asked_at >= INCOMING_FROM]
-    thumb = draw_thumb(question, answered.answer, answered.judgement.right, exported_at, rng)
+    thumb = draw_thumb(question, answered.answer, answered.judgement.fit_to_show, exported_at, rng)
     return ImportedInteraction(
         interaction_id=question.question_id,
         asked_at=question.asked_at,
@@ -93,8 +94,8 @@ def _interaction(answered: AnsweredQuestion, model: str) -> ImportedInteraction:
         answer=answered.answer,
         contexts=answered.contexts,
         model=model,
-        product=question.fact.line.key,
-        line_of_business=question.fact.line.business,
+        product=question.fact.topic.line,
+        line_of_business=question.fact.topic.business,
         group=question.group,
         thumb=thumb,
         review=draw_review(question, answered.judgement, thumb, exported_at, rng),

@@ -61,7 +61,8 @@ def latencies(
     """The times of `rows`, by what is timed:
 
     the served probe and every other site of the ablation grid; each scorer of `scorers.enabled`; `perturbation` of the
-    context and `regressors`, which read it afterwards; and `fusion`, all of them together, without the perturbation.
+    context where there is one, and `regressors`, which read it afterwards; and `fusion`, all of them together, without
+    the perturbation.
     Rows that do not fit the base model's window are not timed; raises `AbstainError` where there are no others.
     """
     source = FeatureSource(params.llm, settings)
@@ -106,13 +107,15 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
     all_runs = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
     if wants_regressors(params):
         conditions = ContextConditions(params.llm, params.perturbation, settings)
-        copies = zip(*conditions.perturber.perturb(rows), strict=True)
-        changed = {row.interaction_id: [[one] for one in of] for row, of in zip(rows, copies, strict=True)}
+        copies = conditions.perturber.perturb(rows)
+        changed = {row.interaction_id: [[copy[at]] for copy in copies] for at, row in enumerate(rows)}
 
         def under_conditions(row: Interaction) -> list[Asked]:
             return conditions.asked([row], changed[row.interaction_id])
 
-        runs |= {"perturbation": lambda row: conditions.perturber.run([row]), "regressors": asking(under_conditions)}
+        if copies:
+            runs["perturbation"] = lambda row: conditions.perturber.run([row])
+        runs["regressors"] = asking(under_conditions)
         all_runs[0] = asking(lambda row: [([row], own), *under_conditions(row)])
     return runs | {FUSION: lambda row: [run(row) for run in all_runs]}
 

@@ -304,7 +304,7 @@ def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> No
 @pytest.mark.slow
 def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows(sample: Tables) -> None:
     """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and half the judgements are not in it."""
-    truth = {one.question.question_id: one.judgement.right for one in answered_questions(build_handbook())}
+    truth = {one.question.question_id: one.judgement.fit_to_show for one in answered_questions(build_handbook())}
     trained = sample[1][sample[1]["interaction_id"].isin(training_ids(sample, BY_GROUP))]
     up = (trained["thumb"] == "up").to_numpy()
     right = trained["interaction_id"].map(truth).to_numpy(bool)

@@ -47,7 +47,7 @@ def summarise(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dic
     knows the context.
 
     Args:
-        perturbed: one for every copy of the perturbed context.
+        perturbed: one for every copy of the perturbed context; without any, no column is of P.
     """
     if normal["output"] is None:
         baseline, perturbed = normal, [normal] * len(perturbed)
@@ -56,7 +56,7 @@ def summarise(normal: Found, baseline: Found, perturbed: Sequence[Found]) -> dic
         _of_condition("P", copy) | _of_pairs({"N": normal, "B": baseline, "P": copy}, PAIRS[1:]) for copy in perturbed
     ]
     row |= _of_pairs({"N": normal, "B": baseline}, PAIRS[:1])
-    for name in of_copies[0]:
+    for name in of_copies[0] if of_copies else ():
         values = np.array([copy[name] for copy in of_copies])
         row[name] = float(values.mean())
         if len(of_copies) > 1:

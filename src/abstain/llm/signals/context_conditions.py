@@ -6,6 +6,7 @@ first, because its output is part of the prompts of P_c; then the base model's f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,15 +100,18 @@ class ContextConditions:
 
         Missing rows are computed, with less work if `compute_missing` ran before.
         """
-        changed = self.perturber.perturb(rows)
         normal, baseline = self._found(rows, self._normal), self._found(rows, self._baseline)
-        perturbed = [self._found(copy, self._normal) for copy in changed]
-        of_rows = zip(normal, baseline, zip(*perturbed, strict=True), strict=True)
+        perturbed = [self._found(copy, self._normal) for copy in self.perturber.perturb(rows)]
+        copies = zip(*perturbed, strict=True) if perturbed else itertools.repeat((), len(rows))
+        of_rows = zip(normal, baseline, copies, strict=True)
         return pd.DataFrame([summarise(*of_row) for of_row in of_rows])
 
     def count(self, rows: Sequence[Interaction]) -> dict[str, int]:
         """Rows by what is special about them: the counts of `ContextPerturber.count`, and `other_chunks`: the perturbed
-        context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none."""
+        context needs other room in the base model's window, so that P_c has fewer or more chunks than N_c, or none.
+        Empty where nothing is perturbed."""
+        if not self.perturber.asks:
+            return {}
         source = FeatureSource(self.llm, self.settings)
         (copy, *_) = self.perturber.perturb(rows)
         dropped = [[_dropped(source.prepare(row)) for row in of] for of in (rows, copy)]
@@ -116,13 +120,10 @@ class ContextConditions:
 
     def forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
-        rows = rows[:COUNTED]
-        (copy, *_) = self.perturber.perturb(rows)
-        both = (*self._normal.values(), *self._baseline.values())
-        own = forward_tokens(self.llm, self.settings, rows, both)
-        return own + len(self.perturber.asks) * forward_tokens(
-            self.llm, self.settings, copy, tuple(self._normal.values())
-        )
+        rows, normal = rows[:COUNTED], tuple(self._normal.values())
+        own = forward_tokens(self.llm, self.settings, rows, (*normal, *self._baseline.values()))
+        copies = self.perturber.perturb(rows)
+        return own + sum(forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
 
     @cached_property
     def _normal(self) -> dict[str, FeatureRequest]:

@@ -55,15 +55,17 @@ def wants_regressors(params: Params) -> bool:
 
 @dataclass(frozen=True)
 class LabelledAnswers:
-    """The answers of a retrain: all that have a label, and the reviewed ones of the hold-out, for the audits."""
+    """The answers of a retrain: all that have a label, and the reviewed ones of the hold-out, for the `audits`."""
 
     rows: Sequence[Interaction]
     holdout: Sequence[Interaction]
+    audits: Sequence[str]
 
     @cached_property
     def variants(self) -> dict[str, list[Interaction]]:
-        """The answers of `asked`, and the hold-out's counterfactuals for each audit."""
-        return {"asked": list(self.rows)} | {name: variant(self.holdout) for name, variant in COUNTERFACTUALS.items()}
+        """The answers of `asked`, and the hold-out's counterfactuals for each audit that has some."""
+        changed = {name: COUNTERFACTUALS[name](self.holdout) for name in self.audits if name in COUNTERFACTUALS}
+        return {"asked": list(self.rows)} | changed
 
 
 def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:

@@ -13,13 +13,27 @@ CHANCE = 0.5
 
 
 def audit_section(evaluated: Evaluated) -> list[str]:
+    sections = {
+        "context_removed": _context_removed,
+        "answers_shuffled": _answers_shuffled,
+        "product_left_out": _left_out,
+    }
     audits = evaluated.evaluation["audits"]
+    missing = [name for name in sections if name not in audits]
+    note = f"Not run: {listed(missing)} (`audits` in params.yaml; params.full.yaml runs all)." if missing else ""
     return [
         heading(2, "Audits"),
+        *([paragraph(note)] if note else []),
         heading(3, "Length only"),
         paragraph(_length(evaluated)),
+        *(part for name, rows in audits.items() for part in sections[name](evaluated, rows)),
+    ]
+
+
+def _context_removed(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
         heading(3, "Context removed"),
-        paragraph(_without_context(audits["context_removed"])),
+        paragraph(_without_context(rows)),
         *_table_of(
             "AUROC and mean confidence with the retrieved context, and of the same answers without it",
             ("scorer", "AUROC", "AUROC without context", "lost", "mean", "mean without context"),
@@ -30,11 +44,16 @@ def audit_section(evaluated: Evaluated) -> list[str]:
                     with_bounds(row, "auroc_lost", "+.3f"),
                     *(figure(row[name]) for name in ("mean", "mean_changed")),
                 ]
-                for row in audits["context_removed"]
+                for row in rows
             ],
         ),
+    ]
+
+
+def _answers_shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
         heading(3, "Answers shuffled"),
-        paragraph(_shuffled(evaluated, audits["answers_shuffled"])),
+        paragraph(_shuffled(evaluated, rows)),
         *_table_of(
             "Correct answers in place against the same questions with the answer to another one",
             ("scorer", "AUROC against shuffled", "mean in place", "mean shuffled", "of the shuffled shown"),
@@ -44,15 +63,20 @@ def audit_section(evaluated: Evaluated) -> list[str]:
                     *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_correct", "mean_changed")),
                     percent(row["shown_changed"]) if row["scorer"] == SERVED else NOTHING,
                 ]
-                for row in audits["answers_shuffled"]
+                for row in rows
             ],
         ),
+    ]
+
+
+def _left_out(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
         heading(3, "Trained without a product"),
-        paragraph(_left_out(audits["left_out"])),
+        paragraph(_expected_of_new_products(rows)),
         *_table_of(
             "AUROC on each product of a probe that was trained without it, and of the served probe",
             ("product", "answers", "trained without it", "trained on all", "lost", "note"),
-            [_product(row) for row in audits["left_out"]],
+            [_product(row) for row in rows],
             words=("note",),
         ),
     ]
@@ -115,7 +139,7 @@ def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{text} {found}; {seen}."
 
 
-def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
+def _expected_of_new_products(rows: Sequence[Mapping[str, Any]]) -> str:
     text = "What to expect of a product that is new: the probe is trained again without each product and judged on it."
     judged = [row for row in rows if defined(row.get("auroc")) and defined(row.get("auroc_trained_on_all"))]
     if not judged:

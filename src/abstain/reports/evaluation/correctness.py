@@ -25,7 +25,7 @@ def correctness_section(evaluated: Evaluated) -> list[str]:
         return []
     notes = [f"{name}: {row['note']}" for name, row in sorted(regressors.items()) if row.get("note")]
     return [
-        heading(2, "Correctness estimated from perturbed contexts"),
+        heading(2, "Correctness estimated from log-likelihoods"),
         paragraph(_summary(found["perturbed"])),
         _table(regressors),
         points([*_counted(found["perturbed"]), *notes, _dropped(regressors)]),
@@ -33,9 +33,13 @@ def correctness_section(evaluated: Evaluated) -> list[str]:
 
 
 def _summary(perturbed: Mapping[str, Any]) -> str:
+    model = perturbed["perturbation_model"]
+    conditions = (
+        f"without the context, with it, and with it perturbed by {model}" if model else "with and without the context"
+    )
     return (
-        "Each regressor estimates a correctness score from the base model's negative log-likelihoods without the "
-        f"context, with it, and with it perturbed by {perturbed['perturbation_model']}. An answer counts as correct "
+        f"Each regressor estimates a correctness score from the base model's negative log-likelihoods {conditions}. An "
+        "answer counts as correct "
         "when its true score is at least t, which was tuned out of fold; accuracy and F1 hold the estimate to the "
         "same t. Parity is the largest difference between what was fitted and its file."
     )

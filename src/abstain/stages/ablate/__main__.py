@@ -30,8 +30,8 @@ from abstain.stages.shared.states import read_labelled_states
 def stage(params: Params) -> None:
     frame, states = read_labelled_states()
     rouge = read_rouge(frame)
-    here = served_site(params)
-    places = [here, *sweep_sites(params)]
+    here, others = served_site(params), sweep_sites(params)
+    places = [here, *others] if others else []
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)
     rows: list[dict[str, Any]] = []
     for number, place in enumerate(places, start=1):
@@ -40,17 +40,18 @@ def stage(params: Params) -> None:
             found = site_row(frame, take, params.sweep.architecture, params.probe, params.threshold, resamples, rouge)
         rows.append({**asdict(place), "served": place == here, **found})
         artifacts.progress(number, len(places) + 1)
-    probe = load_probe(paths.PROBE)
-    confidence = pd.Series(predict_confidence(probe, states).numpy(), frame.index)
-    left_out = left_out_rows(
-        frame,
-        states.subset,
-        cast(Architecture, probe.architecture),
-        params.probe,
-        resamples,
-        params.gate.min_slice,
-        confidence,
-    )
+    left_out = []
+    if "product_left_out" in params.audits:
+        probe = load_probe(paths.PROBE)
+        left_out = left_out_rows(
+            frame,
+            states.subset,
+            cast(Architecture, probe.architecture),
+            params.probe,
+            resamples,
+            params.gate.min_slice,
+            pd.Series(predict_confidence(probe, states).numpy(), frame.index),
+        )
     artifacts.progress(len(places) + 1, len(places) + 1)
     artifacts.write_json(paths.ABLATIONS, {"sites": rows, "left_out": left_out})
 

@@ -145,7 +145,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
             for name in names
         },
         "slices": _slices(params, candidate),
-        "audits": {**_audits(params, candidate), "left_out": candidate.ablations["left_out"]},
+        "audits": _audits(params, candidate),
         "rank_correlation": curves.spearman(holdout.scores, yes_scores),
         "ablations": candidate.ablations["sites"],
         "fusion": {
@@ -184,19 +184,19 @@ def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
 
 
 def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
-    """All scores of the hold-out's changed answers, against those of the original ones."""
-    holdout, arguments, groups = candidate.holdout, {}, {}
+    """The audits of `params.audits`: all scores of changed answers against the original ones; a product left out."""
+    holdout, found = candidate.holdout, {}
     for name, changed in candidate.changed.items():
         kept = holdout.rows.index.isin(changed.index)
-        arguments[name] = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
-        groups[name] = holdout.groups[kept]
-    thresholds = {SERVED: float(candidate.threshold["threshold"])}
-    return {
-        "context_removed": audits.context_removed(
-            *arguments["context_removed"], groups["context_removed"], _resamples(params)
-        ),
-        "answers_shuffled": audits.answers_shuffled(*arguments["answers_shuffled"], thresholds),
-    }
+        arguments = holdout.correct[kept], holdout.scores[kept], changed, holdout.weight[kept]
+        if name == "context_removed":
+            found[name] = audits.context_removed(*arguments, holdout.groups[kept], _resamples(params))
+        else:
+            thresholds = {SERVED: float(candidate.threshold["threshold"])}
+            found[name] = audits.answers_shuffled(*arguments, thresholds)
+    if "product_left_out" in params.audits:
+        found["product_left_out"] = candidate.ablations["left_out"]
+    return found
 
 
 def _examples(candidate: Candidate) -> Any:

@@ -1,4 +1,4 @@
-"""DVC stage `nll_features`: every labelled answer under B_c, N_c and P_c, as a table of named NLL statistics.
+"""DVC stage `nll_features`: NLL statistics of every labelled answer under B_c, N_c and, if contexts are perturbed, P_c.
 
 The audits' counterfactuals are in it too, under the names of their variants: regressors are audited like other scorers.
 """
@@ -20,12 +20,15 @@ from abstain.stages.shared import artifacts
 def stage(params: Params) -> None:
     frame = artifacts.read_dataset_frame()
     rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows))
+    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits)
     read, everyone = conditions(params, load_settings(), labelled)
     if not everyone:
         print("no regressors are wanted: nothing is perturbed", flush=True)
     perturbing, reading = read.compute_missing(everyone, artifacts.progress)
-    for what, cost in (("perturbing contexts", perturbing), ("reading answers under B_c, N_c and P_c", reading)):
+    for what, cost in (
+        ("perturbing contexts", perturbing),
+        ("reading answers under the conditions of contexts", reading),
+    ):
         print(f"{what}: {cost.forward_tokens} tokens were run for passes of {cost.pass_tokens}", flush=True)
     parts = labelled.variants if everyone else {"asked": []}
     tables = [_table(read, name, part) for name, part in parts.items()]
@@ -35,7 +38,7 @@ def stage(params: Params) -> None:
         paths.NLL_SUMMARY,
         {
             "rows": len(asked),
-            "perturbation_model": read.perturber.model,
+            "perturbation_model": read.perturber.model if read.perturber.asks else None,
             "perturbed": read.count(asked),
             "forward_tokens": read.forward_tokens(asked),
         },
