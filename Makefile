@@ -14,7 +14,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-older-cpu soak mutations bench lint types contracts up down worker lock clean
+.PHONY: help setup demo test test-fast test-older-cpu soak mutations bench lint types contracts docs up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ types: setup ## run mypy --strict
 
 contracts: setup ## check the import contracts (.importlinter)
 	@$(BIN)/lint-imports
+
+docs: setup ## build the documentation site into site/, offline; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_PORT, ABSTAIN_ALERT_URL)
 	@$(BIN)/python -m tasks.server up

@@ -197,7 +197,9 @@ def test_the_image_copies_what_is_there() -> None:
             assert (ROOT / source).exists(), copy
 
 
-@pytest.mark.parametrize("name", ["README.md", *(str(file.relative_to(ROOT)) for file in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", *(str(file.relative_to(ROOT)) for file in (ROOT / "docs").rglob("*.md"))]
+)
 def test_what_the_documents_point_to_is_there(name: str) -> None:
     text = (ROOT / name).read_text()
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]

@@ -1,4 +1,4 @@
-"""When the gate lets a challenger through. The table of docs/decisions.md: `python -m tests.release.test_gate 400`."""
+"""When the gate lets a challenger through. The table of docs/thresholds.md: `python -m tests.release.test_gate 400`."""
 
 from __future__ import annotations
 

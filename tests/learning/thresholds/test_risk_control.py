@@ -1,6 +1,6 @@
 """What a guarantee is worth, where the truth is known.
 
-The tables of docs/decisions.md: `python -m tests.learning.thresholds.test_risk_control sequences 1000`; also `weights`, `documents`
+The tables of docs/thresholds.md: `python -m tests.learning.thresholds.test_risk_control sequences 1000`; also `weights`, `documents`
 and `bounds`.
 """
 

@@ -4,7 +4,7 @@ Learn then Test (Angelopoulos et al. 2022), by MAPIE's `BinaryClassificationCont
 hypothesis, "the guarantee is broken here", to be rejected by an exact binomial p-value; the chance of any false
 rejection is at most 1 - confidence. The guarantee is for *all* answers, not only for the reviewed ones.
 
-Notes (each measured, docs/decisions.md):
+Notes (each measured, docs/thresholds.md):
 
 * MAPIE takes no weights, and a binomial p-value needs evenly sampled rows: rows are thinned by their weight
   (`calibration.thin`). That finds more than weighted bounds do, because the p-value stays exact.

@@ -1,4 +1,4 @@
 """Perturbed contexts (Zhang et al., "An Automatic Method to Estimate Correctness of RAG", section 3): where, when, how.
 
-See docs/perturbation.md and docs/decisions/073.
+See docs/methods/perturbation.md and docs/decisions/073.
 """

@@ -1,0 +1,62 @@
+"""What mkdocs does besides rendering: generated parts, equations, and a check that the site can be read offline.
+
+A page of `docs/` has a line `<!-- generated: NAME -->` where a part of it is made at build time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.pages import Page
+from reference import commands, parameters, settings
+
+ROOT = Path(__file__).parents[2]
+GENERATED: dict[str, Callable[[], str]] = {
+    "parameters": lambda: parameters((ROOT / "params.yaml").read_text(encoding="utf-8")),
+    "settings": settings,
+    "commands": commands,
+}
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+REMOTE = re.compile(
+    r"""<(?:script|img|iframe|source|embed)\b[^>]*\bsrc=["']?(?:https?:)?//"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload|preconnect|modulepreload))[^>]*\bhref=["']?(?:https?:)?//"""
+    r"""|@import\s+["'](?:https?:)?//|\burl\(\s*["']?(?:https?:)?//"""
+    r"""|class=["']?mermaid\b"""  # the theme fetches the renderer of such a diagram
+)
+"""A script, style, font or picture of another host."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fences named `math` become MathML, which browsers render without a script."""
+    fences = config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
+    fences.append({"name": "math", "class": "math", "format": _equation})
+    return config
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Any) -> str:
+    """Fill in the generated parts of a page."""
+    return MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Raise `PluginError` where a built page would load a script, style, font or picture from another host."""
+    if found := remote_loads(Path(config.site_dir)):
+        raise PluginError(f"the site is to be read offline: {'; '.join(found)}")
+
+
+def remote_loads(site: Path) -> list[str]:
+    """Each tag or rule of the HTML and CSS in `site` that loads something from another host, after its file."""
+    files = sorted(file for file in site.rglob("*") if file.suffix in (".html", ".css"))
+    return [
+        f"{file.relative_to(site)}: {load[0]}" for file in files for load in REMOTE.finditer(file.read_text("utf-8"))
+    ]
+
+
+def _equation(source: str, language: str, css_class: str, options: Any, md: Any, **_: Any) -> str:
+    return f'<div class="{css_class}">{convert(source.strip(), display="block")}</div>'

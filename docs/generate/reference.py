@@ -1,0 +1,173 @@
+"""Parts of the reference that are made from the code, as Markdown: parameters, settings and the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from abstain.config.params import Params
+from abstain.config.settings import Settings
+from abstain.core.markdown import MarkdownText, document, heading, table
+from abstain_cli.app import app
+
+NAMES: Mapping[Any, str] = {
+    datetime: "time with a zone",
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Path: "path",
+    SecretStr: "secret text",
+}
+BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
+SECTION = re.compile(r"^(\w+):(?:\s+#\s*(.*))?$")
+KEY = re.compile(r"^  (\w+):(.*)$")
+COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")
+PAGE = re.compile(r"docs/([\w/]+\.md)")
+SPECIAL = re.compile(r"[\\*\[\]<|]")
+"""What means something to Python-Markdown, which has fewer escapes than the CommonMark of `abstain.core.markdown`."""
+
+
+def parameters(text: str) -> str:
+    """Every section and key of `params.yaml`, whose `text` this is, with its type, its bounds and its comment."""
+    values, comments = yaml.safe_load(text), comments_of(text)
+    blocks = []
+    for section, field in Params.model_fields.items():
+        model = field.annotation
+        assert isinstance(model, type) and issubclass(model, BaseModel)
+        rows = [
+            (code(key), code(_as_yaml(values[section][key])), type_of(each), linked(comments[section].get(key, "")))
+            for key, each in model.model_fields.items()
+        ]
+        intro = [comments[section].get("", ""), model.__dict__.get("__doc__") or ""]
+        blocks += [heading(2, section), *(linked(_sentence(line)) for line in intro if line)]
+        blocks.append(table(("key", "as shipped", "type", "meaning"), rows, words=("as shipped", "type", "meaning")))
+    return document(blocks)
+
+
+def settings() -> str:
+    """The environment variables of `Settings`, with types, defaults and descriptions."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        variable = str(field.validation_alias or f"ABSTAIN_{name.upper()}")
+        default = "none" if field.default is None else code(str(field.default))
+        rows.append((code(variable), type_of(field), default, linked(field.description or "")))
+    return table(("variable", "type", "default", "meaning"), rows, words=("type", "default", "meaning"))
+
+
+def commands() -> str:
+    """Every command of `abstain` with its arguments and options."""
+    every = _commands(get_command(app), "abstain")
+    return document(block for name, command in every for block in _section(name, command))
+
+
+def comments_of(text: str) -> dict[str, dict[str, str]]:
+    """The comment of each key of each section of a `params.yaml`; that of a section is under the empty key."""
+    found: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in text.splitlines():
+        if opened := SECTION.match(line):
+            section = opened[1]
+            found[section] = {"": opened[2] or ""}
+        elif (key := KEY.match(line)) and (comment := COMMENT.search(key[2])):
+            found[section][key[1]] = comment[1]
+    return found
+
+
+def type_of(field: FieldInfo) -> MarkdownText:
+    """The type of a parameter or setting in words, with its bounds or its values."""
+    return _type(field.annotation, field.metadata)
+
+
+def code(text: str) -> MarkdownText:
+    """`text` as code in a cell of a table."""
+    return MarkdownText(f"`{text.replace('|', chr(92) + '|')}`" if text else "")
+
+
+def linked(text: str) -> MarkdownText:
+    """`text` in Markdown, for a page of a sub-folder of `docs`: the path of another page becomes a link."""
+    parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    words = (part if part.startswith("`") else SPECIAL.sub(r"\\\g<0>", part) for part in parts)
+    return MarkdownText(PAGE.sub(lambda page: f"[{page[1]}](../{page[1]})", "".join(words)))
+
+
+def _type(annotation: Any, metadata: Sequence[Any] = ()) -> MarkdownText:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in NAMES:
+        return MarkdownText("".join([NAMES[annotation], *_bounds(metadata)]))
+    if origin is Annotated:
+        return _type(arguments[0], [*arguments[1:], *metadata])
+    if origin is Literal:
+        return MarkdownText(", ".join(code(str(value)) for value in arguments))
+    if origin is tuple:
+        return MarkdownText("".join(["list of: ", _type(arguments[0]), *_bounds(metadata)]))
+    if origin in (Union, UnionType):
+        kinds = [_type(kind, metadata) for kind in arguments if kind is not NoneType]
+        return MarkdownText(", or ".join([*kinds, *([code("null")] if NoneType in arguments else [])]))
+    raise TypeError(f"no words for the type {annotation}: add it to NAMES")
+
+
+def _bounds(metadata: Iterable[Any]) -> list[str]:
+    limits = [(*BOUNDS[type(limit)], limit) for limit in metadata if type(limit) in BOUNDS]
+    bounds = [f", {words} {getattr(limit, attribute)}" for attribute, words, limit in limits]
+    return [*bounds, *(", not empty" for limit in metadata if isinstance(limit, MinLen))]
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word in sorted(command.commands):
+        yield from _commands(command.commands[word], f"{name} {word}")
+
+
+def _section(name: str, command: Any) -> list[str]:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    rows = [(code(_metavar(argument)), "", linked(argument.help or "")) for argument in arguments]
+    rows += [(code(_flags(option)), _default(option), _meaning(option)) for option in options]
+    usage = [name, *(["[OPTIONS]"] if options else []), *map(_metavar, arguments)]
+    blocks = [heading(2, name), linked(command.help or ""), f"```\n{' '.join(usage)}\n```"]
+    if rows:
+        columns = ("argument or option", "default", "meaning")
+        blocks.append(table(columns, rows, words=columns))
+    return blocks
+
+
+def _metavar(argument: Any) -> str:
+    name = (argument.metavar or argument.name.upper()) + ("..." if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _flags(option: Any) -> str:
+    return " ".join(filter(None, [", ".join([*option.opts, *option.secondary_opts]), option.metavar]))
+
+
+def _default(option: Any) -> MarkdownText:
+    if option.required:
+        return MarkdownText("required")
+    return code("" if option.default is None or option.default is False else str(option.default))
+
+
+def _meaning(option: Any) -> MarkdownText:
+    kind = option.type_descriptor.annotation
+    choices = " or ".join(f"`{choice}`" for choice in get_args(kind)) if get_origin(kind) is Literal else ""
+    return linked(": ".join(filter(None, [option.help, choices])))

@@ -1,0 +1,98 @@
+"""The documentation: what its generated parts hold, what a page may load, and the size of the README.
+
+`make docs` itself refuses broken links and pages without a place in the navigation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from typer.main import get_command
+
+from abstain.config.params import Params
+from abstain.config.settings import Settings
+from abstain_cli.app import app
+from tests.checkout import ROOT
+
+LOADS = (
+    '<script src="https://cdn.example.org/a.js"></script>',
+    "<script defer src=//cdn.example.org/a.js></script>",
+    '<link rel="stylesheet" href="https://fonts.example.org/css">',
+    '<link href="https://fonts.example.org" rel="preconnect">',
+    '<img alt="badge" src="https://img.example.org/badge.svg">',
+    "<style>@import 'https://fonts.example.org/css';</style>",
+    "<style>@font-face{src:url(https://fonts.example.org/a.woff2)}</style>",
+    '<pre class="mermaid"><code>flowchart LR</code></pre>',
+)
+LOCAL = (
+    '<a href="https://example.org">a page</a>',
+    '<script src="../assets/bundle.js"></script>',
+    '<link rel="stylesheet" href="assets/main.css">',
+    "<p>the address https://example.org/a.js</p>",
+)
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    """The module as mkdocs loads it: its folder is on the path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs" / "generate"))
+        return importlib.import_module("hooks")
+
+
+def rows_of(part: str) -> dict[str, str]:
+    """The rows of the tables of a generated part, by the code in their first cell."""
+    return {row[1]: row[0] for row in re.finditer(r"^\| `([^`]+)` \|.*$", part, re.MULTILINE)}
+
+
+def test_parameters_every_key_has_value_and_type(hooks: ModuleType) -> None:
+    sections = hooks.GENERATED["parameters"]().split("\n## ")
+    found = {section.split("\n")[0].removeprefix("## "): rows_of(section) for section in sections}
+    assert list(found) == list(Params.model_fields)
+    for name, field in Params.model_fields.items():
+        assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        assert list(found[name]) == list(field.annotation.model_fields)
+    assert found["threshold"]["target"].startswith("| `target` | `0.8` | number, above 0, below 1 | minimum precision")
+    assert "`precision`, `error_rate`" in found["threshold"]["metric"]
+    assert "time with a zone, or `null`" in found["split"]["holdout_from"]
+
+
+def test_settings_every_variable_has_a_row(hooks: ModuleType) -> None:
+    found = rows_of(hooks.GENERATED["settings"]())
+    assert len(found) == len(Settings.model_fields) and "ABSTAIN_FEATURES" in found
+    assert "integer, at least 1 | `2048`" in found["ABSTAIN_BATCH_TOKENS"]
+
+
+def test_commands_every_command_has_its_options(hooks: ModuleType) -> None:
+    part = hooks.GENERATED["commands"]()
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for word, each in getattr(command, "commands", {"": command}).items():
+            section = part.split(f"## abstain {name} {word}".rstrip() + "\n")[1].split("\n## ")[0]
+            for parameter in each.params:
+                assert parameter.param_type_name == "argument" or f"`{parameter.opts[0]}" in section
+
+
+def test_generated_parts_are_those_that_pages_name(hooks: ModuleType) -> None:
+    pages = [file.read_text() for file in (ROOT / "docs").rglob("*.md")]
+    assert sorted(name for page in pages for name in hooks.MARK.findall(page)) == sorted(hooks.GENERATED)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_remote_loads_of_another_host_are_found(hooks: ModuleType, tmp_path: Path, load: str) -> None:
+    (tmp_path / "a.html").write_text("".join(LOCAL))
+    (tmp_path / "b.html").write_text(f"{LOCAL[0]}\n{load}")
+    assert [found.partition(":")[0] for found in hooks.remote_loads(tmp_path)] == ["b.html"]
+
+
+@given(text=st.text(alphabet="|[]<*`a b\\", max_size=20))
+def test_linked_text_of_a_cell_stays_in_its_cell(hooks: ModuleType, text: str) -> None:
+    written = importlib.import_module("reference").linked(text.replace("`", ""))
+    assert re.sub(r"\\(.)", r"\1", written) == " ".join(text.replace("`", "").split())
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|<\[*]", written)
