@@ -96,3 +96,9 @@ def test_linked_text_of_a_cell_stays_in_its_cell(hooks: ModuleType, text: str) -
     written = importlib.import_module("reference").linked(text.replace("`", ""))
     assert re.sub(r"\\(.)", r"\1", written) == " ".join(text.replace("`", "").split())
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<\[*]", written)
+
+
+def test_readme_is_short_and_airy() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    assert sum(not line for line in lines) >= len(lines) / 4
