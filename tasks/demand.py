@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from abstain.config.params import Params, load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.data.labels.training_table import training_table
-from abstain.data.store.dataframes import read_frames
+from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.features.feature_store import FeatureStore
@@ -45,7 +44,6 @@ def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers]:
     """The workspace's parameters, and the interactions that have a label under them."""
     params = load_params(workspace.path / paths.PARAMS)
     store = DataStore(workspace.path / paths.DATA)
-    frames = read_frames(store)
-    table, _ = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
+    table, _ = read_training_table(store, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
     return params, LabelledAnswers(rows, reviewed_holdout(table, rows), params.audits)

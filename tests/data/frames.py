@@ -10,6 +10,7 @@ import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.data.labels.near_duplicates import find_twins
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = LabelParams(
@@ -23,17 +24,25 @@ LABELS = LabelParams(
     user_shrinkage=20,
 )
 BY_GROUP = SplitParams(
-    by="group", seed=11, validation=0.25, holdout=0.25, holdout_from=None, holdout_frozen_at=FROZEN
-)  # fmt: skip
-BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": datetime(2026, 9, 15, tzinfo=UTC)})
+    by="group",
+    seed=11,
+    validation=0.25,
+    holdout=0.25,
+    holdout_from=None,
+    holdout_frozen_at=FROZEN,
+    max_component=0.05,
+)
+OPENS = datetime(2026, 9, 15, tzinfo=UTC)
+BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 
 INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
 FEEDBACK = ("interaction_id", "given_at", "thumb", "user")
 REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 
 
-def interactions(rows: Iterable[Interaction], batch: str = "000001") -> pd.DataFrame:
-    return _frame(({**row.model_dump(), "group": row.split_group, "batch": batch} for row in rows), INTERACTION)
+def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataFrame:
+    frame = _frame(({**row.model_dump(), "group": row.split_group, "batch": batch} for row in rows), INTERACTION)
+    return frame.join(find_twins([rows]), on="interaction_id")
 
 
 def thumbs(rows: Iterable[Feedback]) -> pd.DataFrame:

@@ -44,6 +44,7 @@ class QualityParams(FrozenModel):
     min_class_share: Annotated[float, Field(ge=0, le=0.5)]
     min_reviewed_share: Fraction
     max_leaked_share: Fraction
+    max_twin_share: Fraction
     max_review_conflicts: Fraction
     max_thumb_conflicts: Fraction
     max_drift: Positive
@@ -81,6 +82,7 @@ class SplitParams(FrozenModel):
     holdout: OpenFraction
     holdout_from: Timestamp | None
     holdout_frozen_at: Timestamp
+    max_component: OpenFraction
 
     @model_validator(mode="after")
     def _leave_something_to_train_on(self) -> SplitParams:

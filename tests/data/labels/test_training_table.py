@@ -36,6 +36,8 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
             "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
             "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
             "line_of_business": "retail",
+            "question_twin": pd.array([pd.NA] * answers, "Int64"),
+            "answer_twin": pd.array([pd.NA] * answers, "Int64"),
             "batch": np.where(np.arange(answers) < answers // 2, "000001", "000002"),
         }
     )
@@ -278,7 +280,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
     parts = [ImportedInteraction.model_validate_json(line).split() for line in lines]
     return (
-        interactions(asked for asked, _, _ in parts),
+        interactions([asked for asked, _, _ in parts]),
         thumbs(thumb for _, thumb, _ in parts if thumb),
         reviews(judged for _, _, judged in parts if judged),
     )

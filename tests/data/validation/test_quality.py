@@ -27,6 +27,7 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
             "source": "review",
             "reviews_disagree": False,
             "thumbs_disagree": False,
+            "twin_in_training": False,
         }
     )
     for column, values in changes.items():
@@ -39,7 +40,7 @@ def validated(frame: pd.DataFrame, **twins: str) -> ValidationResult:
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
     for one, other in twins.items():
         digests[one.replace("_", "-")] = digests[other]
-    return validate_training(frame, digests, QUALITY)
+    return validate_training(frame, digests, 0, QUALITY)
 
 
 def test_texts_are_equal_when_their_words_are() -> None:

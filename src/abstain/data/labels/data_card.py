@@ -30,7 +30,8 @@ def data_card(
     """The summary of a training table.
 
     Args:
-        answers: every answer with its split, its label where it has one, how many thumbs count, and their balance.
+        answers: every answer with its split and whether it was left_out or joined (`split_rows`), its label where it
+            has one, whether it has a twin_in_training, how many thumbs count, and their balance.
         votes: the thumbs that reliability was estimated on.
         last: each reviewer's last review of each answer.
         pool: these thumbs against reviewers.
@@ -53,6 +54,11 @@ def data_card(
             "excluded": int((~used).sum()),
         },
         "splits": [_split(answers[(by_reviewer | by_thumb) & (answers["split"] == name)], name) for name in JUDGED],
+        "twins": {
+            "joined_groups": int(answers.loc[answers["joined"], "group"].nunique()),
+            "left_out": int(answers["left_out"].sum()),
+            "holdout_in_training": int(answers["twin_in_training"].sum()),
+        },
         "thumbs": _thumbs(votes, weights, pool, known, params),
         "conflicts": {
             "rule": params.conflicts,

@@ -1,4 +1,4 @@
-"""The joined training table: one row a labelled answer, with its split. Columnar and pure.
+"""The joined training table: one row a labelled answer, with its split. Columnar, and pure but for reading the store.
 
 Notes:
 
@@ -19,22 +19,40 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
+from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
 from abstain.data.labels.data_card import data_card
+from abstain.data.labels.near_duplicates import TWINS, find_twins
 from abstain.data.labels.reliability import compare, estimate
-from abstain.data.store.splits import assign_splits, check_splits
+from abstain.data.labels.twin_splits import split_rows, twin_in_training
+from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataset import DataStore
+from abstain.data.store.splits import check_splits
 
-INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch", *TWINS)
 FEEDBACK = ("given_at", "thumb", "user")
 REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 COLUMNS = (
     *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
     *("line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
-    *("asked_at", "batch"),
+    *("asked_at", "batch", "twin_in_training"),
 )
 
-ON_CARD = ("interaction_id", "group", "split", "correct", "weight", "source", "reviews_disagree", "thumbs_disagree")
+ON_CARD = (
+    *("interaction_id", "group", "split", "left_out", "joined", "twin_in_training"),
+    *("correct", "weight", "source", "reviews_disagree", "thumbs_disagree"),
+)
+
+
+def read_training_table(
+    store: DataStore, labels: LabelParams, split: SplitParams
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """`training_table` of everything in `store`. Raises `AbstainError` as that, and for a broken row."""
+    frames = read_frames(store)
+    twins = find_twins(store.part_rows(part, Interaction) for part in store.parts(Interaction))
+    interactions = frames.interactions.join(twins, on="interaction_id")
+    return training_table(interactions, frames.feedback, frames.reviews, labels, split)
 
 
 def training_table(
@@ -43,13 +61,15 @@ def training_table(
     """The table and its summary for the data card. Other columns are ignored.
 
     Args:
-        interactions: interaction_id, asked_at, group, product, line_of_business, batch.
+        interactions: interaction_id, asked_at, group, product, line_of_business, batch, question_twin, answer_twin
+            (`find_twins`).
         feedback: interaction_id, given_at, thumb, user (or null).
         reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
 
     Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; inclusion_probability and the deciding
     review's complete, judged_correct and truthful are null without one; reviews_disagree where one review is for
-    correct and another for incorrect, thumbs_disagree where the thumbs' majority contradicts the reviewers.
+    correct and another for incorrect, thumbs_disagree where the thumbs' majority contradicts the reviewers,
+    twin_in_training where a hold-out answer has a near-duplicate among those for training and validation.
 
     Raises `AbstainError` when a needed split lacks correct or incorrect answers.
     """
@@ -57,7 +77,7 @@ def training_table(
     ids = pd.Index(asked["interaction_id"])
     if not ids.is_unique:
         raise AbstainError(f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows")
-    asked["split"] = assign_splits(asked["group"], asked["asked_at"], split)
+    asked = asked.join(split_rows(asked, split))
     thumbs = _placed(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
     judged = _placed(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)
     user, names = pd.factorize(thumbs["user"], sort=True)
@@ -78,7 +98,9 @@ def training_table(
     answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
     against = verdicts["label"] != (balance > 0)[verdicts.index]
     answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
-    table = answers.loc[answers["source"].notna(), list(COLUMNS)].reset_index(drop=True)
+    labelled = answers["source"].notna()
+    answers["twin_in_training"] = twin_in_training(answers[labelled]).reindex(answers.index, fill_value=False)
+    table = answers.loc[labelled, list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)
     counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
     return table, data_card(counted, learnt[0], last, pool, known, labels)

@@ -47,18 +47,23 @@ def text_digests(rows: Iterable[Interaction]) -> pd.Series:
     return pd.Series(digests.values(), index=pd.Index(digests.keys(), dtype="str"), dtype="int64")
 
 
-def validate_training(table: pd.DataFrame, digests: pd.Series, params: QualityParams) -> ValidationResult:
+def validate_training(
+    table: pd.DataFrame, digests: pd.Series, left_out: int, params: QualityParams
+) -> ValidationResult:
     """Judge a training table.
 
     Args:
         table: the output of `training_table`; the columns interaction_id, group, split, correct, source,
-            reviews_disagree and thumbs_disagree are used.
+            reviews_disagree, thumbs_disagree and twin_in_training are used.
         digests: `text_digests` of its interactions, or more.
+        left_out: how many near-duplicates of hold-out answers are not in the table.
     """
     used = table[table["split"].isin(list(SIDES))].reset_index(drop=True)
     labels = _labels(used, digests)
     splits = _splits(used, labels)
-    return run_suites({"labels": labels, "splits": splits}, _suites(params), figures={"splits": _figures(splits)})
+    tables, figures = {"labels": labels, "splits": splits}, {"splits": _figures(splits)}
+    notes = (f"{left_out:,} near-duplicates of hold-out answers are left out of training",) if left_out else ()
+    return run_suites(tables, _suites(params), notes=notes, figures=figures)
 
 
 def _labels(used: pd.DataFrame, digests: pd.Series) -> pd.DataFrame:
@@ -91,6 +96,7 @@ def _splits(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
                 "correct_share": _share(part["correct"], judged),
                 "reviewed_share": _share(part["source"] == "review", judged and name == "holdout"),
                 "leaked_share": _share(labels["leaked"][chosen], judged and name == "holdout"),
+                "twin_share": _share(reviewed["twin_in_training"], len(reviewed) >= SMALL and name == "holdout"),
                 "reviews_disagree_share": _share(
                     reviewed["reviews_disagree"], len(reviewed) >= SMALL and name == "all"
                 ),
@@ -119,6 +125,11 @@ def _suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
         ),
         "splits": (
             at_most("leaked_share", "max_leaked_share", "{row}: {percent} of the answers are trained on too", "error"),
+            at_most(
+                "twin_share",
+                "max_twin_share",
+                "{row}: {percent} of the reviewed answers have a near-duplicate in the training data",
+            ),
             expected("correct_share", "min_class_share", message, min_value=low, max_value=1 - low),
             expected(
                 "reviewed_share",

@@ -39,6 +39,7 @@ def data_card(evaluated: Evaluated) -> list[str]:
         heading(2, "Data card"),
         _splits(dataset["splits"]),
         paragraph(f"Labels: {labels}. {_rules()}"),
+        paragraph(_twins(dataset["twins"])),
         *_thumbs(dataset),
         paragraph(_weights(evaluated.holdout)),
     ]
@@ -92,6 +93,15 @@ def _rules() -> str:
     return (
         "A label is the reviewer's where there is one, else the thumb's; only reviewed answers are tested on. No group "
         "stands in two splits."
+    )
+
+
+def _twins(twins: Mapping[str, int]) -> str:
+    """Near-duplicates: equal questions or long answers, but for names and numbers."""
+    return (
+        f"Near-duplicates (equal but for names and numbers): {count(twins['joined_groups'], 'group')} joined with "
+        f"another one, {count(twins['left_out'], 'answer')} left out of training, "
+        f"{twins['holdout_in_training']:,} in the hold-out that have one in the training data."
     )
 
 

@@ -17,6 +17,7 @@ def guarantee_section(evaluated: Evaluated) -> list[str]:
     lines = [
         _guaranteed(evaluated),
         _measured(evaluated),
+        _without_twins(evaluated),
         _heuristic(evaluated),
         _served(evaluated),
         _newest(evaluated),
@@ -67,6 +68,22 @@ def _measured(evaluated: Evaluated) -> str:
         f"trained, calibrated or tuned. Were everything shown, {percent(holdout['base_rate'])} would be correct."
     )
     return labelled("Measured", text + _shortfall(evaluated))
+
+
+def _without_twins(evaluated: Evaluated) -> str:
+    """The headline figures of the hold-out with the near-duplicates of training answers, and without them."""
+    apart, rows = evaluated.holdout["without_twins"], evaluated.holdout["rows"]
+    if not apart["twins"]:
+        text = "no answer of the hold-out has one."
+    elif not apart["rows"]:
+        text = f"all {count(rows, 'answer')} of the hold-out have one: no figure here is of questions new to the probe."
+    else:
+        text = (
+            f"{apart['twins']:,} of the {count(rows, 'answer')} of the hold-out have one. On the other "
+            f"{apart['rows']:,} the AUROC is {figure(apart['auroc'])} (on all {figure(evaluated.probe['auroc'])}), and "
+            f"{_shows(apart)} (of all: {_shows(evaluated.at)})."
+        )
+    return labelled("Near-duplicates in the training data", text)
 
 
 def _shortfall(evaluated: Evaluated) -> str:

@@ -7,8 +7,7 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.data.labels.training_table import training_table
-from abstain.data.store.dataframes import read_frames
+from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore
 from abstain.data.validation.quality import text_digests, validate_training
 from abstain.stages.shared import artifacts
@@ -16,16 +15,15 @@ from abstain.stages.shared import artifacts
 
 def stage(params: Params) -> None:
     store = DataStore(paths.DATA).require_interactions()
-    frames = read_frames(store)
-    frame, summary = training_table(frames.interactions, frames.feedback, frames.reviews, params.labels, params.split)
-    require_quality(frame, store, params.quality)
+    frame, summary = read_training_table(store, params.labels, params.split)
+    require_quality(frame, summary["twins"]["left_out"], store, params.quality)
     write_atomically(paths.DATASET, frame.to_parquet(index=False))
     artifacts.write_json(paths.DATASET_SUMMARY, summary)
 
 
-def require_quality(frame: pd.DataFrame, store: DataStore, params: QualityParams) -> None:
+def require_quality(frame: pd.DataFrame, left_out: int, store: DataStore, params: QualityParams) -> None:
     """Write the results of the table's suites. Raises `AbstainError` where one of them fails."""
-    result = validate_training(frame, text_digests(store.rows(Interaction)), params)
+    result = validate_training(frame, text_digests(store.rows(Interaction)), left_out, params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
         raise AbstainError(f"the training table fails validation, {result.first_failure()}")

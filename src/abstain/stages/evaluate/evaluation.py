@@ -88,12 +88,25 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
         "at_threshold": {**at[used], **holdout.shown(SERVED, marked[used], _resamples(params))},
         "at_heuristic": at.get("heuristic"),
+        "without_twins": _without_twins(holdout, marked[used]),
     }
     auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
     tables = curves.tables(holdout, SERVED, drawn, params.gate.min_slice)
     tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
     measured = {"holdout": figures, "newest": {**newest.counts, "auroc": auroc}}
     return Evaluation(measured, _content(params, candidate), tables)
+
+
+def _without_twins(holdout: ReviewedSplit, threshold: float) -> dict[str, float]:
+    """The served scorer on the `rows` without a near-duplicate in the training data, and the number of other ones."""
+    apart = ~holdout.rows["twin_in_training"].to_numpy(bool)
+    correct, confidence, weight = holdout.correct[apart], holdout.raw(SERVED)[apart], holdout.weight[apart]
+    at = at_threshold(correct, confidence, threshold, weight)
+    figures = {
+        "auroc": metrics.auroc(correct, confidence, weight),
+        **{name: at[name] for name in ("precision", "coverage")},
+    }
+    return {"rows": int(apart.sum()), "twins": int((~apart).sum()), **figures}
 
 
 def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,97 @@
+from datetime import timedelta
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.contracts import Interaction
+from abstain.data.labels.near_duplicates import LONG, find_twins, mask
+from tests.data.builders import ASKED, interaction
+
+SENTENCE = (
+    "you can cancel the contract at any time in the app or by letter and the fee for the current month is then "
+    "paid back to your account within a few days"
+)
+
+
+def question_twins(*questions: str, product: str | None = None) -> list[int | None]:
+    return numbers(
+        "question_twin", [interaction(f"i-{n}", question=q, product=product) for n, q in enumerate(questions)]
+    )
+
+
+def answer_twins(*answers: str) -> list[int | None]:
+    return numbers("answer_twin", [interaction(f"i-{n}", answer=a) for n, a in enumerate(answers)])
+
+
+def numbers(column: str, *batches: list[Interaction]) -> list[int | None]:
+    found = find_twins(batches)[column]
+    return [None if pd.isna(number) else int(number) for number in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("What does the Gold Card cost?", "what does the _ cost"),
+        ("Is it 5,000.50 EUR, or €12?", "is it _ or _"),
+        ("Due on 12 May 2026. Or 2026-05-12?", "due on _ or _"),
+        ("Gold cards: Can I (or I'd rather ask Ann Lee) stop?", "gold cards can i or i'd rather ask _ stop"),
+        ("the GOLD-card and gold  Card's fee", "the _ and _ s fee"),
+        ("Zum ４. Mal: “Hello”!", "zum _ mal hello"),
+        ("?!", ""),
+    ],
+)
+def test_mask_replaces_names_and_numbers(text: str, masked: str) -> None:
+    assert mask(text, "Gold card" if "GOLD" in text else None) == masked
+
+
+@given(st.text(), st.text() | st.none())
+def test_mask_of_any_text_is_words(text: str, product: str | None) -> None:
+    assert all(word == "_" or word.casefold() == word for word in mask(text, product).split(" "))
+
+
+def test_questions_equal_but_for_names_and_numbers_are_twins() -> None:
+    first, other, third = question_twins(
+        "What is the fee of the Gold Card?",
+        "what is the fee of the Blue Saver 24",
+        "What is the limit of the Gold Card?",
+    )
+    assert first == other != third
+
+
+def test_product_in_lower_case_is_a_name() -> None:
+    first, other = question_twins("What does the gold-card cost?", "What does the Silver cost?", product="Gold card")
+    assert first == other
+
+
+def test_generic_short_texts_have_no_twins() -> None:
+    assert question_twins("And the Gold Card?", "And the Blue Card?") == [None, None]
+    assert answer_twins("Yes.", "Yes.", "It is 5 EUR.", "It is 6 EUR.") == [None] * 4
+
+
+def test_long_texts_may_differ_in_a_word_of_twenty() -> None:
+    words = SENTENCE.split()
+    assert len(words) >= LONG + 8
+    one = " ".join([*words[:10], "shortly", *words[11:]])
+    many = " ".join("other" if at % 4 == 0 else word for at, word in enumerate(words))
+    first, near, far = answer_twins(SENTENCE, one, many)
+    assert first == near != far
+    short = SENTENCE.split()[: LONG - 1]
+    assert len(set(question_twins(" ".join(short), " ".join([*short[:-1], "shortly"])))) == 2
+
+
+def test_order_within_a_batch_makes_no_difference() -> None:
+    words = SENTENCE.split()
+    chain = [" ".join([*["so"] * n, *words[n:]]) for n in range(0, 12, 2)]  # neighbours are alike, the ends are not
+    rows = [interaction(f"i-{n}", answer=text, asked_at=ASKED + timedelta(days=n)) for n, text in enumerate(chain)]
+    pd.testing.assert_frame_equal(find_twins([rows]).sort_index(), find_twins([rows[::-1]]).sort_index())
+
+
+def test_later_batches_change_no_number() -> None:
+    words = SENTENCE.split()
+    ends = [" ".join([*["so"] * n, *words[n:]]) for n in (0, 8)]
+    between = " ".join([*["so"] * 4, *words[4:]])
+    first = [interaction(f"i-{n}", answer=text) for n, text in enumerate(ends)]
+    before = numbers("answer_twin", first)
+    assert numbers("answer_twin", first, [interaction("i-9", answer=between)])[:2] == before
