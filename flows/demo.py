@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from abstain.config.settings import load_settings
+from abstain.core.codes import Code
 from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.report import IngestReport
@@ -42,7 +43,9 @@ def run_demo() -> Demo:
         rows = _readable_rows(incoming)
     retrained = retrain()
     if retrained.outcome and retrained.outcome.version is None:
-        raise AbstainError(f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}")
+        raise AbstainError(
+            Code.NO_VERSION, f"the gate refused the first version: {'; '.join(retrained.outcome.reasons)}"
+        )
     bundle, _ = production()
     verdicts = Predictor.open(bundle / "probe.onnx", load_settings()).score([row.split()[0] for row in rows])
     by_decision = {verdict.decision: (row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}

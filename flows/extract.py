@@ -6,10 +6,12 @@ from prefect import flow
 
 from abstain.config.settings import load_settings
 from abstain.llm.features.cache_files import open_store
+from tasks.failures import coded_failures
 from tasks.fan_out.batch import Batch, compute_shard
 
 
 @flow(validate_parameters=False)
+@coded_failures()
 def extract(batch: str, shards: list[str]) -> None:
     """Compute `shards` of `batch` one by one, with the base model loaded once."""
     settings = load_settings()

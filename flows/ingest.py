@@ -15,6 +15,7 @@ from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.files import explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
+from tasks.failures import coded_failures
 from tasks.git_commit import OriginMoved
 from tasks.ingest import ingest_sources
 from tasks.workspace import open_workspace
@@ -23,6 +24,7 @@ ATTEMPTS = 3
 
 
 @flow(validate_parameters=False)
+@coded_failures()
 def ingest(files: list[str] | None = None) -> IngestReport:
     """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them), or the new rows of the
     configured sources.
@@ -44,6 +46,7 @@ def ingest(files: list[str] | None = None) -> IngestReport:
 
 
 @flow(validate_parameters=False)
+@coded_failures()
 def retry(name: str) -> IngestReport:
     """Validate the rows of a quarantine file again, by the current rules and data; valid rows are accepted."""
     with open_workspace() as workspace:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from prefect import flow
 
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from tasks.failures import coded_failures
 from tasks.promotion import Promotion, promote_candidate
 from tasks.workspace import open_workspace
 
 
 @flow(validate_parameters=False)
+@coded_failures()
 def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -> Promotion:
     """Judge the candidate that the origin's `dvc.lock` records. Raises `AbstainError` where it is not up to date.
 
@@ -18,10 +21,11 @@ def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -
     """
     with open_workspace() as workspace:
         if not (workspace.path / "dvc.lock").is_file():
-            raise AbstainError("there is no candidate yet: run `abstain retrain` first")
+            raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
         workspace.dvc("checkout", "--force", "--quiet")
         if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
             raise AbstainError(
-                "data, parameters or code have changed since the candidate was trained: run `abstain retrain`"
+                Code.NO_VERSION,
+                "data, parameters or code have changed since the candidate was trained: run `abstain retrain`",
             )
         return promote_candidate(workspace, new_holdout, again=True, accept_erasure=accept_erasure)

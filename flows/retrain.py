@@ -15,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.quarantine import require_unblocked
+from tasks.failures import coded_failures
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.git_commit import commit, push
 from tasks.pipeline import StageResult, run_stage
@@ -35,6 +36,7 @@ class Retrained:
 
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]
+@coded_failures()
 def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = False) -> Retrained:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from prefect import flow, get_run_logger
 
 from abstain.config.settings import load_settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.study.cell import ExperimentRunner
@@ -24,6 +25,7 @@ from abstain.study.declared import ExperimentCell, load_study
 from abstain.study.markdown import to_markdown
 from abstain.study.results import Results, decided_by, file_digests
 from abstain.study.tables import CellOutcome, tabulate
+from tasks.failures import coded_failures
 from tasks.fan_out import runner_for
 from tasks.progress import observe
 from tasks.study import publish_study, run_cell
@@ -39,6 +41,7 @@ class Studied:
 
 
 @flow(validate_parameters=False)
+@coded_failures()
 def study(
     file: str,
     data: str,
@@ -77,8 +80,9 @@ def study(
     if report["missing"]:
         first, reason = next(iter(report["missing"].items()))
         raise AbstainError(
+            Code.FAILED_STEP,
             f"{len(report['missing'])} of {len(cells)} cells could not be computed, the first one, {first}: {reason}; "
-            f"{written / 'report.md'} has the others"
+            f"{written / 'report.md'} has the others",
         )
     return Studied(written / "report.md", len(cells), computed)
 

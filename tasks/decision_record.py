@@ -27,7 +27,7 @@ def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
 def decision_table(decision: GateDecision, registry: Registry) -> str:
     """The gate's checks as Markdown, with the mark of a tainted champion."""
     marks = {True: "passed", False: bold("failed"), None: "not judged"}
-    rows = [{"check": c.name, "result": marks[c.passed], "why": c.message} for c in decision.checks]
+    rows = [{"code": c.code, "check": c.name, "result": marks[c.passed], "why": c.message} for c in decision.checks]
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
     title = heading(2, "Approved" if decision.approved else "Rejected")
-    return document([title, *warning, records_table(rows, words=("result", "why"))])
+    return document([title, *warning, records_table(rows, words=("check", "result", "why"))])

@@ -16,6 +16,7 @@ import pandas as pd
 from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest
@@ -55,8 +56,9 @@ def judge(
         except AbstainError as error:
             if new_holdout is None:
                 raise AbstainError(
+                    Code.NEW_HOLDOUT,
                     f"{champion} cannot be compared with: {error}; if that is expected, record why the candidate "
-                    "is to be judged as a first version: abstain promote --accept-new-holdout REASON"
+                    "is to be judged as a first version: abstain promote --accept-new-holdout REASON",
                 ) from None
             champion = None
     candidate = OnnxProbe(workspace.path / paths.ONNX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.workspace import BRANCH, Workspace
 
@@ -41,8 +42,9 @@ def push(workspace: Workspace, *tags: str) -> None:
         if not any(word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed")):
             raise
         raise OriginMoved(
+            Code.NOT_PUBLISHED,
             "the origin has moved while this run was at work (another run or a person pushed); nothing was changed "
-            "there: run the command again"
+            "there: run the command again",
         ) from None
 
 

@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically, write_json
 from abstain.release.gate import Rule
@@ -62,7 +63,7 @@ def promote_candidate(
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
             push(workspace)
-            why = f"it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
+            why = f"{Code.NO_VERSION} it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
             return _rejected(registry, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     rejection = workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}.json"
@@ -135,10 +136,11 @@ def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
     if registry.taint is None or registry.taint.kept:
         return Promotion("rejected", registry.version, reasons)
     raise AbstainError(
+        Code.ERASED_IN_PRODUCTION,
         f"probe {registry.version} stays in production, {registry.taint}, because the candidate without them is "
         f"rejected ({'; '.join(reasons)}): bring more reviews and retrain, take it although it is worse (`abstain "
         "promote --accept-erasure REASON`), keep what is there (`abstain promote --keep-tainted REASON`), or "
-        "`abstain rollback` to a version without that mark"
+        "`abstain rollback` to a version without that mark",
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
@@ -38,7 +39,7 @@ def production() -> tuple[Path, Event]:
     repository, revision = origin_snapshot()
     registry = parse_registry(git(repository, "show", f"{revision}:{paths.REGISTRY}"))
     if registry.prod is None:
-        raise AbstainError("nothing is in production yet: run `abstain retrain` first")
+        raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
     return fetch_release(repository, registry.prod), registry.prod
 
 
@@ -62,7 +63,9 @@ def fetch_release(repository: Path, event: Event) -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     if sha256(target / paths.RELEASED_ONNX.name) != event.sha256:
-        raise AbstainError(f"{target} is not what was promoted as {event.version}: delete that folder and try again")
+        raise AbstainError(
+            Code.BAD_ARTIFACT, f"{target} is not what was promoted as {event.version}: delete that folder and try again"
+        )
     return target
 
 
@@ -75,7 +78,9 @@ def smoke_test(bundle: Path, event: Event) -> None:
     expected = np.array(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
     difference = float(np.abs(probe.confidence(StateTable(bundle / SMOKE_STATES)) - expected).max())
     if probe.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
-        raise AbstainError(f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used")
+        raise AbstainError(
+            Code.EXPORT_DIFFERS, f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used"
+        )
 
 
 def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: str) -> Event:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from abstain.config.settings import load_settings
-from abstain.core.errors import AbstainError
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError, parse_coded
 from tasks.stopping import ended_by, require_going_on
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
@@ -69,12 +70,13 @@ def run(
     """Run `command` in `cwd` and return its output, stdout and stderr together.
 
     `on_line` sees each line as it comes; `inherit` are file descriptors that the command keeps open. Raises
-    `AbstainError` with the command (or its `name`) and the line with the reason, when it fails or is not installed;
-    `Stopped` when the run is stopped.
+    `AbstainError` with the command (or its `name`), the line with the reason and that line's code, when it fails or is
+    not installed; `Stopped` when the run is stopped.
     """
     returncode, lines = _execute(command, cwd, on_line, inherit)
     if returncode != 0:
-        raise AbstainError(f"{name or '`' + ' '.join(command) + '`'} failed: {_reason(lines)}")
+        code, reason = _reason(lines)
+        raise AbstainError(code, f"{name or '`' + ' '.join(command) + '`'} failed: {reason}")
     return "\n".join(lines)
 
 
@@ -94,7 +96,9 @@ def _execute(
     """The exit status of `command`, and its lines."""
     env = environment(cwd)
     if shutil.which(command[0], path=env["PATH"]) is None:
-        raise AbstainError(f"`{command[0]}` is not installed, or not on PATH: install it and try again")
+        raise AbstainError(
+            Code.NO_PACKAGE, f"`{command[0]}` is not installed, or not on PATH: install it and try again"
+        )
     require_going_on()
     is_supervised = command[0] != "git"
     process = subprocess.Popen(
@@ -129,10 +133,13 @@ def _execute(
     return process.returncode, lines
 
 
-def _reason(lines: list[str]) -> str:
-    """The most informative line: our own error first, then any other error, then the last line."""
+def _reason(lines: list[str]) -> tuple[Code, str]:
+    """The most informative line: our own error with its code first, then any other error, then the last line."""
+    for line in lines:
+        if line.startswith("error ") and (error := parse_coded(line)):
+            return error.code, error.message
     for start in ("error: ", "ERROR: ", "fatal: "):
         for line in lines:
             if line.startswith(start):
-                return line.removeprefix(start)
-    return lines[-1] if lines else "it printed nothing"
+                return Code.FAILED_STEP, line.removeprefix(start)
+    return Code.FAILED_STEP, lines[-1] if lines else "it printed nothing"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 End = Callable[[], object]
@@ -21,7 +22,7 @@ class Stopped(AbstainError):
     """The run was interrupted while a thread of it was at work."""
 
     def __init__(self) -> None:
-        super().__init__("the run was stopped: run the same command again to go on where it was")
+        super().__init__(Code.NOT_PUBLISHED, "the run was stopped: run the same command again to go on where it was")
 
 
 class _Run:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from tasks.shell import git, run, succeeds
@@ -53,12 +54,16 @@ def project_root() -> Path:
     """The checkout around the current folder. Raises `AbstainError` outside one."""
     here = Path.cwd()
     if shutil.which("git") is None:
-        raise AbstainError("git is not installed: versions and promotions are git commits, so install git")
+        raise AbstainError(
+            Code.NO_PACKAGE, "git is not installed: versions and promotions are git commits, so install git"
+        )
     if not succeeds(here, "git", "rev-parse", "--verify", "HEAD"):
-        raise AbstainError(f"{here} is in no git repository with a commit: run this in a clone of the project")
+        raise AbstainError(
+            Code.NO_CHECKOUT, f"{here} is in no git repository with a commit: run this in a clone of the project"
+        )
     root = Path(git(here, "rev-parse", "--show-toplevel").strip())
     if not (root / "dvc.yaml").is_file():
-        raise AbstainError(f"{root} has no dvc.yaml: run this in a clone of the project")
+        raise AbstainError(Code.NO_CHECKOUT, f"{root} has no dvc.yaml: run this in a clone of the project")
     return root
 
 
@@ -87,8 +92,9 @@ def ensure_origin(root: Path, settings: Settings) -> str:
     changed = git(root, "status", "--porcelain").splitlines()
     if changed:
         raise AbstainError(
+            Code.NO_CHECKOUT,
             f"{root} has uncommitted changes ({changed[0][3:]}{' and more' if len(changed) > 1 else ''}), and a run "
-            "works on commits: commit or stash them"
+            "works on commits: commit or stash them",
         )
     bare = settings.home.resolve() / "origin.git"
     if not bare.is_dir():
@@ -110,7 +116,10 @@ def origin_snapshot() -> tuple[Path, str]:
     path = settings.home.resolve() / "workspace"
     if not path.is_dir():
         if settings.origin is None:
-            raise AbstainError(f"no run has been made from {root} yet: run `abstain retrain` (or `abstain demo`) first")
+            raise AbstainError(
+                Code.NO_VERSION,
+                f"no run has been made from {root} yet: run `abstain retrain` (or `abstain demo`) first",
+            )
         _clone(settings.origin, path, settings)
     git(path, "fetch", "-q", "--tags", "--force", "origin")
     return path, f"origin/{BRANCH}"
@@ -180,6 +189,7 @@ def _bring_data(workspace: Workspace) -> None:
         workspace.git("checkout", "--quiet", "data.dvc")
         shutil.rmtree(data)
         raise AbstainError(
+            Code.DAMAGED_DATA,
             "the data that data.dvc records is neither in the cache nor in the DVC remote: `dvc push` it from where "
-            "it was added, or set the remote in .dvc/config"
+            "it was added, or set the remote in .dvc/config",
         )

@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli import cache, import_rows, kb, latency, perturb, quarantine, review, score, study
+from abstain_cli import cache, explain, import_rows, kb, latency, perturb, quarantine, review, score, study
 from abstain_cli.progress_bar import step_progress
-from abstain_cli.usage import UsageError, in_one_line, reject_renamed
+from abstain_cli.usage import in_one_line, reject_renamed
 
 if TYPE_CHECKING:
     from abstain.release.registry import Registry
@@ -35,6 +36,7 @@ app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
 app.command("experiment")(study.run_study)
+app.command("explain")(explain.explain)
 app.command("generate")(score.generate)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
@@ -191,10 +193,10 @@ def promote(
     """Judge the last candidate again, for instance after `retrain --no-promote`, and promote it if it passes."""
     for option, reason in (("--accept-erasure", accept_erasure), ("--keep-tainted", keep_tainted)):
         if reason is not None and not reason.strip():
-            raise AbstainError(f"{option}: give a reason, it goes on record")
+            raise AbstainError(Code.USAGE, f"{option}: give a reason, it goes on record")
     if keep_tainted is not None:
         if accept_new_holdout is not None or accept_erasure is not None:
-            raise AbstainError("--keep-tainted promotes nothing: give it without the other options")
+            raise AbstainError(Code.USAGE, "--keep-tainted promotes nothing: give it without the other options")
         _keep_tainted(keep_tainted)
         return
     from tasks.server import server_for_run
@@ -234,11 +236,11 @@ def main() -> None:
         sys.exit(app(prog_name="abstain", standalone_mode=False))
     except typer.TyperException as error:
         if message := in_one_line(error):
-            print(f"error: {message}", file=sys.stderr)
+            print(f"error {Code.USAGE}: {message}", file=sys.stderr)
         sys.exit(error.exit_code)
     except AbstainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        print(f"error {error.coded}", file=sys.stderr)
+        sys.exit(2 if error.code is Code.USAGE else 1)
     except KeyboardInterrupt:  # before the command has begun; in a command, typer makes a status of it
         _print_stopped()
         sys.exit(INTERRUPTED)
@@ -254,7 +256,7 @@ def _print_stopped() -> None:
 
 def _prepare() -> None:
     """Caches beside the checkout, Prefect's log kept out of the terminal."""
-    if set(sys.argv[1:]) & {"--help"} or len(sys.argv) == 1:
+    if set(sys.argv[1:]) & {"--help"} or sys.argv[1:2] in ([], ["explain"]):
         return
     from abstain.config.settings import load_settings
     from tasks.server import prepare_environment

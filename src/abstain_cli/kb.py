@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli.progress_bar import bar
-from abstain_cli.usage import UsageError
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Chunk
@@ -42,7 +42,7 @@ def search(
 ) -> None:
     """Show the chunks nearest to a question, best first, among those that the user may read."""
     if not question.strip():
-        raise UsageError("the question is empty: write what you look for")
+        raise AbstainError(Code.USAGE, "the question is empty: write what you look for")
     where = {name: value for name, value in (("product", product), ("doc_id", doc)) if value is not None}
     with _knowledge_base() as base:
         base.check_held()
@@ -80,8 +80,9 @@ def recall(
         asked = answerable(questions, base.chunks)
         if not asked:
             raise AbstainError(
+                Code.NO_ROWS,
                 f"{file}: of {len(questions)} questions none has a gold chunk or document that is in the knowledge "
-                "base and that its user may read: check the ids and the entitlements"
+                "base and that its user may read: check the ids and the entitlements",
             )
         with bar(console, "questions") as progress:
             ranks = measure(base.retriever, asked, progress)
@@ -105,7 +106,7 @@ class _KnowledgeBase:
 
     def check_held(self) -> None:
         if not self.synced.held:
-            raise AbstainError(_EMPTY)
+            raise AbstainError(Code.NO_ROWS, _EMPTY)
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
         chunks = list(store.chunks())
         products = {document.doc_id: document.product for document in read_documents(store.document_files())}
     if not chunks:  # chunks that are all tombstones are allowed: a shared index must remove them
-        raise AbstainError(_EMPTY)
+        raise AbstainError(Code.NO_ROWS, _EMPTY)
     with open_retriever(settings) as retriever:
         with bar(console, "index") as progress:
             synced = retriever.sync(chunks, products, progress)

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli.usage import UsageError
 
 console = Console(markup=False, highlight=False)
 
@@ -33,7 +33,7 @@ def perturb_text(
     from abstain.llm.perturbation.text import shown
 
     if not text.strip():
-        raise UsageError("TEXT is empty: give the text that is to be perturbed")
+        raise AbstainError(Code.USAGE, "TEXT is empty: give the text that is to be perturbed")
     params = load_params()
     said = {"where": where, "when": when, "tokens": tokens, "model": model}
     changes = {name: value for name, value in said.items() if value is not None}
@@ -41,7 +41,7 @@ def perturb_text(
         how = PerturbationParams.model_validate(params.perturbation.model_dump() | {"copies": 1} | changes)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise UsageError(f"--{problem['loc'][0]}: {problem['msg']}") from None
+        raise AbstainError(Code.USAGE, f"--{problem['loc'][0]}: {problem['msg']}") from None
     perturber = ContextPerturber(how, how.model or params.llm.model, load_settings())
     row = Interaction(
         interaction_id="text",
@@ -52,7 +52,9 @@ def perturb_text(
         model=perturber.model,
     )
     if perturber.count([row])["too_long"]:
-        raise AbstainError(f"the text is longer than {perturber.model} reads at once: give a shorter one")
+        raise AbstainError(
+            Code.TOO_LONG, f"the text is longer than {perturber.model} reads at once: give a shorter one"
+        )
     (parts,), replacements = perturber.diffs(row), perturber.replaced(row)
     console.print(shown(parts), soft_wrap=True)
     table = Table("", "old", "new", "log-likelihood of old", "of new")

@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli.progress_bar import bar
-from abstain_cli.usage import UsageError
 
 app = typer.Typer(help="Have answers reviewed: export, serve, import.", no_args_is_help=True)
 console = Console(markup=False, highlight=False)
@@ -56,9 +56,12 @@ def export(
     from tasks.workspace import open_workspace
 
     if output.suffix.lower() != ".xlsx":
-        raise UsageError(f"-o {output}: the review file is a workbook: end its name in .xlsx")
+        raise AbstainError(Code.USAGE, f"-o {output}: the review file is a workbook: end its name in .xlsx")
     if output.exists():
-        raise AbstainError(f"{output} is there already, perhaps with verdicts: import it, or name another file with -o")
+        raise AbstainError(
+            Code.NOT_WRITABLE,
+            f"{output} is there already, perhaps with verdicts: import it, or name another file with -o",
+        )
     threshold = None
     with open_workspace() as workspace:
         store = DataStore(workspace.path / paths.DATA)
@@ -95,7 +98,7 @@ def import_(
         verdicts = check_verdicts(workspace, rows, datetime.now(UTC), reviewer)
     _print(verdicts.describe(file))
     if not verdicts.reviews:
-        raise AbstainError(f"{file}: there is no verdict to take in")
+        raise AbstainError(Code.NO_ROWS, f"{file}: there is no verdict to take in")
     with server_for_run():
         from flows.ingest import ingest as flow
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from abstain_cli.usage import UsageError
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Interaction, Question
@@ -68,7 +69,7 @@ def generate(
     try:
         ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise AbstainError(Code.USAGE, str(error)) from None
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
@@ -81,7 +82,7 @@ def generate(
     bundle, _ = production()
     predictor = Predictor.open(bundle / "probe.onnx", load_settings())
     if excess := room_for(predictor, ask):
-        raise UsageError(f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
+        raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
     _warn_of_no_context(predictor, questions, no_context)
     for at in range(0, len(questions), AT_ONCE):
         for one in answer(predictor, questions[at : at + AT_ONCE], ask, no_context=no_context):
@@ -91,11 +92,11 @@ def generate(
 def _require_one_input(
     file: Path | None, texts: Sequence[str | None], context: Sequence[str] | None, no_context: bool, flags: str
 ) -> None:
-    """Raise `UsageError` unless there is either a file or every text, with contexts or --no-context."""
+    """Raise `AbstainError` unless there is either a file or every text, with contexts or --no-context."""
     if (file is None) == (None in texts) or (file and (context or any(text is not None for text in texts))):
-        raise UsageError(f"give either a FILE, or {flags} (and --context, once a chunk)")
+        raise AbstainError(Code.USAGE, f"give either a FILE, or {flags} (and --context, once a chunk)")
     if context and no_context:
-        raise UsageError("--context and --no-context contradict each other: leave one of them out")
+        raise AbstainError(Code.USAGE, "--context and --no-context contradict each other: leave one of them out")
 
 
 def _warn_of_no_context(predictor: Predictor, asked: Sequence[Interaction | Question], no_context: bool) -> None:
@@ -103,7 +104,7 @@ def _warn_of_no_context(predictor: Predictor, asked: Sequence[Interaction | Ques
     if without_context:
         which = f"{without_context:,} of {len(asked):,} rows have" if len(asked) > 1 else "the answer has"
         print(
-            f"warning: {which} no context, so the decision is unavailable: give what was retrieved, or --no-context if "
-            "that is intended",
+            f"warning {Code.NOTHING_TO_SCORE}: {which} no context, so the decision is unavailable: give what was "
+            "retrieved, or --no-context if that is intended",
             file=sys.stderr,
         )

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli.usage import UsageError
 
 console = Console(markup=False, highlight=False)
 
@@ -55,14 +55,14 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise AbstainError(f"--out {folder} cannot be a folder: {error.strerror}") from None
+        raise AbstainError(Code.NOT_WRITABLE, f"--out {folder} cannot be a folder: {error.strerror}") from None
 
 
 def _size(text: str) -> tuple[str, tuple[int, int]]:
     name, _, counts = text.partition("=")
     parts: Sequence[str] = counts.split(",")
     if not name or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--size {text}: give NAME=TRAIN,EVALUATION, as in --size grid=300,150")
+        raise AbstainError(Code.USAGE, f"--size {text}: give NAME=TRAIN,EVALUATION, as in --size grid=300,150")
     return name, (int(parts[0]), int(parts[1]))
 
 

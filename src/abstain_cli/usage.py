@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 RENAMED = {
@@ -20,19 +21,15 @@ RENAMED = {
 """The words of a command up to a renamed command or option (`--`) -> its new name."""
 
 
-class UsageError(AbstainError):
-    """Options that are not valid, or that contradict each other; the message names them and the remedy."""
-
-
 def reject_renamed(arguments: Sequence[str]) -> None:
-    """Raise `UsageError` with the new name where `arguments`, those of `abstain`, use a name of `RENAMED`."""
+    """Raise `AbstainError` with the new name where `arguments`, those of `abstain`, use a name of `RENAMED`."""
     for (*command, old), new in RENAMED.items():
         words = list(arguments[: len(command) + 1])
         options = {argument.partition("=")[0] for argument in arguments}
         is_used = words[:-1] == command and old in options if old.startswith("-") else words == [*command, old]
         if is_used:
             path = " ".join(["abstain", *command])
-            raise UsageError(f"`{path} {old}` is now `{path} {new}`")
+            raise AbstainError(Code.USAGE, f"`{path} {old}` is now `{path} {new}`")
 
 
 def in_one_line(error: typer.TyperException) -> str:

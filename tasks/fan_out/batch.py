@@ -18,6 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.features.cache_files import FileStore
 from abstain.llm.features.shard_job import JobStats, ShardJob, compute
@@ -46,8 +47,9 @@ class Batch:
             text = self.store.read(self._file(name, "job")).decode()
         except FileNotFoundError:
             raise AbstainError(
+                Code.BAD_SETTING,
                 f"{self.store.url} has nothing of batch {self.key}: a worker's ABSTAIN_FEATURES (or ABSTAIN_HOME) must "
-                "name the same cache as the run's"
+                "name the same cache as the run's",
             ) from None
         cost = compute(ShardJob.from_json(text), settings)
         self.store.write(self._file(name, "cost"), json.dumps(asdict(cost)).encode())

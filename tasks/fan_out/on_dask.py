@@ -21,6 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 from abstain.config.settings import Settings, load_settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.features.shard_job import JobStats, ShardJob, compute
 from tasks.stopping import require_going_on
@@ -29,7 +30,9 @@ try:
     import dask
     from distributed import Client, Future, KilledWorker, Nanny, Scheduler, SpecCluster, as_completed
 except ImportError:
-    raise AbstainError('ABSTAIN_RUNNER=dask needs another package: `pip install "abstain[dask]"`') from None
+    raise AbstainError(
+        Code.NO_PACKAGE, 'ABSTAIN_RUNNER=dask needs another package: `pip install "abstain[dask]"`'
+    ) from None
 
 UNDER_WAY = 2  # shards for each worker: one computes, one waits
 DEATHS = 3
@@ -105,8 +108,9 @@ class DaskRunner:
             return client
         except (OSError, ValueError) as error:
             raise AbstainError(
+                Code.NO_SERVICE,
                 f"no Dask scheduler answers at {address}: start `dask scheduler` there, or unset "
-                "ABSTAIN_DASK_SCHEDULER for a cluster of local processes"
+                "ABSTAIN_DASK_SCHEDULER for a cluster of local processes",
             ) from error
 
     def _local_cluster(self) -> SpecCluster:
@@ -154,10 +158,11 @@ def _result(future: Future, work: ShardJob) -> JobStats:
     if error is None:
         return JobStats(**future.result())
     if isinstance(error, AbstainError):
-        raise AbstainError(str(error))
+        raise AbstainError(error.code, error.message)
     if isinstance(error, KilledWorker):
         raise AbstainError(
+            Code.LOST_PROCESS,
             f"{DEATHS} Dask workers died at shard {work.name} ({work.requests[0].name} to {work.requests[-1].name}): "
-            "where memory ran out, set a lower ABSTAIN_BATCH_TOKENS, or fewer ABSTAIN_WORKERS"
+            "where memory ran out, set a lower ABSTAIN_BATCH_TOKENS, or fewer ABSTAIN_WORKERS",
         )
     raise error

@@ -29,7 +29,8 @@ from prefect.exceptions import MissingContextError, ObjectNotFound
 from prefect.states import Cancelling
 
 from abstain.config.settings import Settings
-from abstain.core.errors import AbstainError
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError, parse_coded
 from abstain.llm.features.cache_files import open_store
 from abstain.llm.features.shard_job import JobStats, ShardJob
 from tasks.fan_out.batch import Batch
@@ -41,7 +42,6 @@ SLICES = 4  # for each worker, so that a slow one takes fewer
 ATTEMPTS = 3
 POLL_SECONDS = 2.0
 LOST_SECONDS = 600.0  # Prefect sends a heartbeat every 180 s; clocks of different hosts may differ by minutes
-OURS = "AbstainError: "
 
 
 class PrefectRunner:
@@ -96,9 +96,10 @@ class _Slices:
             if failures == ATTEMPTS:
                 name, rows = next(iter(waiting.items()))
                 raise AbstainError(
+                    Code.LOST_PROCESS,
                     f"{ATTEMPTS} times flow runs of {DEPLOYMENT} ended without a result, the last one at shard {name} "
                     f"({rows}), of: {self._reason}: see the log of its worker; where memory ran out, set a lower "
-                    "ABSTAIN_BATCH_TOKENS"
+                    "ABSTAIN_BATCH_TOKENS",
                 )
 
     def _start(self, names: list[str]) -> None:
@@ -115,9 +116,11 @@ class _Slices:
             assert state is not None
             message = " ".join((state.message or state.name or "").split())
             if state.is_cancelled():
-                raise AbstainError(f"flow run {flow_run.name} of {DEPLOYMENT} was cancelled: run again to go on")
-            if state.is_failed() and OURS in message:
-                raise AbstainError(message.partition(OURS)[2])
+                raise AbstainError(
+                    Code.NOT_PUBLISHED, f"flow run {flow_run.name} of {DEPLOYMENT} was cancelled: run again to go on"
+                )
+            if state.is_failed() and (error := parse_coded(message)):
+                raise error
             if self._is_lost(flow_run):
                 message = f"no heartbeat for {self._lost_after.total_seconds():.0f} s"
                 self._client.set_flow_run_state(flow_run.id, Cancelling(message=message), force=True)
@@ -156,8 +159,9 @@ def _find_deployment(client: SyncPrefectClient) -> DeploymentResponse:
         return client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
         raise AbstainError(
+            Code.NO_SERVICE,
             f"ABSTAIN_RUNNER=prefect needs a server with the deployment {DEPLOYMENT}, and {client.api_url} has none: "
-            "run `make up`, then `make worker` for each GPU"
+            "run `make up`, then `make worker` for each GPU",
         ) from None
 
 

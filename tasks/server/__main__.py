@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server import background
 from tasks.server.addresses import prepare_environment
@@ -28,9 +29,9 @@ def main() -> None:
             case ["child", port]:
                 serve_child(int(port))
             case _:
-                raise AbstainError("run `python -m tasks.server up`, `down`, `worker` or `alert`")
+                raise AbstainError(Code.USAGE, "run `python -m tasks.server up`, `down`, `worker` or `alert`")
     except AbstainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error {error.coded}", file=sys.stderr)
         sys.exit(1)
 
 

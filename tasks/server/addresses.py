@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server.processes import START_SECONDS, address_of, answers
 from tasks.shell import QUIET
@@ -51,8 +52,9 @@ def require_free_port(variable: str, port: str) -> None:
         with socket.create_server((HOST, int(port))):
             pass
     except (ValueError, OverflowError):
-        raise AbstainError(f"environment variable {variable}: {port!r} is no port number") from None
+        raise AbstainError(Code.BAD_SETTING, f"environment variable {variable}: {port!r} is no port number") from None
     except OSError:
         raise AbstainError(
-            f"port {port} is in use by another program: stop that, or take another port: {variable}=4300 make up"
+            Code.NO_SERVICE,
+            f"port {port} is in use by another program: stop that, or take another port: {variable}=4300 make up",
         ) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server import notifications, reports
 from tasks.server.addresses import HEALTH, HOST, PORT, UI, post, report_to, require_free_port, running_server
@@ -96,7 +97,9 @@ def _join_server() -> None:
         return
     address = running_server()
     if address is None:
-        raise AbstainError("no server is up: run `make up` first, or set PREFECT_API_URL to your team's server")
+        raise AbstainError(
+            Code.NO_SERVICE, "no server is up: run `make up` first, or set PREFECT_API_URL to your team's server"
+        )
     report_to(address)
 
 

@@ -1,8 +1,8 @@
 """Alerts: a Prefect automation that posts a notification to `ABSTAIN_ALERT_URL` when a run fails.
 
-The payload is `{"text": ...}`, the format of Slack, Mattermost and Rocket.Chat: the flow, the run, the error message,
-and a link. The server sends it, so a run whose process was killed is reported, too. The URL may be a secret: it is
-stored in the block's secrets and never printed whole.
+The payload is `{"text": ...}`, the format of Slack, Mattermost and Rocket.Chat: the flow, the run, the error's code
+and message, and a link. The server sends it, so a run whose process was killed is reported, too. The URL may be a
+secret: it is stored in the block's secrets and never printed whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from tasks.failures import CodedFailure
 
 VARIABLE, OLD_VARIABLE = "ABSTAIN_ALERT_URL", "ABSTAIN_PAGE_URL"
 NAME = "abstain-alert"
@@ -21,19 +23,25 @@ SECONDS = 3
 """An alert is sent this long after the end of a run at the latest."""
 
 SUBJECT = "{{ flow.name }}: run {{ flow_run.name }} has {{ flow_run.state.name | lower }}"
-BODY = "{{ flow_run.state.message }}\n{{ (flow_run | ui_url) or 'start `make up` to look at the run' }}"
+BODY = (
+    f"{{% if '{CodedFailure.__name__}: ' not in (flow_run.state.message or '') %}}{Code.LOST_PROCESS}: {{% endif %}}"
+    "{{ flow_run.state.message }}\n{{ (flow_run | ui_url) or 'start `make up` to look at the run' }}"
+)
+"""The message of a failed flow has a code; a process that died and a defect have none of their own."""
 
 
 def receiver() -> str | None:
     """The URL that failed runs are posted to, or None. Raises `AbstainError` for an invalid URL or the old name."""
     if OLD_VARIABLE in os.environ:
-        raise AbstainError(f"environment variable {OLD_VARIABLE} is now {VARIABLE}: set that one in its place")
+        raise AbstainError(
+            Code.BAD_SETTING, f"environment variable {OLD_VARIABLE} is now {VARIABLE}: set that one in its place"
+        )
     url = os.environ.get(VARIABLE, "").strip()
     if not url:
         return None
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise AbstainError(f"environment variable {VARIABLE}: not an http(s) URL")
+        raise AbstainError(Code.BAD_SETTING, f"environment variable {VARIABLE}: not an http(s) URL")
     return url
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from abstain.config.settings import load_settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.shell import environment
 
@@ -83,7 +84,7 @@ def start(name: str, command: Sequence[str], root: Path, ready: str, address: st
     deadline = time.monotonic() + START_SECONDS
     while not answers(ready):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise AbstainError(f"the {name} did not start: see {log_of(name)}")
+            raise AbstainError(Code.NO_SERVICE, f"the {name} did not start: see {log_of(name)}")
         time.sleep(0.2)
 
 

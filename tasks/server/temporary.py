@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server import notifications
 from tasks.server.addresses import HEALTH, HOST, post, report_to, running_server
@@ -44,7 +45,7 @@ def server_for_run() -> Iterator[None]:
         yield
         if not answers(address + HEALTH, timeout=START_SECONDS):
             process.kill()
-            raise AbstainError(f"the temporary server did not start: see {log_of(NAME)}")
+            raise AbstainError(Code.NO_SERVICE, f"the temporary server did not start: see {log_of(NAME)}")
         if receiver:
             notifications.configure(receiver)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 
@@ -83,4 +84,4 @@ def load_settings() -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = "ABSTAIN_" + "_".join(str(part) for part in problem["loc"]).upper().removeprefix("ABSTAIN_")
-        raise AbstainError(f"environment variable {name}: {problem['msg']}") from None
+        raise AbstainError(Code.BAD_SETTING, f"environment variable {name}: {problem['msg']}") from None

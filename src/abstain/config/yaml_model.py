@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.suggest import did_you_mean
 
@@ -39,13 +40,13 @@ def load(path: Path, model: type[Declared], remedy: str) -> Declared:
     try:
         return model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise AbstainError(f"{path} is missing: {remedy}") from None
+        raise AbstainError(Code.NOT_READABLE, f"{path} is missing: {remedy}") from None
     except OSError as error:
-        raise AbstainError(f"{path} cannot be read: {error}") from None
+        raise AbstainError(Code.NOT_READABLE, f"{path} cannot be read: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AbstainError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise AbstainError(Code.WRONG_FORMAT, f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        raise AbstainError(f"{path}: {_first_problem(error, model)}") from None
+        raise AbstainError(Code.BAD_SETTING, f"{path}: {_first_problem(error, model)}") from None
 
 
 def _first_problem(error: ValidationError, model: type[FrozenModel]) -> str:

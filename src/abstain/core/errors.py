@@ -1,9 +1,36 @@
-"""The base class of errors that are reported to the user."""
+"""The base class of errors that are reported to the user, and the text in which one process passes them to another."""
+
+from __future__ import annotations
+
+import re
+
+from abstain.core.codes import Code
+
+CODED = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
+"""A message with its code in front, as `AbstainError.coded` writes it."""
 
 
 class AbstainError(Exception):
-    """A problem whose message names the thing and the remedy in one line.
+    """A problem whose message names the thing and the remedy in one line, with the `code` of its kind of cause.
 
-    The CLI and the stages print it without a traceback and exit with status 1; anything else that
-    escapes is a bug and keeps its traceback.
+    The CLI and the stages print both without a traceback and exit with status 1; anything else that escapes is a bug
+    and keeps its traceback.
     """
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def coded(self) -> str:
+        """The message with its code in front, one line that `parse_coded` reads."""
+        return f"{self.code}: {self.message}"
+
+
+def parse_coded(text: str) -> AbstainError | None:
+    """The error that another process wrote into the line `text`; None where it has no code."""
+    match = CODED.search(text)
+    return AbstainError(Code(match["code"]), match["message"]) if match and match["code"] in set(Code) else None

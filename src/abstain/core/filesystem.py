@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 S3 = ("s3", "s3a")
@@ -66,24 +67,24 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
         fs, root = fsspec.url_to_fs(url, **(_S3_OPTIONS if is_s3 else {}))
     except ImportError as error:
         package = "`pip install s3fs`" if is_s3 else f"{error}"
-        raise AbstainError(f"{redacted_url(url)}: another package is needed: {package}") from error
+        raise AbstainError(Code.NO_PACKAGE, f"{redacted_url(url)}: another package is needed: {package}") from error
     except ValueError as error:
-        raise AbstainError(f"{redacted_url(url)}: {error}: {remedy}") from error
+        raise AbstainError(Code.NOT_READABLE, f"{redacted_url(url)}: {error}: {remedy}") from error
     if is_s3:
         fs.retries = _S3_RETRIES
     return fs, root.rstrip("/")
 
 
 @contextmanager
-def translate_errors(message: Callable[[str], str], *passed: type[Exception]) -> Iterator[None]:
-    """Raise what a backend raises as an `AbstainError` whose text is `message` of the cause; `passed` are unchanged."""
+def translate_errors(code: Code, message: Callable[[str], str], *passed: type[Exception]) -> Iterator[None]:
+    """Raise a backend's errors as an `AbstainError` of `code` with `message` of the cause; `passed` are unchanged."""
     try:
         yield
     except Exception as error:
         if isinstance(error, (AbstainError, *passed)):
             raise
         cause = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-        raise AbstainError(message(cause or type(error).__name__)) from error
+        raise AbstainError(code, message(cause or type(error).__name__)) from error
 
 
 def modified_at(info: Mapping[str, Any]) -> datetime | None:

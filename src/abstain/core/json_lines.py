@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 
@@ -65,12 +66,12 @@ def parse_lines(
             row = model.model_validate_json(text, strict=strict)
         except ValidationError as error:
             if untrusted and is_first and (other := no_lines(b"\n".join([line, *source]), is_whole=True)):
-                raise AbstainError(f"{name}: {other}") from None
+                raise AbstainError(Code.WRONG_FORMAT, f"{name}: {other}") from None
             problem = error.errors()[0]
             field = ".".join(str(part) for part in problem["loc"]) or "row"
-            raise AbstainError(f"{where}: {field}: {problem['msg']}") from None
+            raise AbstainError(Code.INVALID_ROW, f"{where}: {field}: {problem['msg']}") from None
         if untrusted and (keys := repeated_keys(text)):
-            raise AbstainError(f"{where}: {one_line(keys[0])}: this key comes twice in one object")
+            raise AbstainError(Code.INVALID_ROW, f"{where}: {one_line(keys[0])}: this key comes twice in one object")
         is_first = False
         yield row
 
@@ -80,7 +81,7 @@ def decode(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise AbstainError(f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
+        raise AbstainError(Code.INVALID_ROW, f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
 
 
 def repeated_keys(text: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 
@@ -25,5 +26,6 @@ class Labels:
         """Raise `AbstainError` where all answers of positive weight are correct, or all incorrect."""
         if len(np.unique(self.correct[self.weight > 0])) < 2:
             raise AbstainError(
-                "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
+                Code.TOO_FEW_LABELS,
+                "the train split has answers of one class only: bring feedback of both kinds, or change split.seed",
             )

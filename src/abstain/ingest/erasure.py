@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -40,7 +41,7 @@ def erase_rows(store: DataStore, user: str, pseudonym: str, *, with_interactions
     removed["quarantine"] = Quarantine(store.folder).drop_of(names)
     if not sum(removed.values()):
         if pseudonym not in known.users:
-            raise AbstainError(f"no row carries the user '{user}': nothing was removed")
+            raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
         return removed
     forgotten = ErasedUsers(
         users=tuple(sorted({*known.users, pseudonym})),

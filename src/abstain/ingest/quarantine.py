@@ -28,6 +28,7 @@ from typing import Any
 
 from pydantic import model_validator
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
@@ -142,7 +143,7 @@ class Quarantine:
             return found[0]
         known = ", ".join(path.stem for path in self.files()) or "nothing"
         problem = "several ids begin" if found else "no id begins"
-        raise AbstainError(f"quarantine: {problem} with '{name}'; there are: {known}")
+        raise AbstainError(Code.UNKNOWN_NAME, f"quarantine: {problem} with '{name}'; there are: {known}")
 
     def drop(self, path: Path) -> int:
         """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
@@ -228,8 +229,9 @@ def require_unblocked(data: Path) -> None:
         name, first = next(iter(blocking.items()))
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
+            Code.REFUSED_BATCH,
             f"the retrain is blocked{more}: {first['message']}; fix the source and ingest again, or decide with "
-            f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`"
+            f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`",
         )
 
 

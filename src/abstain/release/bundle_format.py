@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 BUNDLE_FORMAT = 2
@@ -24,7 +25,9 @@ def current_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """
     written = metadata.get(FORMAT_KEY, "1")
     if not written.isdecimal() or int(written) > BUNDLE_FORMAT:
-        raise AbstainError(f"the bundle has format {written}, later than {BUNDLE_FORMAT}: update this project")
+        raise AbstainError(
+            Code.OTHER_VERSION, f"the bundle has format {written}, later than {BUNDLE_FORMAT}: update this project"
+        )
     found = dict(metadata)
     if (former := found.pop("promise", None)) is not None:
         found["guarantee"] = json.dumps(

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from abstain.config.params import GateParams
+from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
 
@@ -59,8 +60,9 @@ class EvaluationWindow:
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One check of the gate. `passed=None`: shown but not judged, for lack of rows."""
+    """One check of the gate; `code` is for its failure. `passed=None`: shown but not judged, for lack of rows."""
 
+    code: Code
     name: str
     passed: bool | None
     value: float
@@ -81,7 +83,7 @@ class GateDecision:
 
     @property
     def reasons(self) -> list[str]:
-        return [f"{check.name}: {check.message}" for check in self.checks if check.passed is False]
+        return [f"{check.code} {check.name}: {check.message}" for check in self.checks if check.passed is False]
 
     def to_dict(self) -> dict[str, object]:
         checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
@@ -135,8 +137,14 @@ def decide(
             compared = [_accepted(check) for check in compared]
         checks += [_same_holdout(same_holdout, erased), *compared]
     checks += [
-        _at_most("ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
-        _at_most("latency", measured.latency_p99_ms, params.max_latency_ms, "p99 in ms for one answer on one core"),
+        _at_most(Code.EXPORT_DIFFERS, "ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
+        _at_most(
+            Code.GATE_LIMIT,
+            "latency",
+            measured.latency_p99_ms,
+            params.max_latency_ms,
+            "p99 in ms for one answer on one core",
+        ),
     ]
     return GateDecision(tuple(checks))
 
@@ -148,7 +156,7 @@ def _same_holdout(same: bool, erased: int) -> GateCheck:
         )
     else:
         message = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
-    return _check("same hold-out", same, float(same), 1, message)
+    return _check(Code.NEW_HOLDOUT, "same hold-out", same, float(same), 1, message)
 
 
 def _against(
@@ -176,7 +184,9 @@ def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
     """The champion's own weights with another threshold: `precision` checks whether it keeps its guarantee."""
     before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     message = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
-    return _check("new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, message)
+    return _check(
+        Code.NOT_BETTER, "new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, message
+    )
 
 
 def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
@@ -185,7 +195,9 @@ def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateChe
     own, other = drawn["probe"], drawn[rival]
     chance = paired(own, other).chance
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
-    return _check(f"better than {rival}", chance >= params.confidence, chance, params.confidence, message)
+    return _check(
+        Code.NOT_BETTER, f"better than {rival}", chance >= params.confidence, chance, params.confidence, message
+    )
 
 
 def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
@@ -197,7 +209,9 @@ def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> G
     message = (
         f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
     )
-    return _check(f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, message)
+    return _check(
+        Code.NOT_BETTER, f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, message
+    )
 
 
 def _as_precise(
@@ -209,9 +223,16 @@ def _as_precise(
     own, _ = window.precision(window.shown(measured.threshold))
     name, limit = f"as precise as {champion}", before - params.max_precision_drop
     if n_eff < params.min_slice:
-        return GateCheck(name, None, own, limit, f"{champion} shows {n_eff:.0f} answers, too few to compare with")
+        return GateCheck(
+            Code.GUARANTEE_MISSED,
+            name,
+            None,
+            own,
+            limit,
+            f"{champion} shows {n_eff:.0f} answers, too few to compare with",
+        )
     message = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
-    return _check(name, own >= limit, own, limit, message)
+    return _check(Code.GUARANTEE_MISSED, name, own >= limit, own, limit, message)
 
 
 def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
@@ -223,7 +244,9 @@ def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurem
         f"shown answers are correct {lift.value:+.3f} more often than all "
         f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
     )
-    return _check("better than base rate", chance >= params.confidence, chance, params.confidence, message)
+    return _check(
+        Code.NOT_BETTER, "better than base rate", chance >= params.confidence, chance, params.confidence, message
+    )
 
 
 def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
@@ -231,9 +254,21 @@ def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> Gate
     name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
     _, n_eff = window.precision(np.ones(rows, bool))
     if n_eff < params.min_slice:
-        return GateCheck(name, None, own - other, limit, f"{_counted(rows, n_eff)} reviewed answers, too few to judge")
+        return GateCheck(
+            Code.NOT_BETTER,
+            name,
+            None,
+            own - other,
+            limit,
+            f"{_counted(rows, n_eff)} reviewed answers, too few to judge",
+        )
     return _check(
-        name, own - other >= limit, own - other, limit, f"AUROC {own:.3f} against {other:.3f}, {rows} answers"
+        Code.NOT_BETTER,
+        name,
+        own - other >= limit,
+        own - other,
+        limit,
+        f"AUROC {own:.3f} against {other:.3f}, {rows} answers",
     )
 
 
@@ -244,7 +279,9 @@ def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params
     floor = measured.target_precision - params.max_precision_drop
     count = _counted(int(shown.sum()), n_eff)
     message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    return _check("precision", n_eff >= params.min_slice and precision >= floor, precision, floor, message)
+    return _check(
+        Code.GUARANTEE_MISSED, "precision", n_eff >= params.min_slice and precision >= floor, precision, floor, message
+    )
 
 
 def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
@@ -254,7 +291,11 @@ def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, param
     shown = window.shown(measured.threshold)
     value = metrics.mean(shown * (1 - window.correct), window.weight)
     limit = measured.target_error_rate + params.max_precision_drop
-    return [_at_most("error rate", value, limit, "shown and incorrect, of all answers of the hold-out")]
+    return [
+        _at_most(
+            Code.GUARANTEE_MISSED, "error rate", value, limit, "shown and incorrect, of all answers of the hold-out"
+        )
+    ]
 
 
 def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
@@ -266,23 +307,23 @@ def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: G
         precision, n_eff = window.precision(rows)
         message = f"precision {precision:.3f} of {_counted(int(rows.sum()), n_eff)} shown answers"
         passed = bool(precision >= floor) if n_eff >= params.min_slice else None
-        checks.append(GateCheck(f"slice {product}", passed, precision, floor, message))
+        checks.append(GateCheck(Code.GUARANTEE_MISSED, f"slice {product}", passed, precision, floor, message))
     return checks
 
 
 def _calibration(window: EvaluationWindow, params: GateParams) -> GateCheck:
     said = window.confidences["probe"] if window.probability is None else window.probability
     value = metrics.ece(window.correct, said, window.weight)
-    return _at_most("calibration", value, params.max_ece, "expected calibration error on the hold-out")
+    return _at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
 
 
 def _counted(rows: int, n_eff: float) -> str:
     return f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.0f})"
 
 
-def _at_most(name: str, value: float, limit: float, what: str) -> GateCheck:
-    return _check(name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
+def _at_most(code: Code, name: str, value: float, limit: float, what: str) -> GateCheck:
+    return _check(code, name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
 
 
-def _check(name: str, passed: bool, value: float, limit: float, message: str) -> GateCheck:
-    return GateCheck(name, bool(passed), float(value), float(limit), message)
+def _check(code: Code, name: str, passed: bool, value: float, limit: float, message: str) -> GateCheck:
+    return GateCheck(code, name, bool(passed), float(value), float(limit), message)

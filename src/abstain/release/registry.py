@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 MODEL = "probe"
@@ -84,7 +85,7 @@ class Registry(BaseModel):
         """`taint`, or an `AbstainError` where there is none."""
         if self.taint is None:
             live = f"probe {self.version} was not trained on erased rows" if self.prod else "nothing is in production"
-            raise AbstainError(f"{live}: there is nothing to decide")
+            raise AbstainError(Code.NO_VERSION, f"{live}: there is nothing to decide")
         return self.taint
 
     @property
@@ -95,13 +96,15 @@ class Registry(BaseModel):
     def promoted(self, event: Event) -> Registry:
         """The registry after promoting a version that was never promoted and is not blocked."""
         if event.version in self.blocked or any(past.version == event.version for past in self.history):
-            raise AbstainError(f"{event.version} was promoted before: a version is promoted once, then rolled back to")
+            raise AbstainError(
+                Code.NO_VERSION, f"{event.version} was promoted before: a version is promoted once, then rolled back to"
+            )
         return self.model_copy(update={"history": (*self.history, event)})
 
     def rollback_target(self, wanted: str | None) -> Event:
         """The past event to go back to: `wanted`, else the latest version before this one that is not blocked."""
         if self.prod is None:
-            raise AbstainError("nothing is in production yet: run `abstain retrain` first")
+            raise AbstainError(Code.NO_VERSION, "nothing is in production yet: run `abstain retrain` first")
         usable = [e for e in self.history if e.version not in self.blocked and e.version != self.prod.version]
         if wanted is None:
             named = [e for e in usable if version_key(e.version) < version_key(self.prod.version)]
@@ -110,8 +113,9 @@ class Registry(BaseModel):
         if not named:
             there_are = ", ".join(dict.fromkeys(e.version for e in usable)) or "none"
             raise AbstainError(
+                Code.NO_VERSION,
                 f"no version {wanted or 'before ' + self.prod.version} to roll back to: other versions that were in "
-                f"production and are not blocked: {there_are}"
+                f"production and are not blocked: {there_are}",
             )
         return max(named, key=lambda e: version_key(e.version)) if wanted is None else named[-1]
 
@@ -150,8 +154,9 @@ def parse_registry(text: str) -> Registry:
     except ValidationError as error:
         problem = error.errors()[0]
         raise AbstainError(
+            Code.DAMAGED_DATA,
             f"registry.json is damaged ({'.'.join(map(str, problem['loc']))}: {problem['msg']}): "
-            "restore it with `git checkout HEAD -- registry.json`"
+            "restore it with `git checkout HEAD -- registry.json`",
         ) from None
 
 
@@ -177,6 +182,6 @@ def version_key(version: str) -> tuple[int, int, int]:
     """`v1.2.3` as numbers that sort. Raises `AbstainError` for anything else."""
     match = VERSION.fullmatch(version)
     if not match:
-        raise AbstainError(f"'{version}' is no version: write it as in v1.2.0")
+        raise AbstainError(Code.UNKNOWN_NAME, f"'{version}' is no version: write it as in v1.2.0")
     major, minor, patch = (int(part) for part in match.groups())
     return major, minor, patch

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from openpyxl import Workbook
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
@@ -33,7 +34,9 @@ def export_sample(design: Design, window: TimeWindow, store: DataStore) -> Workb
     pairs: list[tuple[str, Review | None]] = [(key, None) for key in open_rows]
     pairs += [(key, _again(review)) for key in moved for review in window.reviews[key] if review.inclusion_probability]
     if not pairs:
-        raise AbstainError("every row of this sample is reviewed already: raise -n, or move --since and --until")
+        raise AbstainError(
+            Code.NO_ROWS, "every row of this sample is reviewed already: raise -n, or move --since and --until"
+        )
     return make_workbook(
         sampled_cells(interactions[key], sampled[key]["why"], sampled[key]["drawn"], sampled[key]["of"])
         | reviewer_cells(review)

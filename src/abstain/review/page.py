@@ -18,6 +18,7 @@ from fastapi import FastAPI, Header
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.review.review_file import ReviewEntry, ReviewFile, Stale
 
@@ -46,7 +47,7 @@ def make_app(file: ReviewFile, port: int) -> FastAPI:
         try:
             return JSONResponse({"file": file.path.name, "rows": file.rows()}, headers=headers)
         except AbstainError as error:
-            return JSONResponse({"message": str(error)}, 503)
+            return JSONResponse({"message": error.coded}, 503)
 
     @app.post("/verdict")
     def save(verdict: ReviewEntry, origin: Annotated[str, Header()] = "") -> JSONResponse:
@@ -57,7 +58,7 @@ def make_app(file: ReviewFile, port: int) -> FastAPI:
         except Stale as stale:
             return JSONResponse({"message": str(stale), "row": stale.now}, 409)
         except AbstainError as error:
-            return JSONResponse({"message": str(error)}, 503)
+            return JSONResponse({"message": error.coded}, 503)
         except OSError as error:
             return JSONResponse({"message": f"{file.path} could not be written: {error.strerror}"}, 503)
 
@@ -77,7 +78,9 @@ def listen(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
-        raise AbstainError(f"port {port} cannot be used ({error.strerror}): name another one with --port") from None
+        raise AbstainError(
+            Code.NO_SERVICE, f"port {port} cannot be used ({error.strerror}): name another one with --port"
+        ) from None
 
 
 def open_browser(url: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.review.workbook import (
@@ -91,9 +92,12 @@ def open_review_file(path: Path) -> ReviewFile:
     """The review file at `path`. Raises `AbstainError` where it has no row, or cannot be written."""
     file = ReviewFile(path)
     if not file.rows():
-        raise AbstainError(f"{path}: there is no row to review in it: `abstain review export` makes one")
+        raise AbstainError(Code.NO_ROWS, f"{path}: there is no row to review in it: `abstain review export` makes one")
     if not (os.access(file.path, os.W_OK) and os.access(file.path.parent, os.W_OK)):
-        raise AbstainError(f"{path}: verdicts could not be written into it: copy it to a folder that you may write to")
+        raise AbstainError(
+            Code.NOT_WRITABLE,
+            f"{path}: verdicts could not be written into it: copy it to a folder that you may write to",
+        )
     return file
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import uniform
 
@@ -50,7 +51,7 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
     Raises `AbstainError` for an invalid size or share.
     """
     if size < 1 or not 0 < random_share <= 1:
-        raise AbstainError("a sample needs -n of at least 1 and a --random-share above 0 and at most 1")
+        raise AbstainError(Code.USAGE, "a sample needs -n of at least 1 and a --random-share above 0 and at most 1")
     certainly = size - max(1, round(size * random_share))
     certain = _certain(frame, certainly, threshold)
     counted = min(int(_were_certain(frame).sum()), certainly)

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
@@ -53,15 +54,17 @@ def read_time_window(
     until = until or newest + timedelta(microseconds=1)
     if oldest and (until <= oldest or (since and since < oldest)):
         raise AbstainError(
+            Code.FAILED_CHECK,
             f"reviews of questions asked before {oldest:%Y-%m-%d %H:%M} UTC are too late for ingest: move "
-            "--since or --until, or raise validation.max_feedback_delay_days in params.yaml"
+            "--since or --until, or raise validation.max_feedback_delay_days in params.yaml",
         )
     since = since or max(min(newest, until) - timedelta(days=DAYS), oldest or first, first)
     frame = asked[(asked["asked_at"] >= since) & (asked["asked_at"] < until)].set_index("interaction_id")
     if frame.empty:
         raise AbstainError(
+            Code.NO_ROWS,
             f"no question was asked from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC: data/ holds "
-            f"{first:%Y-%m-%d %H:%M} to {newest:%Y-%m-%d %H:%M}, so set --since and --until within"
+            f"{first:%Y-%m-%d %H:%M} to {newest:%Y-%m-%d %H:%M}, so set --since and --until within",
         )
     reviews, queued = _last_words(store, frame.index)
     # The largest of several, as for labels.

@@ -16,6 +16,7 @@ from openpyxl.styles import Alignment, Protection
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, Review
 from abstain.core.errors import AbstainError
 
@@ -93,14 +94,20 @@ def read_workbook(path: Path) -> tuple[Workbook, list[ReviewRow]]:
     try:
         book = load_workbook(BytesIO(path.read_bytes()))
     except OSError as error:
-        raise AbstainError(f"{path}: cannot be read ({error.strerror}): name a file of the export") from None
+        raise AbstainError(
+            Code.NOT_READABLE, f"{path}: cannot be read ({error.strerror}): name a file of the export"
+        ) from None
     except Exception as error:  # openpyxl has no common base class for its errors
         reason = " ".join(str(error).split())[:80]
-        raise AbstainError(f"{path}: is no .xlsx workbook ({reason}): save it as one, or export again") from None
+        raise AbstainError(
+            Code.WRONG_FORMAT, f"{path}: is no .xlsx workbook ({reason}): save it as one, or export again"
+        ) from None
     try:
         return book, read_rows(book)
     except LookupError as missing:
-        raise AbstainError(f"{path}: {missing.args[0]} is missing: keep all of the export, or export again") from None
+        raise AbstainError(
+            Code.WRONG_FORMAT, f"{path}: {missing.args[0]} is missing: keep all of the export, or export again"
+        ) from None
 
 
 def read_rows(book: Workbook) -> list[ReviewRow]:
@@ -193,7 +200,9 @@ def write_text(cell: Cell, text: str, locked: bool = False) -> None:
     """
     cell.value = to_cell(text) or None
     if not locked and from_cell(cell.value or "") != text:
-        raise AbstainError(f"'{text[:40]}...' is longer than the {MAX_CELL:,} characters of a cell: shorten it")
+        raise AbstainError(
+            Code.INVALID_ROW, f"'{text[:40]}...' is longer than the {MAX_CELL:,} characters of a cell: shorten it"
+        )
     if text:
         cell.data_type = "s"  # openpyxl takes =1+1 for a formula
     cell.number_format = "@"

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from abstain.config.params import ValidationParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
@@ -26,7 +27,9 @@ VALIDATION = ValidationParams(
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or Path(arguments[0]).exists():
-        raise AbstainError("usage: python -m abstain.sample DATA, where DATA is a folder that is not there yet")
+        raise AbstainError(
+            Code.USAGE, "usage: python -m abstain.sample DATA, where DATA is a folder that is not there yet"
+        )
     with tempfile.TemporaryDirectory() as folder:
         write_sample(Path(folder))
         sources = explicit_sources([f"{folder}/handbook", f"{folder}/history.jsonl"])
@@ -38,5 +41,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except AbstainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error {error.coded}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Context, ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.sample.feedback import draw_review, draw_thumb
@@ -61,7 +62,9 @@ def answered_questions(pages: list[Page]) -> Iterator[AnsweredQuestion]:
     texts = {chunk.chunk_id: chunk.text for page in pages for chunk in page.chunks()}
     asked = build_questions(pages)
     if _meta()["source_digest"] != source_digest(pages, asked):
-        raise AbstainError("the sample's answers belong to another handbook: run python -m abstain.sample.generate")
+        raise AbstainError(
+            Code.OTHER_VERSION, "the sample's answers belong to another handbook: run python -m abstain.sample.generate"
+        )
     known: dict[str, list[Fact]] = {}
     for fact in (fact for page in pages for fact in page.facts):
         known.setdefault(fact.topic.key, []).append(fact)

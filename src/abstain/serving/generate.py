@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.generation import Generated
@@ -72,9 +73,9 @@ def answer(
         if at in without_context:
             results.append(GeneratedAnswer("", predictor.unavailable(question)))
         elif isinstance(p, UnreadableRow):
-            results.append(GeneratedAnswer("", predictor.refuse(key, p.reason)))
+            results.append(GeneratedAnswer("", predictor.refuse(key, Code.TOO_LONG, p.reason)))
         elif at not in confidences:
-            results.append(GeneratedAnswer("", predictor.refuse(key, EMPTY)))
+            results.append(GeneratedAnswer("", predictor.refuse(key, Code.NOTHING_TO_SCORE, EMPTY)))
         else:
             results.append(GeneratedAnswer(found[at].text, predictor.decide(key, float(confidences[at]))))
     return results
@@ -88,5 +89,7 @@ def _is_written_as_read(tokenizer: Any, text: Pass, one: Generated) -> bool:
 def _states(one: Generated, request: Request) -> Tensor:
     assert one.states is not None
     if not torch.isfinite(one.states).all():
-        raise AbstainError(f"{request.name}: the base model's states are not finite; try ABSTAIN_DTYPE=float32")
+        raise AbstainError(
+            Code.NOT_FINITE, f"{request.name}: the base model's states are not finite; try ABSTAIN_DTYPE=float32"
+        )
     return one.states

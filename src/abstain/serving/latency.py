@@ -22,6 +22,7 @@ import numpy as np
 
 from abstain.config.params import Params
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY
@@ -68,7 +69,9 @@ def latencies(
     source = FeatureSource(params.llm, settings)
     rows = [row for row in rows if isinstance(source.prepare(row), Prepared)]
     if not rows:
-        raise AbstainError("there is no answer to time that fits the base model's window: `abstain ingest` some first")
+        raise AbstainError(
+            Code.TOO_LONG, "there is no answer to time that fits the base model's window: `abstain ingest` some first"
+        )
     with tempfile.TemporaryDirectory() as folder:
         runs = _runs(params, settings.model_copy(update={"features_url": folder}), rows)
         took = {}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_probe import OnnxProbe
@@ -73,16 +74,22 @@ class Predictor:
             calibrator = calibrator_from_dict(json.loads(meta.get("calibration", '{"method": "none"}')))
             guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))["message"]
         except (KeyError, TypeError, ValueError):
-            raise AbstainError(f"{file} carries no complete probe metadata: export it with this project") from None
+            raise AbstainError(
+                Code.BAD_ARTIFACT, f"{file} carries no complete probe metadata: export it with this project"
+            ) from None
         llm = llm.model_copy(update={"model": pin(llm.model, trained_on)})
         here = resolve(llm.model, settings).revision
         if here != trained_on:
             raise AbstainError(
+                Code.OTHER_VERSION,
                 f"probe {version} was trained on {llm.model}@{trained_on}, but this machine has @{here}: "
-                "fetch that revision, or retrain"
+                "fetch that revision, or retrain",
             )
         if load_layout(llm.layout).digest != layout_digest:
-            raise AbstainError(f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it")
+            raise AbstainError(
+                Code.OTHER_VERSION,
+                f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it",
+            )
         return cls(probe, FeatureSource(llm, settings), calibrator, guarantee)
 
     def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
@@ -100,7 +107,7 @@ class Predictor:
         found = self.source.states(interactions)
         confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
         return [
-            self.refuse(interaction.interaction_id, row.reason)
+            self.refuse(interaction.interaction_id, Code.TOO_LONG, row.reason)
             if isinstance(row, UnreadableRow)
             else self.decide(interaction.interaction_id, float(next(confidences)))
             for interaction, row in zip(interactions, found, strict=True)
@@ -132,9 +139,9 @@ class Predictor:
 
     def unavailable(self, asked: Interaction | Question) -> Decision:
         """No decision, because nothing was retrieved for `asked`."""
-        return replace(self.refuse(asked.interaction_id, NO_CONTEXT), decision="unavailable")
+        return replace(self.refuse(asked.interaction_id, Code.NOTHING_TO_SCORE, NO_CONTEXT), decision="unavailable")
 
-    def refuse(self, interaction_id: str, reason: str) -> Decision:
-        """Abstain, because the base model cannot read it."""
-        version = self.probe.metadata["version"]
-        return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=reason)
+    def refuse(self, interaction_id: str, code: Code, reason: str) -> Decision:
+        """Abstain without a confidence, for `reason`, a cause of the kind `code`."""
+        version, coded = self.probe.metadata["version"], f"{code}: {reason}"
+        return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=coded)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
@@ -42,10 +43,12 @@ def _read(file: Path, kind: type[Asked]) -> list[Asked]:
     try:
         content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
-        raise AbstainError(f"{file} cannot be read ({error}): give a JSON Lines file, as in docs/data.md") from None
+        raise AbstainError(
+            Code.NOT_READABLE, f"{file} cannot be read ({error}): give a JSON Lines file, as in docs/data.md"
+        ) from None
     rows = list(parse_lines(content.split(b"\n"), kind, str(file), strict=False))
     if not rows:
-        raise AbstainError(f"{file} holds no rows: one JSON object a line, as in docs/data.md")
+        raise AbstainError(Code.WRONG_FORMAT, f"{file} holds no rows: one JSON object a line, as in docs/data.md")
     return rows
 
 
@@ -72,4 +75,4 @@ def _named_by_field() -> Iterator[None]:
         yield
     except ValidationError as error:
         problem = error.errors()[0]
-        raise AbstainError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+        raise AbstainError(Code.USAGE, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None

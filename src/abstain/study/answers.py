@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import load_tokenizer, resolve
@@ -60,5 +61,7 @@ def answered(
 def _request(source: FeatureSource, question: Question, ask: Generate) -> Request:
     prepared = source.prepare_question(question, ask)
     if not isinstance(prepared, Prepared):
-        raise AbstainError(f"question {question.interaction_id}: {prepared.reason}: take it out of the study's files")
+        raise AbstainError(
+            Code.TOO_LONG, f"question {question.interaction_id}: {prepared.reason}: take it out of the study's files"
+        )
     return prepared.request

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from abstain.config.params import Count, OpenFraction, RegressorFit, RegressorKind
 from abstain.config.yaml_model import FrozenModel, load
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
 from abstain.llm.engine.prompts import load_layout
@@ -189,7 +190,7 @@ class Study(FrozenModel):
         """`tables` in the order of the file, all where none is named. Raises `AbstainError` for one that is none."""
         for name in tables:
             if name not in self.tables:
-                raise AbstainError(f"no table '{name}': there are {', '.join(self.tables)}")
+                raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(self.tables)}")
         return [name for name in self.tables if not tables or name in tables]
 
     def cells_of(self, table: str) -> list[ExperimentCell]:
@@ -212,9 +213,11 @@ class Study(FrozenModel):
         """The same study with other `sizes`, (train, evaluation) by name. Raises `AbstainError` for what is none."""
         for name, (train, evaluation) in sizes.items():
             if name not in self.sizes:
-                raise AbstainError(f"no size '{name}': there are {', '.join(self.sizes)}")
+                raise AbstainError(Code.UNKNOWN_NAME, f"no size '{name}': there are {', '.join(self.sizes)}")
             if train < 2 or evaluation < 2:
-                raise AbstainError(f"size {name}={train},{evaluation}: train and evaluation are at least 2 each")
+                raise AbstainError(
+                    Code.USAGE, f"size {name}={train},{evaluation}: train and evaluation are at least 2 each"
+                )
         made = {name: Size(train=train, evaluation=evaluation) for name, (train, evaluation) in sizes.items()}
         return self.model_copy(update={"sizes": {**self.sizes, **made}})
 

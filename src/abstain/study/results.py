@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
@@ -35,14 +36,16 @@ NEEDS_ENCODER = "cosine"
 def file_digests(study: Study, data: Path) -> dict[str, str]:
     """sha256 (hex) of the study's files, by name. Raises `AbstainError` where the folder or one of them is missing."""
     if not data.is_dir():
-        raise AbstainError(f"{data} is no folder: say with --data where {_both(study)} are")
+        raise AbstainError(Code.NOT_READABLE, f"{data} is no folder: say with --data where {_both(study)} are")
     found = {}
     for name in (study.files.train, study.files.evaluation):
         try:
             with (data / name).open("rb") as stream:
                 found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError:
-            raise AbstainError(f"{data} has no file {name}: say with --data where {_both(study)} are") from None
+            raise AbstainError(
+                Code.NOT_READABLE, f"{data} has no file {name}: say with --data where {_both(study)} are"
+            ) from None
     return found
 
 

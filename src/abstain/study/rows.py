@@ -19,6 +19,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
@@ -77,16 +78,19 @@ def _read(file: Path) -> Iterable[QuestionLine]:
                 if row.question.strip() and row.context.strip() and any(map(str.strip, row.answers)):
                     yield row
     except FileNotFoundError:
-        raise AbstainError(f"{file} is missing: say with --data where the study's files are") from None
+        raise AbstainError(
+            Code.NOT_READABLE, f"{file} is missing: say with --data where the study's files are"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise AbstainError(f"{file} cannot be read after row {count}: {error}") from None
+        raise AbstainError(Code.WRONG_FORMAT, f"{file} cannot be read after row {count}: {error}") from None
 
 
 def _draw(lines: Sequence[QuestionLine], count: int, seed: int, source: str) -> Asked:
     if len(lines) < count:
         raise AbstainError(
+            Code.NO_ROWS,
             f"{count} questions with an answer are wanted, and there are {len(lines)} in {source}: lower `sizes`, or "
-            "give --size"
+            "give --size",
         )
     chosen = sorted(lines, key=lambda line: hashlib.sha256(f"{seed}\0{line.id}".encode()).digest())[:count]
     names = [hashlib.sha256(line.context.encode()).hexdigest()[:16] for line in chosen]

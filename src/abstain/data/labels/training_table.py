@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
@@ -76,7 +77,9 @@ def training_table(
     asked = interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
     ids = pd.Index(asked["interaction_id"])
     if not ids.is_unique:
-        raise AbstainError(f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows")
+        raise AbstainError(
+            Code.FAILED_CHECK, f"interaction '{ids[ids.duplicated()][0]}' is in data/ twice: remove one of its rows"
+        )
     asked = asked.join(split_rows(asked, split))
     thumbs = _placed(feedback, FEEDBACK, ids, asked["split"], split.holdout_frozen_at)
     judged = _placed(reviews, REVIEW, ids, asked["split"], split.holdout_frozen_at)

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Interaction, Row, Text
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -157,7 +158,7 @@ class DataStore:
     def require_interactions(self) -> DataStore:
         """This store, for a stage that needs interactions: raises `AbstainError` where there are none."""
         if not self.parts(Interaction):
-            raise AbstainError("no interactions in data/: run `abstain ingest FILE...` first")
+            raise AbstainError(Code.NO_ROWS, "no interactions in data/: run `abstain ingest FILE...` first")
         return self
 
 

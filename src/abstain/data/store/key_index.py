@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
@@ -57,7 +58,8 @@ class KeyIndex:
                 found = parse_key(table, text)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise AbstainError(
-                    f"{path} line {line_number}: no row of {table}: restore data/ with `dvc checkout`"
+                    Code.DAMAGED_DATA,
+                    f"{path} line {line_number}: no row of {table}: restore data/ with `dvc checkout`",
                 ) from None
             self.add(found, number, offset, len(text))
 

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import SplitParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 Row = TypeVar("Row")
@@ -66,12 +67,13 @@ def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd
     for split in NEEDED:
         correct_count, incorrect_count = found.get((split, True), 0), found.get((split, False), 0)
         if not correct_count + incorrect_count:
-            raise AbstainError(f"no labelled rows in the split '{split}': {_remedy(split, by)}")
+            raise AbstainError(Code.TOO_FEW_LABELS, f"no labelled rows in the split '{split}': {_remedy(split, by)}")
         if not correct_count or not incorrect_count:
             only, absent = ("correct", "incorrect") if correct_count else ("incorrect", "correct")
             raise AbstainError(
+                Code.TOO_FEW_LABELS,
                 f"only {only} answers in the split '{split}' ({correct_count + incorrect_count} rows): "
-                f"ingest feedback on {absent} ones, or review more rows of other groups"
+                f"ingest feedback on {absent} ones, or review more rows of other groups",
             )
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
@@ -168,7 +169,7 @@ class _Source:
         try:
             self._descriptor = os.open(file, os.O_RDONLY)
         except FileNotFoundError:
-            raise AbstainError(f"{file} is missing: run `abstain retrain`") from None
+            raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: run `abstain retrain`") from None
         weakref.finalize(self, os.close, self._descriptor)
         try:
             self._parse()
@@ -219,7 +220,7 @@ class _Source:
         return rows
 
     def _damaged(self) -> AbstainError:
-        return AbstainError(f"{self._file} is no readable table of states: {AGAIN}")
+        return AbstainError(Code.BAD_ARTIFACT, f"{self._file} is no readable table of states: {AGAIN}")
 
 
 def _header(offsets: np.ndarray, width: int, dtype: torch.dtype, model: str) -> bytes:
@@ -285,5 +286,6 @@ def _room(file: Path, size: int) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise AbstainError(
-            f"{file.parent.absolute()} has no room for {file.name} ({size / 2**30:.2f} GiB): free some, and {AGAIN}"
+            Code.NOT_WRITABLE,
+            f"{file.parent.absolute()} has no room for {file.name} ({size / 2**30:.2f} GiB): free some, and {AGAIN}",
         ) from None

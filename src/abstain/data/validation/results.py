@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from abstain.core.codes import Code
 from abstain.data.validation.checks import TABLES, Severity
 
 SAMPLE = 5
@@ -23,6 +24,10 @@ SHOWN = 50
 
 UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers"}
 """Names for the rows of tables other than those of data/."""
+
+
+CODES = {"drift": Code.DRIFT, "splits": Code.LOW_QUALITY, "labels": Code.LOW_QUALITY}
+"""The cause of a failed check, by its suite; for the tables of data/ it is `FAILED_CHECK`."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,14 @@ class ValidationResult:
         return tuple(name for name, count in self.rows.items() if not count)
 
     def warning_lines(self) -> list[str]:
-        """The warnings, one line each: every figure, but for rows only their number."""
+        """The warnings with their codes, one line each: every figure, but for rows only their number."""
         lines: list[str] = []
         for check in self.warnings:
             if check.suite in TABLES:
-                lines.append(f"{check.unexpected:,} of {self.rows[check.suite]:,} {check.suite}: {check.note}")
+                share = f"{check.unexpected:,} of {self.rows[check.suite]:,} {check.suite}"
+                lines.append(f"{Code.FAILED_CHECK} {share}: {check.note}")
             else:
-                lines += check.messages
+                lines += [f"{CODES[check.suite]} {message}" for message in check.messages]
         return lines
 
     def first_failure(self) -> str:

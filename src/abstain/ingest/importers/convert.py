@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.importers import DocumentFile, Item, Skipped
 
@@ -48,7 +49,7 @@ def convert(items: Iterable[Item], folder: Path) -> Converted:
         AbstainError: the folder is not empty, or there is nothing to import; nothing is written then.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise AbstainError(f"{folder}: is there already: name a new folder")
+        raise AbstainError(Code.NOT_WRITABLE, f"{folder}: is there already: name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     converted = Converted()
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
@@ -62,7 +63,7 @@ def convert(items: Iterable[Item], folder: Path) -> Converted:
                 elif not isinstance(item, Skipped):
                     rows.write(json.dumps(item, ensure_ascii=False) + "\n")
         if not converted.interactions and not converted.documents:
-            raise AbstainError("the files hold nothing to import")
+            raise AbstainError(Code.NO_ROWS, "the files hold nothing to import")
         if not converted.interactions:
             (written / ROWS).unlink()
         if not converted.documents:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.importers import Flags, Item, Skipped, review
 from abstain.ingest.importers.pages import doc_id, page
@@ -66,7 +67,9 @@ def read(files: Sequence[Path], *, asked_at: datetime = PUBLISHED) -> Iterator[I
     for file in files:
         kind = next(read_records(file, _Kind), _Kind())
         if kind.gold_kb_id is not None:
-            raise AbstainError(f"{file}: holds questions without an answer: name human_feedback or kb_passages")
+            raise AbstainError(
+                Code.WRONG_FORMAT, f"{file}: holds questions without an answer: name human_feedback or kb_passages"
+            )
         if kind.kb_id is None:
             for rated in read_records(file, _Rated):
                 yield from _convert(rated, at)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 M = TypeVar("M", bound=BaseModel)
@@ -42,7 +43,7 @@ def _read_bytes(file: Path) -> bytes:
         return gzip.decompress(content) if file.suffix.lower() == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         message = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise AbstainError(f"{file}: cannot be read: {message}") from None
+        raise AbstainError(Code.NOT_READABLE, f"{file}: cannot be read: {message}") from None
 
 
 def _parse(content: bytes, model: type[M], where: str) -> M:
@@ -52,4 +53,4 @@ def _parse(content: bytes, model: type[M], where: str) -> M:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
         place = f"{where}: {field}" if field else where
-        raise AbstainError(f"{place}: {problem['msg']}: is this the correct FORMAT?") from None
+        raise AbstainError(Code.WRONG_FORMAT, f"{place}: {problem['msg']}: is this the correct FORMAT?") from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document, Interaction, document_of
 from abstain.core.json_lines import as_lines, read_lines
 from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
@@ -36,7 +37,9 @@ from abstain.knowledge.documents.versioning import update_chunks
 
 Validate = Callable[[ValidatedRows, Known], ValidationResult]
 
-FORGOTTEN = ParsedRow("", 0, b"", reasons=("user: erasure was requested, so the row was not kept",))
+FORGOTTEN = ParsedRow(
+    "", 0, b"", reasons=("user: erasure was requested, so the row was not kept",), code=Code.ERASED_USER
+)
 """The record of a row from an erased user: only that it came."""
 
 
@@ -201,7 +204,8 @@ class IngestPipeline:
             if file:
                 self._cleared.add(digest_of(row))
             return
-        redacted = tuple(map(self._privacy.redact, reasons))
+        code = row.code if row.reasons else Code.FAILED_CHECK
+        redacted = tuple(f"{code} {self._privacy.redact(reason)}" for reason in reasons)
         self.reasons.update(kinds(redacted))
         if reasons == FORGOTTEN.reasons:
             return

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from abstain.core.codes import Code
 from abstain.core.contracts import (
     Context,
     Document,
@@ -48,7 +49,7 @@ class ParsedRow:
 
     `source` and `line` are its position: file and line (from 1), or table and key. `digest` is the sha256 of the
     original text and `size` its length in bytes, where `raw` is not that text: because personal data was redacted (the
-    row comes from the quarantine), or because it was too long to be held.
+    row comes from the quarantine), or because it was too long to be held. `code` is the cause of `reasons`.
     """
 
     source: str
@@ -61,6 +62,7 @@ class ParsedRow:
     document: Document | None = None
     digest: str | None = None
     size: int | None = None
+    code: Code = Code.INVALID_ROW
 
     @property
     def is_document(self) -> bool:

@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 
 from abstain.config.params import QualityParams, ValidationParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import DataStore, IngestedBatch, Staging
@@ -41,7 +42,7 @@ class BatchRefused(AbstainError):
     """Too many rows of a batch fail; `report` has the outcomes as if the other rows had been accepted."""
 
     def __init__(self, message: str, report: IngestReport) -> None:
-        super().__init__(message)
+        super().__init__(Code.REFUSED_BATCH, message)
         self.report = report
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.suggest import did_you_mean
 from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, windows
@@ -40,11 +41,12 @@ def require_known(names: Collection[str], min_score: float) -> None:
     for name in names:
         if name not in valid:
             hint = did_you_mean(name.upper(), sorted(valid), "valid entities", cutoff=0.5)
-            raise AbstainError(f"privacy.redact: unknown entity '{name}': {hint}")
+            raise AbstainError(Code.BAD_SETTING, f"privacy.redact: unknown entity '{name}': {hint}")
         if valid[name] < min_score:
             raise AbstainError(
+                Code.BAD_SETTING,
                 f"privacy.redact: {name} is never surer than {valid[name]:g}, so privacy.min_score = {min_score:g} "
-                f"would leave every one in the text: lower the score or take {name} out"
+                f"would leave every one in the text: lower the score or take {name} out",
             )
 
 

@@ -21,6 +21,7 @@ import unicodedata
 from pathlib import Path
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 _PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
@@ -60,14 +61,16 @@ def user_key(settings: Settings) -> bytes:
     if given:
         if len(given) < _SHORTEST:
             raise AbstainError(
+                Code.BAD_SETTING,
                 f"ABSTAIN_USER_KEY has {len(given)} characters, {_SHORTEST} are needed: "
-                "make one with `openssl rand -hex 32`, and keep it"
+                "make one with `openssl rand -hex 32`, and keep it",
             )
         return given.encode()
     if settings.origin:
         raise AbstainError(
+            Code.BAD_SETTING,
             "ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN other machines ingest, too, and must give a user the "
-            "same pseudonym: set one key (`openssl rand -hex 32`) on all of them, or privacy.pseudonymise: false"
+            "same pseudonym: set one key (`openssl rand -hex 32`) on all of them, or privacy.pseudonymise: false",
         )
     return _key_of(settings.user_key_file)
 
@@ -79,11 +82,13 @@ def _key_of(file: Path) -> bytes:
         key = file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise AbstainError(
-            f"{file}: the key of the pseudonyms can be neither read nor made ({error.strerror}): set ABSTAIN_USER_KEY"
+            Code.BAD_SETTING,
+            f"{file}: the key of the pseudonyms can be neither read nor made ({error.strerror}): set ABSTAIN_USER_KEY",
         ) from None
     if not _KEY.fullmatch(key):
         raise AbstainError(
-            f"{file} holds no key: restore it, or remove it, and users get new pseudonyms that do not match the old"
+            Code.BAD_SETTING,
+            f"{file} holds no key: restore it, or remove it, and users get new pseudonyms that do not match the old",
         )
     return key.encode()
 

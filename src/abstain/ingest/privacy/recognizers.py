@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 NAMES: dict[str, float] = {"LOCATION": 0.85, "NRP": 0.85, "ORGANIZATION": 0.85, "PERSON": 0.85}
@@ -105,7 +106,8 @@ def require_regions(regions: Sequence[str]) -> None:
     for region in regions:
         if region not in phonenumbers.SUPPORTED_REGIONS:
             raise AbstainError(
-                f"privacy.phone_regions: '{region}' is no region: write ISO 3166 codes in capitals, as in DE, GB, US"
+                Code.BAD_SETTING,
+                f"privacy.phone_regions: '{region}' is no region: write ISO 3166 codes in capitals, as in DE, GB, US",
             )
 
 
@@ -114,8 +116,9 @@ def require_names(pipeline: str) -> None:
     is_package = pipeline.isidentifier() and importlib.util.find_spec(pipeline) is not None
     if not is_package and not (pipeline and Path(pipeline).is_dir()):
         raise AbstainError(
+            Code.NO_PACKAGE,
             f"privacy.redact: {', '.join(NAMES)} need the spaCy pipeline '{pipeline}', which is not installed: "
-            "pip install 'abstain[names]', or take them out, or set privacy.names_pipeline"
+            "pip install 'abstain[names]', or take them out, or set privacy.names_pipeline",
         )
 
 
@@ -131,7 +134,7 @@ def name_finder(entities: Sequence[str], pipeline: str) -> Find:
         loaded = spacy.load(pipeline, exclude=["tagger", "parser", "attribute_ruler", "lemmatizer"])
     except (OSError, ValueError) as error:
         problem = " ".join(str(error).split())
-        raise AbstainError(f"privacy.names_pipeline: '{pipeline}' cannot be loaded: {problem}") from None
+        raise AbstainError(Code.NO_MODEL, f"privacy.names_pipeline: '{pipeline}' cannot be loaded: {problem}") from None
     engine: Any = SpacyNlpEngine(models=[{"lang_code": "en", "model_name": pipeline}])
     engine.nlp = {"en": loaded}  # its own load() would download a pipeline that is missing
     recognizer = SpacyRecognizer(supported_entities=list(entities))

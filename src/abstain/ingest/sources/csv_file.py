@@ -10,6 +10,7 @@ import csv
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, ImportedFeedback, ImportedInteraction, ImportedReview, Review
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
@@ -53,8 +54,9 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
             number, line = feed.give_back()
             if feed.reread > _REREAD:
                 raise AbstainError(
+                    Code.WRONG_FORMAT,
                     f"{shown}: too many rows open a quote and do not close it, the last in line {number}: write it "
-                    'again with every text in "double quotes", and "" for a quote inside'
+                    'again with every text in "double quotes", and "" for a quote inside',
                 ) from None
             if isinstance(line, TooLong):
                 yield line.row(source, number)
@@ -79,15 +81,16 @@ def _read_header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         rows = {delimiter: next(csv.reader([text], delimiter=delimiter), []) for delimiter in _DELIMITERS}
     except csv.Error as error:
-        raise AbstainError(f"{shown}: its first line holds no column names: {error}") from None
+        raise AbstainError(Code.WRONG_FORMAT, f"{shown}: its first line holds no column names: {error}") from None
     headers = {delimiter: [cell.strip() for cell in row] for delimiter, row in rows.items()}
     delimiter, columns = max(headers.items(), key=lambda header: len(KNOWN.intersection(header[1])))
     if not KNOWN.intersection(columns):
         raise AbstainError(
-            f"{shown}: its first line names no known column: begin with a line such as interaction_id,given_at,thumb"
+            Code.WRONG_FORMAT,
+            f"{shown}: its first line names no known column: begin with a line such as interaction_id,given_at,thumb",
         )
     if problem := column_problem(columns):
-        raise AbstainError(f"{shown}: {problem}")
+        raise AbstainError(Code.WRONG_FORMAT, f"{shown}: {problem}")
     return delimiter, columns
 
 

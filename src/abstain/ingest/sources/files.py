@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import redacted_url
 from abstain.core.json_lines import no_lines
@@ -68,14 +69,17 @@ class FileSource(SourceModel):
         files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
         ignored = tuple(file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES))
         if listing.is_folder and not files and not self.scheduled:
-            raise AbstainError(f"{storage.url}: this folder holds no file to read: {_KINDS}")
+            raise AbstainError(Code.NO_ROWS, f"{storage.url}: this folder holds no file to read: {_KINDS}")
         if not listing.is_folder and ignored:
-            raise AbstainError(f"{storage.url}: its name is not that of {_KINDS}: rename or convert it")
+            raise AbstainError(
+                Code.WRONG_FORMAT, f"{storage.url}: its name is not that of {_KINDS}: rename or convert it"
+            )
         earlier: Mapping[str, Mapping[str, Any]] = state.get("files", {})
         if self.mirror and not files and _doc_ids(earlier):
             raise AbstainError(
+                Code.NOT_READABLE,
                 f"{storage.url}: every document of the source '{self.name}' is gone: check that the folder is "
-                "mounted; if this is intended, remove the source from sources.yaml"
+                "mounted; if this is intended, remove the source from sources.yaml",
             )
         return SourceReader(self._rows(storage, files, ignored, earlier))
 
@@ -102,7 +106,7 @@ class FileSource(SourceModel):
                     if file.name not in {existing.name for existing in storage.list().files}:
                         continue  # the file was deleted; if the whole folder was, `list` raises
                     version = None
-                    yield _refuse(file, str(error))
+                    yield _refuse(file, error)
             entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": entries}
         if not self.mirror:
@@ -120,7 +124,7 @@ class ExplicitFiles(FileSource):
 def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
     """Return a source for each of `urls`, paths or fsspec URLs. Raises `AbstainError` if there are none."""
     if not urls:
-        raise AbstainError(f"nothing to ingest: name files, or folders of them: {_KINDS}")
+        raise AbstainError(Code.USAGE, f"nothing to ingest: name files, or folders of them: {_KINDS}")
     return tuple(ExplicitFiles(name=redacted_url(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
 
 
@@ -128,11 +132,11 @@ def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 
-def _refuse(file: Stored, problem: str) -> ParsedRow:
+def _refuse(file: Stored, error: AbstainError) -> ParsedRow:
     """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
     digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
-    reason = f"file: {problem.removeprefix(f'{file.shown}: ')}"
-    return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
+    reason = f"file: {error.message.removeprefix(f'{file.shown}: ')}"
+    return ParsedRow(file.name, 1, b"", (reason,), digest=digest, code=error.code)
 
 
 def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
@@ -169,7 +173,7 @@ def _require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
         is_blank = is_blank and not chunk.strip()
         yield chunk
     if is_blank:
-        raise AbstainError(f"{file.shown}: the file is empty")
+        raise AbstainError(Code.WRONG_FORMAT, f"{file.shown}: the file is empty")
 
 
 def _require_json_lines(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
@@ -178,5 +182,5 @@ def _require_json_lines(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes
     if no_lines(begun[0], is_whole=False):
         begun.append(next(chunks, b""))
         if problem := no_lines(begun[0], is_whole=not begun[1]):
-            raise AbstainError(f"{file.shown}: {problem}")
+            raise AbstainError(Code.WRONG_FORMAT, f"{file.shown}: {problem}")
     return chain(begun, chunks)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
@@ -33,7 +34,7 @@ def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow
         parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
         batches = parquet.iter_batches(batch_size=BATCH, use_threads=False)
     if problem := column_problem(parquet.schema_arrow.names):
-        raise AbstainError(f"{shown}: {problem}")
+        raise AbstainError(Code.WRONG_FORMAT, f"{shown}: {problem}")
     while True:
         with _translate_errors(shown):
             batch = next(batches, None)
@@ -66,4 +67,4 @@ def _value(scalar: Any) -> Any:
 
 
 def _translate_errors(shown: str) -> AbstractContextManager[None]:
-    return translate_errors(lambda cause: f"{shown}: cannot be read: {cause}: write it again")
+    return translate_errors(Code.WRONG_FORMAT, lambda cause: f"{shown}: cannot be read: {cause}: write it again")

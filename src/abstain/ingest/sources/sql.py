@@ -21,6 +21,7 @@ from sqlalchemy import ColumnElement, Select, case, column, func, inspect, liter
 from sqlalchemy import table as named_table
 
 from abstain.config.yaml_model import FrozenModel
+from abstain.core.codes import Code
 from abstain.core.suggest import did_you_mean
 from abstain.data.store.key_index import CONTRACTS
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
@@ -158,7 +159,8 @@ class SqlSource(SourceModel):
             if found:
                 kind = type(found[0][0]).__name__
                 raise database.error(
-                    f"{table.label}: the watermark '{table.watermark}' holds {kind}: name a column of timestamps"
+                    f"{table.label}: the watermark '{table.watermark}' holds {kind}: name a column of timestamps",
+                    Code.BAD_SETTING,
                 )
             return None, {}
         moment = sample[0]
@@ -188,7 +190,8 @@ def _find_tables(database: Database) -> dict[str, TableConfig]:
     existing = database.ask(lambda connection: _table_names(inspect(connection)))
     found = {name: TableConfig(table=name) for name in CONTRACTS if name in existing}
     if not found:
-        raise database.error(f"it has none of the tables {', '.join(CONTRACTS)}: name yours under `tables`")
+        problem = f"it has none of the tables {', '.join(CONTRACTS)}: name yours under `tables`"
+        raise database.error(problem, Code.BAD_SETTING)
     return found
 
 
@@ -212,12 +215,13 @@ def _resolve(database: Database, name: str, config: TableConfig) -> _Table:
         if source not in columns and (field in config.columns or contract[field].is_required()):
             raise database.error(
                 f"{label} has no column '{source}' (it has {', '.join(columns)}): under `columns`, name the one that "
-                f"holds the field {field}"
+                f"holds the field {field}",
+                Code.BAD_SETTING,
             )
     watermark, key = config.watermark or fields[_TIMES[name]], config.key
     for wanted in (watermark, key or watermark):
         if wanted not in columns:
-            raise database.error(f"{label} has no column '{wanted}': it has {', '.join(columns)}")
+            raise database.error(f"{label} has no column '{wanted}': it has {', '.join(columns)}", Code.BAD_SETTING)
     if key is None and config.table is not None:
         primary = database.ask(
             lambda connection: inspect(connection).get_pk_constraint(table, schema=schema or None), label

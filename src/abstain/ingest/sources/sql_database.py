@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleErr
 from sqlalchemy.pool import NullPool, StaticPool
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 T = TypeVar("T")
@@ -48,10 +49,10 @@ class Database:
         with self._translate_errors():
             self._engine = self._connect(url)
 
-    def error(self, problem: object) -> AbstainError:
+    def error(self, problem: object, code: Code = Code.NOT_READABLE) -> AbstainError:
         """The one-line error about this database, without its password."""
         message = " ".join(str(problem).split())
-        return AbstainError(f"{self._shown}: {message.replace(self._secret, '***') if self._secret else message}")
+        return AbstainError(code, f"{self._shown}: {message.replace(self._secret, '***') if self._secret else message}")
 
     def ask(self, question: Callable[[Connection], T], about: str = "") -> T:
         """Return the result of one query; `about` is its subject in error messages."""
@@ -108,7 +109,8 @@ class Database:
         except FileNotFoundError:
             raise self.error("no such database file") from None
         except (ImportError, NoSuchModuleError) as error:
-            raise self.error(f"{error}: install the package that SQLAlchemy needs for this URL") from None
+            message = f"{error}: install the package that SQLAlchemy needs for this URL"
+            raise self.error(message, Code.NO_PACKAGE) from None
         except sqlite3.Error as error:
             raise self.error(error) from None
         except DBAPIError as error:
@@ -130,7 +132,9 @@ def parse_url(url: str, name: str, home: Path = Path()) -> URL:
 
     def expand(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
-            raise AbstainError(f"source '{name}': the environment variable {match[1]} in its url is not set")
+            raise AbstainError(
+                Code.BAD_SETTING, f"source '{name}': the environment variable {match[1]} in its url is not set"
+            )
         value = os.environ[match[1]]
         return value if is_whole else quote(value, safe="")  # a part of a URL, such as a password, may be any text
 
@@ -138,7 +142,8 @@ def parse_url(url: str, name: str, home: Path = Path()) -> URL:
         parsed = make_url(_VARIABLE.sub(expand, url))
     except (ArgumentError, ValueError):
         raise AbstainError(
-            f"source '{name}': SQLAlchemy cannot parse its url: write it as postgresql://user:${{PASSWORD}}@host/database"
+            Code.BAD_SETTING,
+            f"source '{name}': SQLAlchemy cannot parse its url: write it as postgresql://user:${{PASSWORD}}@host/database",
         ) from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")

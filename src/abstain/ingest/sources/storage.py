@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import connect, redacted_url, translate_errors
 
@@ -56,7 +57,7 @@ class Storage:
             try:
                 here = self._fs.info(self._root)
             except FileNotFoundError as error:
-                raise AbstainError(f"{self.url}: {self._why_not_found(error)}") from None
+                raise AbstainError(Code.NOT_READABLE, f"{self.url}: {self._why_not_found(error)}") from None
             if here["type"] != "directory":
                 only = Stored(self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _version(here))
                 return Listing((only,), is_folder=False)
@@ -123,7 +124,7 @@ class Storage:
 
 def _translate_errors(name: str) -> AbstractContextManager[None]:
     """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
-    return translate_errors(lambda cause: f"{name}: cannot be read: {cause}")
+    return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}")
 
 
 def _version(info: Mapping[str, Any]) -> str | None:

@@ -24,6 +24,7 @@ from typing import Literal
 
 from markdown_it.token import Token
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document
 from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.normalize_markdown import normalize_markdown
@@ -83,7 +84,9 @@ def chunk_document(document: Document, budget: int = DEFAULT_BUDGET, count: Coun
                 content_hash=digest,
             )
             if chunks.setdefault(chunk.chunk_id, chunk).content_hash != digest:
-                raise AbstainError(f"{chunk.chunk_id} would be the id of two chunks: change a word in one of them")
+                raise AbstainError(
+                    Code.FAILED_CHECK, f"{chunk.chunk_id} would be the id of two chunks: change a word in one of them"
+                )
     return list(chunks.values())
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Document
 from abstain.core.errors import AbstainError
 
@@ -51,7 +52,7 @@ def parse_document(content: bytes | str, source_name: str, kind: Kind | None = N
         fields, body = _read_html(text) if kind == "html" else _read_markdown(text)
         return _document(fields, body, kind)
     except _Unreadable as problem:
-        raise AbstainError(f"{source_name}: {problem}") from None
+        raise AbstainError(Code.INVALID_ROW, f"{source_name}: {problem}") from None
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
@@ -60,7 +61,8 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
         document = parse_document(path.read_bytes(), str(path))
         if document.doc_id != path.stem:
             raise AbstainError(
-                f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}{path.suffix}"
+                Code.INVALID_ROW,
+                f"{path}: holds the document '{document.doc_id}': rename it to {document.doc_id}{path.suffix}",
             )
         yield document
 

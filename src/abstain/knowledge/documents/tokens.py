@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import embedded_encoder_folder
 
@@ -28,7 +29,7 @@ def _counter(folder: Path) -> Callable[[str], int]:
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise AbstainError(f"{file} is not there: chunks are measured by the encoder's tokenizer")
+        raise AbstainError(Code.NO_MODEL, f"{file} is not there: chunks are measured by the encoder's tokenizer")
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()

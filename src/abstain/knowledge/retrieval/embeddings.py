@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 
@@ -82,9 +83,13 @@ class Embeddings:
                 remedy = "check who owns that folder, and that its disk has room"
             else:
                 remedy = "delete it, and they will be computed again"
-            raise AbstainError(f"{file}: the embeddings kept there cannot be used ({error}): {remedy}") from None
+            raise AbstainError(
+                Code.BAD_ARTIFACT, f"{file}: the embeddings kept there cannot be used ({error}): {remedy}"
+            ) from None
         except OSError as error:
-            raise AbstainError(f"{file.parent}: cannot keep embeddings there: {error.strerror}") from None
+            raise AbstainError(
+                Code.NOT_WRITABLE, f"{file.parent}: cannot keep embeddings there: {error.strerror}"
+            ) from None
 
 
 def unit(vectors: Vectors) -> Vectors:

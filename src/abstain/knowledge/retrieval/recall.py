@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Row, Text
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
@@ -47,10 +48,12 @@ def read_questions(file: Path) -> list[GoldQuestion]:
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        raise AbstainError(f"{file}: cannot be read: {error.strerror}") from None
+        raise AbstainError(Code.NOT_READABLE, f"{file}: cannot be read: {error.strerror}") from None
     questions = list(parse_lines(lines, GoldQuestion, str(file)))
     if not questions:
-        raise AbstainError(f'{file}: holds no question: write lines like {{"question": "...", "gold": ["DOC_ID"]}}')
+        raise AbstainError(
+            Code.WRONG_FORMAT, f'{file}: holds no question: write lines like {{"question": "...", "gold": ["DOC_ID"]}}'
+        )
     return questions
 
 

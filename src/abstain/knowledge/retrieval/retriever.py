@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
@@ -114,7 +115,9 @@ def open_index(url: str | None, encoder: Encoder) -> VectorIndex:
 
         return FaissIndex()
     if url.partition("://")[0] not in ("postgresql", "postgres"):
-        raise AbstainError("ABSTAIN_INDEX is no URL of a PostgreSQL database: write postgresql://USER@HOST/DATABASE")
+        raise AbstainError(
+            Code.BAD_SETTING, "ABSTAIN_INDEX is no URL of a PostgreSQL database: write postgresql://USER@HOST/DATABASE"
+        )
     from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
 
     return PgVectorIndex(url, encoder)

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
@@ -58,7 +59,7 @@ def correctness(
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
-        raise AbstainError(f"no correctness metric '{unknown[0]}': there are {', '.join(METRICS)}")
+        raise AbstainError(Code.UNKNOWN_NAME, f"no correctness metric '{unknown[0]}': there are {', '.join(METRICS)}")
     if any(isinstance(of_row, str) for of_row in references):
         raise TypeError("a row's references are a list of texts, and not one text")
     pairs = [

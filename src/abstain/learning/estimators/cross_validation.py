@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.probes.base import Probe, confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
@@ -110,7 +111,7 @@ def _fit(
         elif len(curve) - 1 - kept >= params.patience:
             break
     if best == math.inf:
-        raise AbstainError(f"training of {architecture} diverged: lower probe.learning_rate")
+        raise AbstainError(Code.NOT_TRAINABLE, f"training of {architecture} diverged: lower probe.learning_rate")
     path = entry.kind.path(train.subset(_where(counts)), params)
     probe = next(islice(path, kept, None)).probe.eval()
     probe.architecture = architecture
@@ -131,7 +132,8 @@ def assign_folds(train: TrainingRows, groups: np.ndarray, params: ProbeParams) -
     of_kind = [len(np.unique(named[correct == kind])) for kind in (1, 0)]
     if min(of_kind) == 0:
         raise AbstainError(
-            "the train split has answers of one class only: bring feedback of both kinds, or change split.seed"
+            Code.TOO_FEW_LABELS,
+            "the train split has answers of one class only: bring feedback of both kinds, or change split.seed",
         )
     number_of: dict[str, int] = {}
     if min(of_kind) > 1:
@@ -141,8 +143,9 @@ def assign_folds(train: TrainingRows, groups: np.ndarray, params: ProbeParams) -
                 number_of |= dict.fromkeys(named[held_out], number)
     if len(number_of) < len(np.unique(named)):
         raise AbstainError(
+            Code.TOO_FEW_LABELS,
             "a probe is tried on groups that it has not seen, and the train split has correct answers of only "
-            f"{of_kind[0]}, incorrect ones of only {of_kind[1]}: bring feedback on more groups, or change split.seed"
+            f"{of_kind[0]}, incorrect ones of only {of_kind[1]}: bring feedback on more groups, or change split.seed",
         )
     return torch.tensor([number_of.get(group, 0) for group in groups])
 

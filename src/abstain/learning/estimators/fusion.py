@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 
@@ -78,7 +79,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
     # Of the clipped log-odds: a score that is below `EDGE` on all training answers separates none of them.
     names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
     if not names:
-        raise AbstainError("no scorer separates any two answers: nothing to fuse")
+        raise AbstainError(Code.NOT_TRAINABLE, "no scorer separates any two answers: nothing to fuse")
     odds = _log_odds(scores, names)
     mean = np.nanmean(odds, axis=0)
     scale = np.nanstd(odds, axis=0)

@@ -24,6 +24,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.probes.base import Probe, confidence
@@ -43,13 +44,16 @@ class OnnxProbe:
         try:
             self._session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's own kinds share no base class
-            raise AbstainError(f"{file} is no readable ONNX probe ({type(error).__name__}): fetch it again") from None
+            raise AbstainError(
+                Code.BAD_ARTIFACT, f"{file} is no readable ONNX probe ({type(error).__name__}): fetch it again"
+            ) from None
         inputs = self._session.get_inputs()
         if [(one.name, len(one.shape)) for one in inputs] != [(INPUT, 2)]:
             reads = ", ".join(f"{one.name} ({', '.join(map(str, one.shape))})" for one in inputs)
             raise AbstainError(
+                Code.OTHER_VERSION,
                 f"{file} is no ONNX probe of this version, it reads {reads}: run `abstain retrain`, or fetch a release "
-                "that this version made"
+                "that this version made",
             )
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
 

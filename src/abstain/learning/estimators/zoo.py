@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from abstain.config.params import Architecture, ProbeParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.probes.attention import AttentionProbe
@@ -62,8 +63,8 @@ def load_probe(file: Path) -> Probe:
         probe = ZOO[architecture].kind(**described)
         probe.load_state_dict(weights)
     except FileNotFoundError:
-        raise AbstainError(f"{file} is missing: {again}") from None
+        raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: {again}") from None
     except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, OSError):
-        raise AbstainError(f"{file} is no probe of this version: {again}") from None
+        raise AbstainError(Code.OTHER_VERSION, f"{file} is no probe of this version: {again}") from None
     probe.architecture = architecture
     return probe.eval()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, bounded, paired
@@ -74,7 +75,9 @@ def leaderboard(
     """
     names = [str(name) for name in scores]
     if champion is not None and champion not in names:
-        raise AbstainError(f"no scorer '{champion}' to compare with: choose one of {', '.join(sorted(names))}")
+        raise AbstainError(
+            Code.UNKNOWN_NAME, f"no scorer '{champion}' to compare with: choose one of {', '.join(sorted(names))}"
+        )
     unscored: dict[str, int] = {}
     figures: dict[tuple[str, str], Figure] = {}
     for name in names:

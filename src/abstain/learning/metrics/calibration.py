@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 if TYPE_CHECKING:  # it imports scikit-learn, which serving does not need
@@ -123,7 +124,9 @@ def fit_calibrator(
     incorrect; `none` fits nothing and takes any number.
     """
     if method not in get_args(Method):
-        raise AbstainError(f"unknown calibration '{method}': choose one of {', '.join(get_args(Method))}")
+        raise AbstainError(
+            Code.UNKNOWN_NAME, f"unknown calibration '{method}': choose one of {', '.join(get_args(Method))}"
+        )
     confidence, correct, weight = checked_rows(confidence, correct, weight)
     if method == "none":
         return Calibrator()
@@ -146,7 +149,7 @@ def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
         if not (np.diff(probe) >= 0).all():
             raise ValueError
     except (KeyError, TypeError, ValueError, IndexError):
-        raise AbstainError("the stored calibration is not whole: export the probe again") from None
+        raise AbstainError(Code.BAD_ARTIFACT, "the stored calibration is not whole: export the probe again") from None
     return calibrator
 
 
@@ -178,8 +181,9 @@ def checked_rows(
     weight = np.ones(len(confidence)) if weight is None else np.asarray(weight, float)
     if not confidence.shape == correct.shape == weight.shape or confidence.ndim != 1:
         raise AbstainError(
+            Code.BAD_ARTIFACT,
             f"confidences {confidence.shape}, verdicts {correct.shape} and weights {weight.shape} differ in shape: "
-            "each answer needs one of each"
+            "each answer needs one of each",
         )
     for wrong, what in (
         (~((confidence >= 0) & (confidence <= 1)), "a confidence that is not in [0, 1]: score them again"),
@@ -187,7 +191,7 @@ def checked_rows(
         (~(np.isfinite(weight) & (weight > 0)), "a weight that is not above 0: see their inclusion probabilities"),
     ):
         if wrong.any():
-            raise AbstainError(f"{wrong.sum()} of {len(wrong)} reviewed answers have {what}")
+            raise AbstainError(Code.NOT_FINITE, f"{wrong.sum()} of {len(wrong)} reviewed answers have {what}")
     return confidence, correct.astype(int), weight
 
 
@@ -196,9 +200,10 @@ def _check_classes(method: Method, correct: np.ndarray, reviewed: int) -> None:
     for count, name in ((int(correct.sum()), "correct"), (int(len(correct) - correct.sum()), "incorrect")):
         if count < MIN_OF_A_CLASS:
             raise AbstainError(
+                Code.TOO_FEW_LABELS,
                 f"calibration by {method} needs {MIN_OF_A_CLASS} correct and {MIN_OF_A_CLASS} incorrect reviewed "
                 f"answers, and only {count} are {name} (of {reviewed}{n_eff}): bring more reviews, "
-                "or set calibration.method to none"
+                "or set calibration.method to none",
             )
 
 

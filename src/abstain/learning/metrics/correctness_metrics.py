@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Figure, Resamples, bootstrap, bounded
@@ -114,8 +115,9 @@ def tune_t(
     if not merit:
         shares = ", ".join(f"{share:.0%} reach {t:g}" for t, share in positive.items()) or "there are no candidates"
         raise AbstainError(
+            Code.NOT_TRAINABLE,
             f"no candidate for t leaves both classes {least_share:.0%} of the training answers ({shares}): give "
-            "candidates nearer to the median of the correctness score"
+            "candidates nearer to the median of the correctness score",
         )
     return float(max(merit, key=lambda t: merit[t]))
 

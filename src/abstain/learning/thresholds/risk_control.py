@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from abstain.config.params import ThresholdParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import checked_rows, thin
 from abstain.learning.metrics.weighted_metrics import Weight
@@ -59,7 +60,7 @@ class ReviewedAnswers:
     def checked(self, what: str) -> ReviewedAnswers:
         """The same with float64 confidences and weights. Raises `AbstainError` for no rows, or nan."""
         if not len(self.confidence):
-            raise AbstainError(f"no reviewed answers {what}: bring reviews")
+            raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
         return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), self.groups)
 
     def even(self, seed: int) -> ReviewedAnswers:
@@ -290,8 +291,9 @@ def _no_guarantee(
     if needed is not None and needed <= rows:
         if not (tested.confidence >= threshold).any():
             raise AbstainError(
+                Code.NO_THRESHOLD,
                 f"no reviewed answer of the validation split has a confidence of {threshold:.3f} or more, where a "
-                "guarantee looks best on the training split: score both on one scale, the training split out of fold"
+                "guarantee looks best on the training split: score both on one scale, the training split out of fold",
             )
         figures, needed = judge(tested)
     return NoControlledThreshold(**figures, rows=rows, n_eff=n_eff, reviews_needed=needed)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from abstain.config.params import ThresholdParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
 
@@ -59,18 +60,20 @@ def tune_threshold(
     if not believed:
         n_eff = "" if weight is None else f" (effective sample size {effective_sample_size(weight):.0f})"
         raise AbstainError(
+            Code.TOO_FEW_LABELS,
             f"only {len(confidence)} reviewed answers{n_eff} to tune the threshold on, fewer than "
-            f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it"
+            f"threshold.min_shown = {params.min_shown}: bring more reviews, or lower it",
         )
     reaching = [point for point in believed if _short_of(point, params) <= ROUNDING]
     if not reaching:
         best = min(believed, key=lambda point: (_short_of(point, params), -point.coverage))
         precise = params.metric == "precision"
         raise AbstainError(
+            Code.NO_THRESHOLD,
             f"no threshold reaches {params.metric.replace('_', ' ')} {params.target:g} on {best.rows} reviewed "
             f"answers; within reach: {best.precision if precise else best.error_rate:.3f} while showing "
             f"{best.coverage:.0%} (threshold {best.threshold:.3f}): "
-            f"{'lower' if precise else 'raise'} threshold.target, or bring more reviews"
+            f"{'lower' if precise else 'raise'} threshold.target, or bring more reviews",
         )
     return max(reaching, key=lambda point: (point.coverage, point.threshold))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder, Hook
@@ -45,7 +46,9 @@ def search(
     """
     phrases = _phrases(decoder, ask.contains)
     if phrases and min(map(len, phrases)) > ask.max_new_tokens:
-        raise AbstainError(f"{ask.contains} has more tokens than the {ask.max_new_tokens} of an answer: allow more")
+        raise AbstainError(
+            Code.TOO_LONG, f"{ask.contains} has more tokens than the {ask.max_new_tokens} of an answer: allow more"
+        )
     kv_decoder = KVCacheDecoder(decoder, [ids], [keys_values])
     beams, finished = [Beam(lacks=_lacks((), phrases))], list[Beam]()
     rows: list[int] = []

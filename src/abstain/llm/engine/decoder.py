@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues, PackedBatch, packed_attention
 from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
@@ -107,7 +108,10 @@ class Decoder:
         for name in ("mlp", "feed_forward", "ffn"):
             if hasattr(block, name):
                 return getattr(block, name)  # type: ignore[no-any-return]
-        raise AbstainError(f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual")
+        raise AbstainError(
+            Code.UNSUITABLE,
+            f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual",
+        )
 
     def read(
         self, runs: Sequence[Node], wanted: Wanted, depth: int, kept: dict[Node, KeysValues], keep: set[Node]
@@ -127,7 +131,8 @@ class Decoder:
         """
         if not self._projects:
             raise AbstainError(
-                f"{self.loaded.ref.name} post-processes its logits in an unsupported way: request hidden states alone"
+                Code.UNSUITABLE,
+                f"{self.loaded.ref.name} post-processes its logits in an unsupported way: request hidden states alone",
             )
         self.work.vocabulary_rows += len(hidden)
         return self._project(hidden)
@@ -292,7 +297,10 @@ def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
-    raise AbstainError(f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know")
+    raise AbstainError(
+        Code.UNSUITABLE,
+        f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know",
+    )
 
 
 def to_host(rows: Tensor) -> Tensor:

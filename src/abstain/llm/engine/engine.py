@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, copies_done, log_probabilities, to_host
 from abstain.llm.engine.generation import Generated, Prompt, decode
@@ -62,14 +63,17 @@ class Engine:
         encoded = encode_pass(tokenizer, relevant(request.pass_, ask))
         ids = encoded.ids
         if not ids:
-            raise AbstainError(f"{request.name}: a pass without any tokens: check the layout's literals")
+            raise AbstainError(
+                Code.UNSUITABLE, f"{request.name}: a pass without any tokens: check the layout's literals"
+            )
         longest = len(ids)
         if isinstance(ask, Generate):
             longest += ask.max_new_tokens + bool(ask.states)  # whose last is that of EOS
         if self.decoder.window is not None and longest > self.decoder.window:
             raise AbstainError(
+                Code.TOO_LONG,
                 f"{request.name}: {longest} tokens are more than the {self.decoder.window} that "
-                f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks"
+                f"{self.loaded.ref.name} reads: take it out or retrieve fewer chunks",
             )
         first, last = encoded.span(*ask.segments) if isinstance(ask, HiddenStates | NLL) else (len(ids) - 1, len(ids))
         offered = ask.tokens if isinstance(ask, NextTokenProbs) else ask.choices if isinstance(ask, Generate) else ()
@@ -180,7 +184,8 @@ def _single(tokenizer: Any, token: str) -> int:
     ids = tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1:
         raise AbstainError(
-            f"the choice {token!r} is {len(ids)} tokens of this base model, not one: choose another form"
+            Code.UNSUITABLE,
+            f"the choice {token!r} is {len(ids)} tokens of this base model, not one: choose another form",
         )
     return int(ids[0])
 
@@ -205,7 +210,8 @@ def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) ->
     if not torch.isfinite(known).all():
         what = f"states at layer {ask.layer}" if isinstance(ask, HiddenStates) else "probabilities"
         raise AbstainError(
-            f"{entry.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out"
+            Code.NOT_FINITE,
+            f"{entry.request.name}: the base model's {what} are not finite; try ABSTAIN_DTYPE=float32, or take it out",
         )
     return result
 

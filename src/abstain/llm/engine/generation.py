@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.beams import search
@@ -86,7 +87,10 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
     """
     eos = decoder.loaded.tokenizer.eos_token_id
     if eos is None and any(prompt.ask.states for prompt in prompts):
-        raise AbstainError("the base model's tokenizer has no EOS token, after which an answer's states are read")
+        raise AbstainError(
+            Code.UNSUITABLE,
+            "the base model's tokenizer has no EOS token, after which an answer's states are read",
+        )
     rows = [
         _DecodedRow(prompt, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
         for prompt in prompts

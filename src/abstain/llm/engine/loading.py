@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 
@@ -117,7 +118,7 @@ def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
         kinds = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
         weights = sorted(file for kind in kinds for file in folder.glob(kind))
         if not (folder / "config.json").is_file() or not any(w.suffix == ".safetensors" for w in weights):
-            raise AbstainError(f"{folder} is no model folder: it needs config.json and *.safetensors")
+            raise AbstainError(Code.NO_MODEL, f"{folder} is no model folder: it needs config.json and *.safetensors")
         return ModelRef(folder.name, _sha256(weights, settings), str(folder.resolve()))
     return _resolve_hub(name, remedy)
 
@@ -142,7 +143,9 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     with readable(ref):
         model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
-        raise AbstainError(f"{ref.name} is no language model: its weights lack {missing[0]}; choose another")
+        raise AbstainError(
+            Code.UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
+        )
     model = model.to(device).eval().requires_grad_(False)
     with readable(ref):
         return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))
@@ -179,9 +182,9 @@ def read_depth(ref: ModelRef) -> int:
 def require_layer(layer: int, ref: ModelRef, depth: int) -> None:
     """Raise `AbstainError` where `ref`, which has layers 1 to `depth`, has no such layer."""
     if not 1 <= layer <= depth:
+        remedy = "set llm.layer and sweep.layers in params.yaml"
         raise AbstainError(
-            f"layer {layer} requested, but {ref.name} has layers 1 to {depth}: "
-            "set llm.layer and sweep.layers in params.yaml"
+            Code.UNSUITABLE, f"layer {layer} requested, but {ref.name} has layers 1 to {depth}: {remedy}"
         )
 
 
@@ -209,11 +212,15 @@ def choose_device(settings: Settings) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise AbstainError(f"ABSTAIN_DEVICE={wanted}, but torch sees no CUDA device: set it to cpu or auto")
+        raise AbstainError(
+            Code.BAD_SETTING, f"ABSTAIN_DEVICE={wanted}, but torch sees no CUDA device: set it to cpu or auto"
+        )
     try:
         return torch.device(wanted)
     except RuntimeError:
-        raise AbstainError(f"ABSTAIN_DEVICE={wanted} is no torch device: use auto, cpu, cuda or cuda:N") from None
+        raise AbstainError(
+            Code.BAD_SETTING, f"ABSTAIN_DEVICE={wanted} is no torch device: use auto, cpu, cuda or cuda:N"
+        ) from None
 
 
 def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
@@ -242,7 +249,8 @@ def readable(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise AbstainError(
-            f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason}): save them anew, or {remedy}"
+            Code.NO_MODEL,
+            f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason}): save them anew, or {remedy}",
         ) from None
 
 
@@ -259,7 +267,8 @@ def _embedded_files(name: str) -> list[Path]:
         spec = importlib.util.find_spec(package)  # found, not imported: only its data is wanted
         folders = spec.submodule_search_locations if spec else None
         if not folders or not Path(folders[0], path).is_file():
-            raise AbstainError(f"the embedded model '{name}' is not installed: pip install {embedded.requirement}")
+            missing = f"the embedded model '{name}' is not installed: pip install {embedded.requirement}"
+            raise AbstainError(Code.NO_PACKAGE, missing)
         files.append(Path(folders[0], path))
     return files
 
@@ -276,8 +285,9 @@ def _resolve_hub(name: str, remedy: str) -> ModelRef:
         )
     except Exception as error:  # the hub's client raises a dozen kinds; to the user they are one
         raise AbstainError(
+            Code.NO_MODEL,
             f"model '{name}' cannot be found: it is no embedded model ({', '.join(EMBEDDED)}), no folder, and the "
-            f"Hugging Face hub does not give it ({type(error).__name__}); {remedy}"
+            f"Hugging Face hub does not give it ({type(error).__name__}); {remedy}",
         ) from None
     return ModelRef(model_id, Path(path).name, path)
 
@@ -318,9 +328,9 @@ def _whole(name: str, scratch: Path) -> Path:
                 shutil.copyfileobj(part, out)
     with joined.open("rb") as stream:
         if embedded.sha256 != hashlib.file_digest(stream, "sha256").hexdigest():
+            remedy = f"pip install --force-reinstall {embedded.requirement}"
             raise AbstainError(
-                f"the parts of the embedded model '{name}' do not make its file: "
-                f"pip install --force-reinstall {embedded.requirement}"
+                Code.NO_MODEL, f"the parts of the embedded model '{name}' do not make its file: {remedy}"
             )
     return joined
 

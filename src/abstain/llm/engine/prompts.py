@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 
@@ -105,5 +106,5 @@ def load_layout(name: str, folder: str = "layouts") -> Layout:
     file = files / f"{name}.yaml"
     if not file.is_file():
         known = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))
-        raise AbstainError(f"no prompt layout '{name}' in {files}: there are {', '.join(known)}")
+        raise AbstainError(Code.UNKNOWN_NAME, f"no prompt layout '{name}' in {files}: there are {', '.join(known)}")
     return Layout(name, file.read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Pass
 
@@ -129,8 +130,14 @@ def relevant(pass_: Pass, ask: Ask) -> Pass:
     names = [segment.name for segment in pass_]
     for wanted in ask.segments:
         if wanted not in names:
-            raise AbstainError(f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}")
+            raise AbstainError(
+                Code.UNSUITABLE,
+                f"no segment '{wanted}' in the prompt layout: it has {', '.join(dict.fromkeys(names))}",
+            )
     start = names.index(ask.segments[0])
     if tuple(names[start : start + len(ask.segments)]) != ask.segments:
-        raise AbstainError(f"{', '.join(ask.segments)} are not adjacent in the prompt layout: request one by one")
+        raise AbstainError(
+            Code.UNSUITABLE,
+            f"{', '.join(ask.segments)} are not adjacent in the prompt layout: request one by one",
+        )
     return pass_[: names.index(ask.segments[-1]) + 1]

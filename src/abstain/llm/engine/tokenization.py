@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_window
 from abstain.llm.engine.prompts import Pass
@@ -40,7 +41,8 @@ def encode_pass(tokenizer: Any, pass_: Pass) -> EncodedPass:
         if segment.eos:
             if tokenizer.eos_token_id is None:
                 raise AbstainError(
-                    "the base model's tokenizer has no EOS token: choose a layout without an eos segment"
+                    Code.UNSUITABLE,
+                    "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
             new = [tokenizer.eos_token_id]
         elif segment.bos:

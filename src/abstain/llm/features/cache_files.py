@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.filesystem import local_path
@@ -128,12 +129,14 @@ class LocalStore:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise AbstainError(
+                    Code.NOT_WRITABLE,
                     f"no space is left for the feature cache in {self.folder}: free some there, or remove what is old "
-                    "with `abstain cache prune`"
+                    "with `abstain cache prune`",
                 ) from error
             raise AbstainError(
+                Code.NOT_READABLE if verb == "read" else Code.NOT_WRITABLE,
                 f"cannot {verb} the feature cache in {self.folder} ({error.strerror or error}): check who owns that "
-                "folder, or set ABSTAIN_FEATURES to another"
+                "folder, or set ABSTAIN_FEATURES to another",
             ) from error
 
 

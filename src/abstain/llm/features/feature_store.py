@@ -20,6 +20,7 @@ from typing import Protocol
 from torch import Tensor
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
@@ -60,7 +61,9 @@ class FeatureStore:
         """The base model, loaded once a process. Raises `AbstainError` for one that can only perturb contexts."""
         engine = engine_for(self._work(()), self.settings)
         if not isinstance(engine, Engine):
-            raise AbstainError(f"{self.model} is no causal language model, as a base model is: change llm.model")
+            raise AbstainError(
+                Code.UNSUITABLE, f"{self.model} is no causal language model, as a base model is: change llm.model"
+            )
         return engine
 
     def run(self, requests: RequestList) -> None:
@@ -115,8 +118,9 @@ class FeatureStore:
                         yield at, row
         if places:
             raise AbstainError(
+                Code.BAD_ARTIFACT,
                 f"{len(places)} rows of {self.settings.features} were damaged again after they had been computed anew: "
-                "check that disk, or set ABSTAIN_FEATURES to another"
+                "check that disk, or set ABSTAIN_FEATURES to another",
             )
 
     def _uncached(self, requests: RequestList) -> list[tuple[bytes, int]]:

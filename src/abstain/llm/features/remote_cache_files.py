@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from abstain.core.codes import Code
 from abstain.core.filesystem import BUCKETS, S3, connect, modified_at, protocol_of, redacted_url, translate_errors
 from abstain.llm.features.cache_files import StoredFile, header_end
 
@@ -141,4 +142,4 @@ class RemoteStore:
         def message(cause: str) -> str:
             return f"cannot {verb} the feature cache in {self.url} ({cause}): check {check}"
 
-        return translate_errors(message, FileNotFoundError)
+        return translate_errors(Code.NOT_READABLE, message, FileNotFoundError)

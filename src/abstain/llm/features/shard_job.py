@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.generation import Generated
@@ -158,7 +159,10 @@ def engine_for(work: ShardJob, settings: Settings) -> CausalEngine | Perturbatio
     """
     found = resolve(work.model, settings)
     if str(found) != work.revision:
-        raise AbstainError(f"the shard wants {work.revision}, but this machine has {found}: fetch that revision here")
+        raise AbstainError(
+            Code.OTHER_VERSION,
+            f"the shard wants {work.revision}, but this machine has {found}: fetch that revision here",
+        )
     return _engine(work.model, work.revision, work.dtype, work.batch_tokens, settings)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.engine import Engine, Result
@@ -40,12 +41,16 @@ def run_perturbations(
     and, naming the row, for a text longer than the model's window and for probabilities that are not finite."""
     tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
     if not tokenizer.is_fast:
-        raise AbstainError(f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one")
+        raise AbstainError(
+            Code.UNSUITABLE,
+            f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one",
+        )
     pieces, allowed, window = Pieces.of(tokenizer), allowed_tokens(tokenizer, config.vocab_size), window_of(config)
     if not allowed.any():
         raise AbstainError(
+            Code.UNSUITABLE,
             f"{loaded.ref.name}: no token of its tokenizer may take another's place: save the tokenizer's files beside "
-            "the model"
+            "the model",
         )
     by_ask: defaultdict[Perturb, list[tuple[str, Text]]] = defaultdict(list)
     for key, request in requests.items():
@@ -53,8 +58,9 @@ def run_perturbations(
         text = encode(pieces, request.pass_, allowed)
         if window is not None and len(text.ids) + AROUND > window:
             raise AbstainError(
+                Code.TOO_LONG,
                 f"{request.name}: a context of {len(text.ids)} tokens is more than the {window} that {loaded.ref.name} "
-                "reads: perturb with a model that reads more, or retrieve fewer chunks"
+                "reads: perturb with a model that reads more, or retrieve fewer chunks",
             )
         work.passes += 1
         work.pass_tokens += len(text.ids)
@@ -66,8 +72,9 @@ def run_perturbations(
             for (key, _), of_row in zip(some, steps, strict=True):
                 if not all(math.isfinite(step.before + step.after) for step in of_row):
                     raise AbstainError(
+                        Code.NOT_FINITE,
                         f"{requests[key].name}: the perturbation model's probabilities are not finite; "
-                        "try ABSTAIN_DTYPE=float32, or take it out"
+                        "try ABSTAIN_DTYPE=float32, or take it out",
                     )
                 yield key, to_rows(of_row)
 
@@ -86,7 +93,10 @@ class CausalEngine(Engine):
         tokenizer = self.loaded.tokenizer
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if start is None:
-            raise AbstainError(f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token")
+            raise AbstainError(
+                Code.UNSUITABLE,
+                f"{self.loaded.ref.name} has neither BOS nor EOS: nothing comes before a first token",
+            )
         return CausalProposer(self.decoder, texts, start, allowed, self.batch_tokens)
 
 
@@ -103,7 +113,10 @@ class PerturbationEngine:
         kind = Seq2SeqProposer if self.loaded.model.config.is_encoder_decoder else MaskedProposer
         for request in requests.values():
             if not isinstance(request.ask, Perturb):
-                raise AbstainError(f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts")
+                raise AbstainError(
+                    Code.UNSUITABLE,
+                    f"{self.loaded.ref.name} is no causal language model: it can only perturb contexts",
+                )
 
         def proposer(texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
             return kind(self.loaded, texts, allowed, self.batch_tokens, self.work)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
@@ -38,7 +39,8 @@ class MaskedProposer:
         tokenizer = loaded.tokenizer
         if tokenizer.mask_token_id is None:
             raise AbstainError(
-                f"{loaded.ref.name} has no mask token, which a masked language model needs to fill a place"
+                Code.UNSUITABLE,
+                f"{loaded.ref.name} has no mask token, which a masked language model needs to fill a place",
             )
         self._model, self._mask, self._pad = loaded.model, tokenizer.mask_token_id, tokenizer.pad_token_id or 0
         self._before = [token for token in (tokenizer.cls_token_id,) if token is not None]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.loading import LoadedModel
@@ -35,8 +36,9 @@ class Seq2SeqProposer:
         self._sentinels = [vocabulary[name] for n in range(100) if (name := f"<extra_id_{n}>") in vocabulary]
         if not self._sentinels:
             raise AbstainError(
+                Code.UNSUITABLE,
                 f"{loaded.ref.name} has no sentinel tokens (<extra_id_0> ...), which stand for a masked place: "
-                "choose a model of T5's kind"
+                "choose a model of T5's kind",
             )
         self._name, self._model = loaded.ref.name, loaded.model
         self._pad, self._eos = tokenizer.pad_token_id or 0, tokenizer.eos_token_id
@@ -65,8 +67,9 @@ class Seq2SeqProposer:
         most = max(map(len, places.values()))
         if most > len(self._sentinels):
             raise AbstainError(
+                Code.UNSUITABLE,
                 f"{most} places at once are more than the {len(self._sentinels)} sentinels of {self._name}: "
-                "lower perturbation.tokens, or perturb iteratively"
+                "lower perturbation.tokens, or perturb iteratively",
             )
         filled: dict[int, list[Fill]] = {row: [] for row in places}
         for batch, encoded, seen in self._encoded(list(places.items())):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import ModelRef, choose_device, readable, resolve, window_of
 from abstain.llm.engine.prompts import Pass
@@ -120,7 +121,9 @@ class AuxiliaryModel:
                 out = loaded.model(**pad([dict(windows[at].inputs) for at in batch]).to(loaded.model.device))
             logits = [out[name].float().cpu() for name in OUTPUTS[self.head]]
             if not all(torch.isfinite(one).all() for one in logits):
-                raise AbstainError(f"{self.ref.name}: its logits are not finite; try ABSTAIN_DTYPE=float32")
+                raise AbstainError(
+                    Code.NOT_FINITE, f"{self.ref.name}: its logits are not finite; try ABSTAIN_DTYPE=float32"
+                )
             for row, at in enumerate(batch):
                 yield at, tuple(one[row] for one in logits)
 
@@ -134,24 +137,25 @@ def find_model(name: str | None, setting: str, head: Head, settings: Settings) -
     from transformers import AutoConfig
 
     if not name:
-        raise ScorerUnavailable(f"no model: set {setting} in params.yaml")
+        raise ScorerUnavailable(Code.BAD_SETTING, f"no model: set {setting} in params.yaml")
     remedy = f"set {setting} in params.yaml"
     try:
         ref = resolve(name, settings, remedy)
         with readable(ref, remedy):
             config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
     except AbstainError as error:
-        raise ScorerUnavailable(str(error)) from None
+        raise ScorerUnavailable(error.code, error.message) from None
     trained = config.architectures or []
     if trained and not any(head in architecture for architecture in trained):
-        raise ScorerUnavailable(f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
+        raise ScorerUnavailable(Code.UNSUITABLE, f"{name} is a {', '.join(trained)}: {setting} needs a ...{head}")
     try:
         tokenizer = _tokenizer(ref)
     except AbstainError as error:
-        raise ScorerUnavailable(str(error)) from None
+        raise ScorerUnavailable(error.code, error.message) from None
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers' errors for missing files
         raise ScorerUnavailable(
-            f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}"
+            Code.UNSUITABLE,
+            f"{name}: its tokenizer knows no words: save the tokenizer beside the model, or {remedy}",
         )
     return AuxiliaryModel(ref, head, settings), config
 
@@ -172,7 +176,9 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(ref)
     if not tokenizer.is_fast:
-        raise AbstainError(f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one")
+        raise AbstainError(
+            Code.UNSUITABLE, f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one"
+        )
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     with readable(ref, ANOTHER):
         model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
@@ -180,8 +186,9 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
         )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
+            Code.UNSUITABLE,
             f"{ref.name}: its weights lack {missing[0]}, so its output would be random: "
-            "choose a model that was trained for this"
+            "choose a model that was trained for this",
         )
     model = model.to(choose_device(settings)).eval().requires_grad_(False)
     window = min(tokenizer.model_max_length, window_of(model.config.get_text_config()) or WINDOW)

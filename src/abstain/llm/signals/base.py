@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.llm.features.feature_request import FeatureRequest
 
@@ -85,5 +86,5 @@ class Signal:
         return np.array(values, float)
 
 
-class ScorerUnavailable(Exception):
+class ScorerUnavailable(AbstainError):
     """Raised for a scorer that is not available; the leaderboard shows the message, the reason, in its place."""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.features.feature_request import FeatureRequest
@@ -83,7 +84,7 @@ def entailment_scorer(model: str | None, settings: Settings) -> Entailment:
     try:
         return Entailment(found, supported_label(config.id2label))
     except ValueError as error:
-        raise ScorerUnavailable(f"{model}: {error}; change {SETTING}") from None
+        raise ScorerUnavailable(Code.UNSUITABLE, f"{model}: {error}; change {SETTING}") from None
 
 
 def supported_label(id2label: Mapping[int, str]) -> int | None:

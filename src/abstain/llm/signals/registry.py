@@ -8,6 +8,7 @@ from functools import partial
 
 from abstain.config.params import Params
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.requests import Ask, Generate, NextTokenProbs
@@ -34,14 +35,16 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     makers = _makers(params, settings)
     unknown = [name for name in params.scorers.enabled if name not in makers]
     if unknown:
-        raise AbstainError(f"scorers.enabled: no scorer '{unknown[0]}': there are {', '.join(makers)}")
+        raise AbstainError(
+            Code.UNKNOWN_NAME, f"scorers.enabled: no scorer '{unknown[0]}': there are {', '.join(makers)}"
+        )
     scorers: list[Scorer] = []
     skipped: dict[str, str] = {}
     for name in dict.fromkeys(params.scorers.enabled):
         try:
             scorers.append(makers[name]())
         except ScorerUnavailable as why:
-            skipped[name] = str(why)
+            skipped[name] = why.coded
     return AvailableScorers((*scorers, LengthOnly()), skipped)
 
 
@@ -54,10 +57,12 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
             try:
                 reading.render(params.llm.layout, "", [], "")
             except AbstainError as error:  # no follow-up question exists for this layout
-                raise ScorerUnavailable(str(error)) from None
+                raise ScorerUnavailable(error.code, error.message) from None
             for token in _choices(reading.ask):
                 if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
-                    raise ScorerUnavailable(f"{params.llm.model} has no token of its own for {token!r}")
+                    raise ScorerUnavailable(
+                        Code.UNSUITABLE, f"{params.llm.model} has no token of its own for {token!r}"
+                    )
         return one
 
     return {

@@ -4,6 +4,7 @@ import pandas as pd
 
 from abstain.config.params import Params, QualityParams
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -26,7 +27,7 @@ def require_quality(frame: pd.DataFrame, left_out: int, store: DataStore, params
     result = validate_training(frame, text_digests(store.rows(Interaction)), left_out, params)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
-        raise AbstainError(f"the training table fails validation, {result.first_failure()}")
+        raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.first_failure()}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
@@ -38,7 +39,9 @@ def _read_candidate(params: Params) -> Candidate:
     parts = _reviewed_splits(params, frame, states, scorers)
     rows = parts["holdout"].rows
     if rows.empty:
-        raise AbstainError("no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it")
+        raise AbstainError(
+            Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
+        )
     ideal = read_ideal_answers()
     return Candidate(
         **parts,

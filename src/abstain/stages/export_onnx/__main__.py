@@ -4,6 +4,7 @@ import json
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
@@ -37,8 +38,9 @@ def stage(params: Params) -> None:
     print(f"largest difference between torch and ONNX: {difference:.2g}")
     if not difference <= params.gate.max_parity:
         raise AbstainError(
+            Code.EXPORT_DIFFERS,
             f"ONNX and torch differ by {difference:.2g}, more than gate.max_parity = {params.gate.max_parity:g}: "
-            "this export cannot be trusted"
+            "this export cannot be trusted",
         )
     artifacts.write_json(paths.PARITY, {"max_abs_difference": difference})
 

@@ -12,6 +12,7 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
@@ -37,11 +38,13 @@ def stage(params: Params) -> None:
         prepared = source.prepare(row)
         if isinstance(prepared, UnreadableRow):
             refused[row.interaction_id] = prepared.reason
-            print(f"refused: interaction {row.interaction_id}: {prepared.reason}", flush=True)
+            print(f"refused: interaction {row.interaction_id}: {Code.TOO_LONG}: {prepared.reason}", flush=True)
         elif prepared.dropped:
             shortened[row.interaction_id] = prepared.dropped
     if len(refused) == len(rows):
-        raise AbstainError("no answer fits the base model's window: take a model that reads more, or retrieve less")
+        raise AbstainError(
+            Code.TOO_LONG, "no answer fits the base model's window: take a model that reads more, or retrieve less"
+        )
     found = build_scorers(params, settings)
     for name, why in found.skipped.items():
         print(f"skipped: scorer {name}: {why}", flush=True)

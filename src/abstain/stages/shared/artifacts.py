@@ -23,7 +23,7 @@ def run(stage: Callable[[Params], None]) -> None:
     try:
         stage(load_params(paths.PARAMS))
     except AbstainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error {error.coded}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import AGAIN, StateTable
 from abstain.stages.shared.artifacts import read_dataset_frame
@@ -18,7 +19,9 @@ def read_labelled_states() -> tuple[pd.DataFrame, StateTable]:
     """
     frame, table = read_dataset_frame(), StateTable(paths.FEATURES)
     if len(frame) != len(table):
-        raise AbstainError(f"{paths.FEATURES} has {len(table)} rows, {paths.DATASET} has {len(frame)}: {AGAIN}")
+        raise AbstainError(
+            Code.BAD_ARTIFACT, f"{paths.FEATURES} has {len(table)} rows, {paths.DATASET} has {len(frame)}: {AGAIN}"
+        )
     kept = np.flatnonzero(table.lengths)
     return frame.iloc[kept].reset_index(drop=True), table.subset(kept)
 

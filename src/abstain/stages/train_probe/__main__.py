@@ -7,6 +7,7 @@ import pandas as pd
 
 from abstain.config.params import Architecture, Params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.splits import reviewed
@@ -51,8 +52,9 @@ def stage(params: Params) -> None:
 def _best(found: Mapping[Architecture, float]) -> Architecture:
     if len(found) > 1 and any(math.isnan(value) for value in found.values()):
         raise AbstainError(
+            Code.TOO_FEW_LABELS,
             "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
-            f"bring reviews, or set probe.serve to one of {', '.join(found)}"
+            f"bring reviews, or set probe.serve to one of {', '.join(found)}",
         )
     return max(found, key=lambda name: found[name])
 

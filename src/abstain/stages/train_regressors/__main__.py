@@ -12,6 +12,7 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -48,13 +49,14 @@ def stage(params: Params) -> None:
             try:
                 fitted = fit_regressor(kind, target, learnt_from, score[train], weight, groups, params.regressors)
             except AbstainError as why:
-                summary["skipped"][name] = str(why)
-                print(f"skipped: regressor {name}: {why}", flush=True)
+                summary["skipped"][name] = why.coded
+                print(f"skipped: regressor {name}: {why.coded}", flush=True)
                 continue
             if fitted.parity > params.gate.max_parity:
                 raise AbstainError(
+                    Code.EXPORT_DIFFERS,
                     f"regressor {name}: its file differs from what was fitted by {fitted.parity:.2g}, and "
-                    f"gate.max_parity allows {params.gate.max_parity:g}"
+                    f"gate.max_parity allows {params.gate.max_parity:g}",
                 )
             fitted.regressor.save(folder / f"{name}.onnx")
             for variant, of in features.items():

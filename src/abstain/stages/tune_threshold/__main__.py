@@ -8,6 +8,7 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.probes.base import predict_confidence
@@ -37,12 +38,12 @@ def stage(params: Params) -> None:
         heuristic = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
     except AbstainError as error:
         if not isinstance(found, ControlledThreshold):
-            raise AbstainError(f"{found} ({error})") from None
+            raise AbstainError(Code.NO_THRESHOLD, f"{found} ({error})") from None
     print(found)
     chosen: dict[str, Any] = found.to_dict()
     if not isinstance(found, ControlledThreshold):
         if params.threshold.on_infeasible == "fail" or heuristic is None:
-            raise AbstainError(f"{found}; or set threshold.on_infeasible to heuristic")
+            raise AbstainError(Code.NO_THRESHOLD, f"{found}; or set threshold.on_infeasible to heuristic")
         chosen |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
     artifacts.write_json(paths.THRESHOLD, {**chosen, "heuristic": heuristic.to_dict() if heuristic else None})
     calibrator = fit_calibrator(

@@ -2,6 +2,7 @@
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.validation.dataset import validate_store
@@ -14,14 +15,18 @@ def stage(params: Params) -> None:
     store = DataStore(paths.DATA).require_interactions()
     batches = store.batches()
     if not batches:
-        raise AbstainError("data/batches.jsonl has no record of the rows' batches: restore it with `dvc checkout`")
+        raise AbstainError(
+            Code.DAMAGED_DATA, "data/batches.jsonl has no record of the rows' batches: restore it with `dvc checkout`"
+        )
     as_of = max(batch.arrived_at for batch in batches)
     drift = validate_drift([batch.profile for batch in batches], params.quality)
     result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
     # Written even where it fails: the page about a failed run is made from it.
     artifacts.write_json(paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat()})
     if not result.success:
-        raise AbstainError(f"{result.failing} rows of data/ fail validation, {result.first_failure()}")
+        raise AbstainError(
+            Code.FAILED_CHECK, f"{result.failing} rows of data/ fail validation, {result.first_failure()}"
+        )
 
 
 if __name__ == "__main__":

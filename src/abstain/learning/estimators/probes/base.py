@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.rows import TrainingRows, batches, pad
 
@@ -139,8 +140,9 @@ class Probe(nn.Module, ABC):
             tokens = total
         if not squares.isfinite().all():
             raise AbstainError(
+                Code.NOT_FINITE,
                 "some of the base model's states are not finite numbers: set ABSTAIN_DTYPE=float32, and run "
-                "`abstain retrain` again"
+                "`abstain retrain` again",
             )
         deviation = (squares / max(tokens - 1, 1)).sqrt()
         self.mean.copy_(mean)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 VARIES = 1e-5
@@ -38,7 +39,8 @@ def prepare(features: pd.DataFrame) -> tuple[tuple[str, ...], dict[str, str]]:
     kept = tuple(name for name in names if name not in dropped)
     if not kept:
         raise AbstainError(
-            f"none of {len(names)} features varies over {len(features)} training rows: bring feedback on more answers"
+            Code.NOT_TRAINABLE,
+            f"none of {len(names)} features varies over {len(features)} training rows: bring feedback on more answers",
         )
     return kept, dropped
 
@@ -58,7 +60,8 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     for name in columns:
         if (times := names.count(name)) != 1:
             raise AbstainError(
-                f"the features have {times} columns '{name}', and a regressor needs one: compute them anew"
+                Code.BAD_ARTIFACT,
+                f"the features have {times} columns '{name}', and a regressor needs one: compute them anew",
             )
     places = [names.index(name) for name in columns]
     values = np.empty((len(features), len(places)), np.float32)
@@ -68,11 +71,14 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
             with np.errstate(over="ignore"):  # too large values become infinite, and are refused
                 values[:, at] = column.to_numpy(np.float64, na_value=np.nan)
         except (TypeError, ValueError):
-            raise AbstainError(f"the feature '{columns[at]}' is no number in every row: compute it anew") from None
+            raise AbstainError(
+                Code.NOT_FINITE, f"the feature '{columns[at]}' is no number in every row: compute it anew"
+            ) from None
     infinite = np.isinf(values).any(axis=0)
     if infinite.any():
         raise AbstainError(
+            Code.NOT_FINITE,
             f"the feature '{columns[int(infinite.argmax())]}' is infinite, or beyond float32, in some row: a missing "
-            "value is to be nan"
+            "value is to be nan",
         )
     return values

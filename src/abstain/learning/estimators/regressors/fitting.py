@@ -16,6 +16,7 @@ from sklearn.model_selection import GroupKFold
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from abstain.config.params import RegressorFit, RegressorKind
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.regressors.columns import matrix, prepare, varies
 from abstain.learning.estimators.regressors.kinds import KINDS, RegressorExamples
@@ -99,8 +100,9 @@ def assign_folds(target_name: str, groups: np.ndarray, counts: np.ndarray, param
     of_known = len(np.unique(named))
     if of_known < 2:
         raise AbstainError(
+            Code.TOO_FEW_LABELS,
             f"a regressor is tried on groups that it has not seen, and the target {target_name} is known in only "
-            f"{of_known}: bring feedback on more groups, or change split.seed"
+            f"{of_known}: bring feedback on more groups, or change split.seed",
         )
     folds = GroupKFold(min(params.folds, of_known), shuffle=True, random_state=params.seed)
     number_of: dict[object, int] = {}
@@ -112,8 +114,10 @@ def assign_folds(target_name: str, groups: np.ndarray, counts: np.ndarray, param
 def _check(name: str, known: np.ndarray) -> None:
     remedy = "bring other feedback, or take it out of regressors.targets"
     if not len(known):
-        raise AbstainError(f"the target {name} is known for no training answer: {remedy}")
+        raise AbstainError(Code.TOO_FEW_LABELS, f"the target {name} is known for no training answer: {remedy}")
     if known.min() < -1e-6 or known.max() > 1 + 1e-6:  # a cosine may be a rounding error above 1
         raise ValueError(f"{name} is {known.min():g} to {known.max():g}, a correctness score lies in [0, 1]")
     if not varies(known):
-        raise AbstainError(f"the target {name} is {known[0]:g} for all {len(known)} training answers: {remedy}")
+        raise AbstainError(
+            Code.NOT_TRAINABLE, f"the target {name} is {known[0]:g} for all {len(known)} training answers: {remedy}"
+        )

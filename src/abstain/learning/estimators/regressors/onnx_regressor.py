@@ -20,6 +20,7 @@ import pandas as pd
 from onnx import helper, numpy_helper
 from sklearn.pipeline import Pipeline
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.learning.estimators.regressors.columns import matrix
@@ -80,10 +81,11 @@ def load_regressor(file: Path) -> Regressor:
     try:
         return Regressor(file.read_bytes())
     except FileNotFoundError:
-        raise AbstainError(f"{file} is missing: run `abstain retrain`") from None
+        raise AbstainError(Code.BAD_ARTIFACT, f"{file} is missing: run `abstain retrain`") from None
     except Exception as error:  # ONNX Runtime's own kinds share no base class
         raise AbstainError(
-            f"{file} is no regressor of this version ({type(error).__name__}): run `abstain retrain`"
+            Code.OTHER_VERSION,
+            f"{file} is no regressor of this version ({type(error).__name__}): run `abstain retrain`",
         ) from None
 
 

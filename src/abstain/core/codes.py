@@ -1,0 +1,239 @@
+"""The codes of errors, refusals and alerts: one for each kind of cause, with its remedy.
+
+A code is stable: it is neither renumbered nor given to another cause. The page docs/codes.md is this table.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from abstain.core.markdown import MarkdownText, document, heading, table
+
+AREAS = {
+    "1": "Data",
+    "2": "Base model and features",
+    "3": "Learning",
+    "4": "Release",
+    "5": "Operation",
+    "6": "Configuration and use",
+}
+"""The first digit of a code -> the area of its cause."""
+
+
+class Code(StrEnum):
+    """One kind of cause. The value is what users see."""
+
+    cause: str
+    remedy: str
+
+    def __new__(cls, value: str, cause: str = "", remedy: str = "") -> Code:
+        member = str.__new__(cls, value)
+        member._value_, member.cause, member.remedy = value, cause, remedy
+        return member
+
+    NOT_READABLE = (
+        "A101",
+        "A file, folder, object store or database cannot be found, reached or read.",
+        "Check its name, its permissions, the credentials and the network, and run the command again.",
+    )
+    WRONG_FORMAT = (
+        "A102",
+        "A file is empty, damaged, or of another format than its name or the command requires.",
+        "Write the file again in the format that the message names.",
+    )
+    INVALID_ROW = (
+        "A103",
+        "A row or document breaks its contract: a field is missing, unknown or of the wrong type, or cannot be parsed.",
+        "Correct the field at the source and ingest that row again.",
+    )
+    FAILED_CHECK = (
+        "A104",
+        "A row contradicts another row, or lies outside a limit of `validation` in params.yaml.",
+        "Correct the row at its source, or change the limit and run `abstain quarantine retry ID`.",
+    )
+    REFUSED_BATCH = (
+        "A105",
+        "More rows of a batch were refused than validation.max_failed_fraction allows; this blocks the retrain.",
+        "Correct the rows and ingest again, or decide with `abstain quarantine retry ID` or `discard ID`.",
+    )
+    ERASED_USER = (
+        "A106",
+        "A row is from a user whose erasure was requested.",
+        "Stop the source from sending rows of this user; the row itself was not kept.",
+    )
+    LOW_QUALITY = (
+        "A107",
+        "The training table exceeds a limit of `quality` in params.yaml, such as leakage or contradicting labels.",
+        "Collect the reviews or correct the groups that the message names; figures are less reliable until then.",
+    )
+    DRIFT = (
+        "A108",
+        "The newest batch differs from the earlier ones in lengths or languages.",
+        "Check whether the source or the users have changed; if so, review answers of the newest window.",
+    )
+    NO_ROWS = (
+        "A109",
+        "There is no row to work on: nothing was ingested yet, or the selection leaves none.",
+        "Run `abstain ingest FILE...` first, or select more rows.",
+    )
+    DAMAGED_DATA = (
+        "A110",
+        "A file of data/ or registry.json is missing or differs from what was recorded.",
+        "Restore data/ with `dvc checkout` or `dvc pull`, registry.json with git.",
+    )
+    NO_MODEL = (
+        "A201",
+        "A model cannot be found, or its files cannot be loaded.",
+        "Check the model's name and folder, or download it again.",
+    )
+    UNSUITABLE = (
+        "A202",
+        "The model, its tokenizer or the prompt layout lacks something that the request needs.",
+        "Choose another model, layer or layout in params.yaml.",
+    )
+    TOO_LONG = (
+        "A203",
+        "A text is longer than the model reads or may write at once.",
+        "Retrieve fewer or shorter chunks, leave the answer out, or choose a model with a larger window.",
+    )
+    NOT_FINITE = (
+        "A204",
+        "A state, feature or score is nan or infinite.",
+        "Set ABSTAIN_DTYPE=float32 and compute it again.",
+    )
+    OTHER_VERSION = (
+        "A205",
+        "A file was made with another version of the model, the prompt layout or this project.",
+        "Bring the version that the message names, or run `abstain retrain`.",
+    )
+    NOTHING_TO_SCORE = (
+        "A206",
+        "There is no context or no answer to score, so no confidence is given.",
+        "Give the retrieved chunks, or --no-context; treat the decision as abstain.",
+    )
+    TOO_FEW_LABELS = (
+        "A301",
+        "There are too few labelled answers of some kind, split or group.",
+        "Review more answers of that kind, ingest them, and run `abstain retrain`.",
+    )
+    NO_THRESHOLD = (
+        "A302",
+        "No threshold reaches threshold.target with the required confidence.",
+        "Review more answers, lower the target, or set threshold.on_infeasible to heuristic.",
+    )
+    NOT_TRAINABLE = (
+        "A303",
+        "Training finds nothing to learn or diverges.",
+        "Bring answers that differ more, or change the parameter that the message names.",
+    )
+    NOT_BETTER = (
+        "A401",
+        "The candidate is not shown to be better than the version in production or a baseline.",
+        "Keep the version in production, and retrain when more answers were reviewed.",
+    )
+    GUARANTEE_MISSED = (
+        "A402",
+        "The answers that the candidate shows on the hold-out or in a slice are correct less often than guaranteed.",
+        "Review more answers there and retrain, or change threshold.target.",
+    )
+    NEW_HOLDOUT = (
+        "A403",
+        "The candidate and the version in production cannot be compared on the same hold-out and base model.",
+        "If the change is intended, run `abstain promote --accept-new-holdout REASON`.",
+    )
+    GATE_LIMIT = (
+        "A404",
+        "The candidate's calibration error or latency exceeds its limit of `gate` in params.yaml.",
+        "Change calibration.method or the base model, measure on an idle machine, or change the limit.",
+    )
+    EXPORT_DIFFERS = (
+        "A405",
+        "An exported ONNX file computes other figures than the model that it was made from.",
+        "Do not use the file; export it again with the packages of requirements.lock.",
+    )
+    ERASED_IN_PRODUCTION = (
+        "A406",
+        "Production was trained on rows that were erased since, and the candidate without them is rejected.",
+        "Decide: `abstain promote --accept-erasure REASON` or `--keep-tainted REASON`, or `abstain rollback`.",
+    )
+    NO_VERSION = (
+        "A407",
+        "There is no version or candidate in the state that the command needs.",
+        "Run `abstain status` to see the versions, and `abstain retrain` to make one.",
+    )
+    NO_PACKAGE = (
+        "A501",
+        "A program or Python package is not installed.",
+        "Install what the message names.",
+    )
+    NOT_WRITABLE = (
+        "A502",
+        "A file or folder cannot be written: it exists already, its owner is another user, or no space is left.",
+        "Name another place, free space, or change the permissions.",
+    )
+    NO_SERVICE = (
+        "A503",
+        "A server or port that the command needs does not start or does not answer.",
+        "Read its log, start it, or correct its address or port.",
+    )
+    LOST_PROCESS = (
+        "A504",
+        "A process was killed or ended by an unexpected error, so its run has no result.",
+        "Read its log; where memory ran out, set a lower ABSTAIN_BATCH_TOKENS. Report an unexpected error.",
+    )
+    NOT_PUBLISHED = (
+        "A505",
+        "A run ended before it published its result: it was stopped, or another run pushed first.",
+        "Run the same command again; finished steps are not repeated.",
+    )
+    NO_CHECKOUT = (
+        "A506",
+        "The current folder is not a clone of the project, or has uncommitted changes.",
+        "Run the command in a clone, and commit or stash the changes.",
+    )
+    BAD_ARTIFACT = (
+        "A507",
+        "A file that a stage, a cache or a release contains is missing, damaged or inconsistent with the others.",
+        "Run `abstain retrain`, or delete the file and fetch the release again.",
+    )
+    FAILED_STEP = (
+        "A508",
+        "A command or a cell of an experiment failed.",
+        "Correct the cause that the message quotes, and run the command again.",
+    )
+    BAD_SETTING = (
+        "A601",
+        "A key or value in a YAML file, or an environment variable, is missing, unknown or invalid.",
+        "Write one that the message names, or see params.yaml and the README for the settings.",
+    )
+    UNKNOWN_NAME = (
+        "A602",
+        "Nothing has the name that was given.",
+        "Choose one of the names that the message lists.",
+    )
+    USAGE = (
+        "A603",
+        "A command was called with wrong or contradictory arguments.",
+        "See `abstain COMMAND --help`.",
+    )
+
+
+INTRODUCTION = """\
+Every error, refused row, warning of the validation, failed check of the gate and alert has one of these codes. The
+command line prints `error CODE: message`; `abstain explain CODE` prints cause and remedy. The table is in
+`src/abstain/core/codes.py`; `abstain explain > docs/codes.md` writes this page."""
+
+
+def explain(code: Code) -> str:
+    """Return cause and remedy of `code` as text of two lines."""
+    return f"{code}: {code.cause}\nRemedy: {code.remedy}"
+
+
+def to_markdown() -> str:
+    """Return the page docs/codes.md."""
+    blocks = [heading(1, "Error codes"), INTRODUCTION]
+    for digit, area in AREAS.items():
+        codes = [code for code in Code if code[1] == digit]
+        rows = [(code, MarkdownText(code.cause), MarkdownText(code.remedy)) for code in codes]
+        blocks += [heading(2, area), table(("code", "cause", "remedy"), rows, words=("cause", "remedy"))]
+    return document(blocks)
