@@ -6,6 +6,7 @@ abstain retrain            or, from the Prefect UI: deployment retrain/nightly
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -23,6 +24,7 @@ from tasks.plan import find_stale, read_graph
 from tasks.progress import observe
 from tasks.promotion import Promotion, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
+from tasks.run_params import commit_params
 from tasks.stopping import stopping_together
 from tasks.workspace import Workspace, open_workspace
 
@@ -37,15 +39,19 @@ class Retrained:
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]
 @coded_failures()
-def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = False) -> Retrained:
+def retrain(
+    promote: bool = True, new_holdout: str | None = None, force: bool = False, params: str | None = None
+) -> Retrained:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
     `promote=False` stops before the gate. `new_holdout` is the recorded reason why the hold-out may differ from the one
-    the champion was promoted on. `force` runs cached stages too. Fails while production was trained on erased rows, the
-    candidate without them is worse, and no decision is recorded.
+    the champion was promoted on. `force` runs cached stages too. `params` is a file of parameters that differ from
+    params.yaml for this run, whose commits reach the origin only if its version is promoted. Fails while production was
+    trained on erased rows, the candidate without them is worse, and no decision is recorded.
     """
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
+        before = commit_params(workspace, Path(params)) if params is not None else None
         try:
             stages = run_dag(workspace, force)
         except Exception:  # except interruptions, which leave no results and must end fast
@@ -54,9 +60,9 @@ def retrain(promote: bool = True, new_holdout: str | None = None, force: bool = 
         publish_validation(workspace)
         publish_artifacts(workspace)
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
-        if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock"):
+        if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock") and before is None:
             push(workspace)
-        return Retrained(stages, promote_candidate(workspace, new_holdout) if promote else None)
+        return Retrained(stages, promote_candidate(workspace, new_holdout, before=before) if promote else None)
 
 
 def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:

@@ -20,24 +20,26 @@ from tasks.workspace import Workspace
 @dataclass(frozen=True)
 class Demand:
     """Requests about `answers` labelled answers, the audits and the perturbed contexts included; `missing`: those whose
-    result the cache does not have."""
+    result the cache does not have; `tokens`: stage -> the tokens that the base model has to read for these."""
 
     answers: int
     requests: int
     missing: int
+    tokens: dict[str, int]
 
 
 def count_demand(workspace: Workspace) -> Demand:
-    """Count the requests that are not in the feature cache; no model is loaded."""
+    """Count the requests that are not in the feature cache, and their tokens; no model is loaded."""
     settings = load_settings()
     params, labelled = read_labelled(workspace)
     requests = requests_of(
         params.llm, settings, all_feature_requests(params, build_scorers(params, settings).scorers, labelled)
     )
-    missing = FeatureStore(params.llm.model, settings).missing(requests)
+    store = FeatureStore(params.llm.model, settings)
     read, rows = conditions(params, settings, labelled)
     more, more_missing = read.missing(rows)
-    return Demand(len(labelled.rows), len(requests) + more, missing + more_missing)
+    tokens = {"features": store.missing_tokens(requests), "nll_features": read.missing_tokens(rows)}
+    return Demand(len(labelled.rows), len(requests) + more, store.missing(requests) + more_missing, tokens)
 
 
 def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers]:

@@ -11,12 +11,16 @@ from prefect import State, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 
+from abstain.config.params import load_params
+from abstain.core import paths
 from abstain.core.errors import AbstainError
 from tasks.progress import observe
 from tasks.shell import run
+from tasks.stage_times import Reading, record_run
 from tasks.workspace import Workspace
 
 PROGRESS = re.compile(r"progress (?P<done>\d+)/(?P<total>\d+)")
+TOKENS = re.compile(r".*: (?P<tokens>\d+) tokens were run for passes of \d+")
 ADVICE = re.compile(
     r"|\s*(To track the changes with git|git add |To enable auto staging|dvc config core|Use `dvc push`).*"
 )
@@ -55,13 +59,16 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
     observe(stage, "running")
     logger = get_run_logger()
     bar = None
+    reading: tuple[int, float] | None = None  # tokens of the base model, and the seconds until they were read
     started = time.monotonic()
 
     def on_line(line: str) -> None:
-        nonlocal bar
+        nonlocal bar, reading
         if ADVICE.fullmatch(line):  # for people who run DVC by hand; the flow does it all
             return
         observe(stage, line)
+        if match := TOKENS.fullmatch(line):
+            reading = int(match["tokens"]), time.monotonic() - started
         match = PROGRESS.fullmatch(line)
         if match is None:
             logger.info(line)
@@ -77,4 +84,8 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
     output = run(command, workspace.path, on_line, inherit=[workspace.lock], name=f"stage {stage}")
     status: Literal["ran", "cached"] = "cached" if any(text in output for text in CACHED) else "ran"
     observe(stage, status)
-    return StageResult(stage, status, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    if status == "ran":
+        model = load_params(workspace.path / paths.PARAMS).llm.model if reading else ""
+        record_run(stage, seconds, Reading(model, *reading) if reading else None)
+    return StageResult(stage, status, seconds)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.ingest.quarantine import require_unblocked
+from tasks.stage_times import expected_seconds
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -20,31 +26,86 @@ NODE = re.compile(r'^"(?P<name>[^"]+)";$', re.MULTILINE)
 READS_THE_BASE_MODEL = frozenset({"features", "nll_features", "ablate", "evaluate"})
 """The stages that use the base model, or its cached results."""
 REQUIREMENTS, LOCK = "requirements.lock", "dvc.lock"
+KINDS = {"data": "data", "src": "code", paths.PARAMS.name: "parameters", "changed": "command"}
+"""The first part of a reason -> what has changed, in one word."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The plan of one stage.
+
+    `reasons`: why it would run, empty where it is cached; `why`: the same in at most five words. `tokens`: those that
+    the base model has to read, None where the stage reads none or is cached. `seconds`: the time to expect by the last
+    runs on this machine, None where that is unknown.
+    """
+
+    reasons: list[str]
+    why: str
+    tokens: int | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class RetrainPlan:
     """The plan of a retrain.
 
-    `stale`: per stage why it would run, empty where it is cached. `demand`: the model requests, None where no stage
-    that uses models would run. `earlier`: the cached stages first computed with another requirements.lock.
+    `demand`: the model requests, None where no stage that uses models would run. `earlier`: the cached stages first
+    computed with another requirements.lock. `blocked`: why a retrain would fail, with the remedy; None where it would
+    run.
     """
 
-    stale: dict[str, list[str]]
+    stages: dict[str, StagePlan]
     demand: Demand | None
     earlier: list[str]
+    blocked: str | None = None
 
 
 def make_plan(workspace: Workspace) -> RetrainPlan:
     """A dry run: reads changes from DVC and missing entries from the feature cache; runs nothing."""
     stale = find_stale(workspace, read_graph(workspace))
-    demand = None
-    if any(stale.get(name) for name in READS_THE_BASE_MODEL):
-        from tasks.demand import count_demand  # torch and the tokenizer: not where all is cached
+    demand, blocked = None, None
+    try:
+        require_unblocked(workspace.path / paths.DATA)
+        if any(stale.get(name) for name in READS_THE_BASE_MODEL):
+            from tasks.demand import count_demand  # torch and the tokenizer: not where all is cached
 
-        demand = count_demand(workspace)
+            demand = count_demand(workspace)
+    except AbstainError as error:
+        blocked = str(error)
     earlier = computed_with_other_requirements(workspace)
-    return RetrainPlan(stale, demand, [name for name in stale if name in earlier and not stale[name]])
+    recorded = _stages(workspace.path / LOCK)
+    stages = {name: _plan_of(name, reasons, name in recorded, workspace, demand) for name, reasons in stale.items()}
+    return RetrainPlan(stages, demand, [name for name in stale if name in earlier and not stale[name]], blocked)
+
+
+def _plan_of(stage: str, reasons: list[str], has_run: bool, workspace: Workspace, demand: Demand | None) -> StagePlan:
+    if not reasons:
+        return StagePlan([], "nothing changed")
+    why = in_few_words(reasons) if has_run else "never run"
+    if stage in READS_THE_BASE_MODEL and demand is None:
+        return StagePlan(reasons, why)
+    tokens = demand.tokens.get(stage) if demand else None
+    model = load_params(workspace.path / paths.PARAMS).llm.model if tokens else ""
+    return StagePlan(reasons, why, tokens, expected_seconds(stage, model, tokens or 0))
+
+
+def in_few_words(reasons: Sequence[str]) -> str:
+    """The reasons of `find_stale` in at most five words: what changed, or else the stages before."""
+    kinds = list(dict.fromkeys(filter(None, map(_kind, reasons))))[:3]
+    keys = [key for reason in reasons if _kind(reason) == "parameters" for key in reason.split()[1:]]
+    if kinds == ["parameters"] and len(keys) == 1:
+        return f"{keys[0]} changed"
+    if kinds:
+        return f"{' and '.join(filter(None, [', '.join(kinds[:-1]), kinds[-1]]))} changed"
+    before = [reason.removeprefix("after ") for reason in reasons if reason.startswith("after ")]
+    return f"after {', '.join(before[:4])}" if before else "inputs changed"
+
+
+def _kind(reason: str) -> str:
+    """What a reason is about; empty for a stage before and for its outputs."""
+    if reason.endswith("(output)"):
+        return "output"
+    return KINDS.get(re.split(r"[/ ]", reason, maxsplit=1)[0], "")
 
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:
@@ -89,7 +150,14 @@ def computed_with_other_requirements(workspace: Workspace) -> set[str]:
 
 
 def _entries(workspace: Workspace, revision: str) -> dict[str, Any]:
-    text = workspace.git("show", f"{revision}:{LOCK}")
+    return _parse_stages(workspace.git("show", f"{revision}:{LOCK}"))
+
+
+def _stages(lock: Path) -> dict[str, Any]:
+    return _parse_stages(lock.read_text()) if lock.is_file() else {}
+
+
+def _parse_stages(text: str) -> dict[str, Any]:
     return dict(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)).get("stages", {}))
 
 

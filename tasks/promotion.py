@@ -24,6 +24,7 @@ from tasks.git_commit import commit, push
 from tasks.plan import REQUIREMENTS
 from tasks.progress import observe
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
+from tasks.run_params import restore_params, withdraw
 from tasks.workspace import Workspace
 
 POINTER = ("release.dvc", paths.REGISTRY)
@@ -40,7 +41,11 @@ class Promotion:
 
 @task(cache_policy=NO_CACHE)
 def promote_candidate(
-    workspace: Workspace, new_holdout: str | None, again: bool = False, accept_erasure: str | None = None
+    workspace: Workspace,
+    new_holdout: str | None,
+    again: bool = False,
+    accept_erasure: str | None = None,
+    before: str | None = None,
 ) -> Promotion:
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
@@ -48,6 +53,8 @@ def promote_candidate(
     only has to be not worse than the champion. `new_holdout`: the reason for a changed hold-out, which is recorded.
     `again`: judge a candidate that was rejected before even where nothing has changed since.
     `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
+    `before`: the commit before a run with parameters of its own (tasks/run_params.py). Its commits are pushed only with
+    a promotion, which restores params.yaml; otherwise the record alone is.
 
     Raises `AbstainError` where a tainted version stays in production without a recorded decision.
     """
@@ -57,12 +64,12 @@ def promote_candidate(
     if accept_erasure is not None:
         registry.require_taint()
     if registry.prod and registry.prod.candidate == candidate and taint is None:
-        push(workspace)
+        _push_record(workspace, before)
         observe("promote", "cached")
         return Promotion("unchanged", registry.prod.version, ["this candidate is what is in production"])
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
-            push(workspace)
+            _push_record(workspace, before)
             why = f"{Code.NO_VERSION} it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
             return _rejected(registry, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
@@ -72,7 +79,7 @@ def promote_candidate(
     erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
     now = {"champion": registry.version, "metrics": metrics, "gate": limits, "erasure": erasure}
     if not again and new_holdout is None and (reasons := earlier_rejection(rejection, now)):
-        push(workspace)
+        _push_record(workspace, before)
         observe("promote", "cached")
         return _rejected(registry, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
@@ -89,18 +96,30 @@ def promote_candidate(
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": sha256(workspace.path / REQUIREMENTS),
         "new_holdout": new_holdout,
+        "params": params.model_dump(mode="json"),
     }
     if decision.approved:
         event = build_bundle(workspace.path, record, candidate, metrics["holdout"]["digest"])
+        if before:
+            restore_params(workspace, before)  # the bundle has the run's own
         _publish(workspace, registry.promoted(event), record)
         observe("promote", "ran")
         return Promotion("promoted", version, [])
+    if before:
+        withdraw(workspace, before)
     write_json(rejection, record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     observe("promote", "ran")
     return _rejected(registry, decision.reasons)
+
+
+def _push_record(workspace: Workspace, before: str | None) -> None:
+    """Push what the run has committed; of a run with parameters of its own, nothing."""
+    if before:
+        withdraw(workspace, before)
+    push(workspace)
 
 
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
@@ -150,6 +169,6 @@ def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_json(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS)
+    commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS, paths.PARAMS)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli import cache, explain, import_rows, kb, latency, perturb, quarantine, review, score, study
+from abstain_cli import cache, explain, import_rows, kb, latency, perturb, plan, quarantine, review, score, study
 from abstain_cli.progress_bar import step_progress
 from abstain_cli.usage import in_one_line, reject_renamed
 
@@ -40,6 +39,7 @@ app.command("explain")(explain.explain)
 app.command("generate")(score.generate)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
+app.command("plan")(plan.plan)
 app.command("score")(score.score)
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -114,6 +114,7 @@ def retrain(
     promote: Annotated[bool, typer.Option(help="judge the candidate and promote it if it is better")] = True,
     accept_new_holdout: NewHoldout = None,
     force: Annotated[bool, typer.Option("--force", help="run cached stages too")] = False,
+    params: plan.ParamsFile = None,
 ) -> None:
     """Run stale stages; promote the result if the gate approves."""
     from tasks.server import server_for_run
@@ -122,37 +123,11 @@ def retrain(
         from flows.retrain import retrain as flow
 
     with step_progress(console):
-        result = flow(promote=promote, new_holdout=accept_new_holdout, force=force)
+        result = flow(promote, accept_new_holdout, force, None if params is None else str(params))
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
     if result.outcome:
         console.print(_outcome(result.outcome))
-
-
-@app.command()
-def plan() -> None:
-    """Dry run: list stale stages and missing forward passes."""
-    from tasks.plan import make_plan
-    from tasks.workspace import open_workspace
-
-    with open_workspace() as workspace:
-        result = make_plan(workspace)
-    table = Table("stage", "would", "because")
-    for stage, reasons in result.stale.items():
-        table.add_row(stage, "run" if reasons else "be cached", ", ".join(reasons) or "nothing it depends on changed")
-    console.print(table)
-    if result.demand is None:
-        console.print("no stage that uses the base model would run")
-    else:
-        console.print(
-            f"{result.demand.answers} labelled answers need {result.demand.requests} results of the base model, "
-            f"{result.demand.missing} of which are not in the cache"
-        )
-    if result.earlier:
-        console.print(
-            f"cached, but first computed with another requirements.lock: {', '.join(result.earlier)}; "
-            "`abstain retrain --force` computes them again"
-        )
 
 
 @app.command()

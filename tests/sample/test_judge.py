@@ -135,7 +135,9 @@ def handbook() -> list[tuple[Fact, list[Fact], list[str]]]:
 
 
 def test_the_handbooks_own_sentence_is_right() -> None:
-    wrong = [f.sentence for f, known, texts in handbook() if not judge(f.asks[0], f, texts, f.sentence, known).fit_to_show]
+    wrong = [
+        f.sentence for f, known, texts in handbook() if not judge(f.asks[0], f, texts, f.sentence, known).fit_to_show
+    ]
     assert wrong == []
 
 

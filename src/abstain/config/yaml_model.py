@@ -37,14 +37,25 @@ Declared = TypeVar("Declared", bound=FrozenModel)
 def load(path: Path, model: type[Declared], remedy: str) -> Declared:
     """`path` as a `model`. Raises `AbstainError` naming the first invalid key, or, where there is no such file, the
     `remedy`."""
+    return check(read_yaml(path, remedy), path, model)
+
+
+def read_yaml(path: Path, remedy: str) -> Any:
+    """The parsed file. Raises `AbstainError` where it is not valid YAML and, with the `remedy`, where it is missing."""
     try:
-        return model.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise AbstainError(Code.NOT_READABLE, f"{path} is missing: {remedy}") from None
     except OSError as error:
         raise AbstainError(Code.NOT_READABLE, f"{path} cannot be read: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise AbstainError(Code.WRONG_FORMAT, f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def check(content: Any, path: Path, model: type[Declared]) -> Declared:
+    """`content` of `path` as a `model`. Raises `AbstainError` naming the file and its first invalid key."""
+    try:
+        return model.model_validate(content)
     except ValidationError as error:
         raise AbstainError(Code.BAD_SETTING, f"{path}: {_first_problem(error, model)}") from None
 

@@ -21,6 +21,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Chunk
 from abstain.core.files import write_atomically
+from abstain.data.labels.near_duplicates import mask
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import EMBEDDED_ENCODER, SentenceEncoder
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
@@ -62,6 +63,16 @@ def answer(
     return answers
 
 
+def without_shared(questions: Sequence[SampleQuestion], answers: Sequence[str]) -> list[bool]:
+    """Whether each answer stays: it is not empty, and in no earlier topic's words but for names and numbers."""
+    topics: dict[str, str] = {}
+    stays = []
+    for question, answer in zip(questions, answers, strict=True):
+        topic = topics.setdefault(mask(answer, question.fact.product), question.fact.topic.key)
+        stays.append(bool(answer) and topic == question.fact.topic.key)
+    return stays
+
+
 def main() -> None:
     started = time.monotonic()
     pages = build_handbook()
@@ -83,8 +94,8 @@ def main() -> None:
     )
     lines = [
         json.dumps({"question_id": q.question_id, "chunk_ids": [c.chunk_id for c in chunks], "answer": text})
-        for q, chunks, text in zip(questions, contexts, answers, strict=True)
-        if text  # an interaction needs an answer
+        for q, chunks, text, stays in zip(questions, contexts, answers, without_shared(questions, answers), strict=True)
+        if stays
     ]
     write_atomically(FOLDER / ANSWERS, ("\n".join(lines) + "\n").encode())
     meta = {

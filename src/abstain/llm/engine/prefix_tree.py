@@ -6,7 +6,8 @@ calls than its tokens do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 MIN_SHARED = 8
@@ -71,6 +72,13 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     if one[:shorter] == other[:shorter]:
         return shorter
     return next(at for at in range(shorter) if one[at] != other[at])
+
+
+def distinct_tokens(passes: Iterable[list[int]]) -> int:
+    """The tokens of `passes`, what two have in common from the beginning counted once."""
+    ordered = sorted(passes)
+    shared = sum(common_prefix(one, other) for one, other in itertools.pairwise(ordered))
+    return sum(map(len, ordered)) - shared
 
 
 def _insert(top: Node, ids: list[int], index: int) -> None:

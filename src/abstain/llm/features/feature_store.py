@@ -15,7 +15,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -23,14 +23,17 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
-from abstain.llm.engine.requests import Ask, Request
+from abstain.llm.engine.loading import choose_device, choose_dtype, load_tokenizer, resolve
+from abstain.llm.engine.prefix_tree import distinct_tokens
+from abstain.llm.engine.requests import Ask, Generate, Request, relevant
+from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.shard_job import SHARD_ROWS, JobStats, LocalRunner, ShardJob, ShardRunner, engine_for, row_key
 
 ATTEMPTS = 3
 
 Progress = Callable[[int, int], None]
+COUNTED_SHARDS = 32
 BLOCK = 128
 """Characters of a pass by which common prefixes are found when passes are put in order."""
 
@@ -76,6 +79,20 @@ class FeatureStore:
     def missing(self, requests: RequestList) -> int:
         """The number of distinct rows of `requests` that would need a forward pass."""
         return len(self._uncached(requests))
+
+    def missing_tokens(self, requests: RequestList) -> int:
+        """The tokens that the missing rows of `requests` would have the base model read; no model is loaded.
+
+        What passes of one shard have in common is read once. Of many shards, about `COUNTED_SHARDS` stand for all.
+        """
+        uncached = self._uncached(requests)
+        step = max(1, len({beginning for beginning, _ in uncached}) // (SHARD_ROWS * COUNTED_SHARDS))
+        tokens = shards = counted = 0
+        for shards, shard in enumerate(self._cut(requests, uncached), 1):
+            if (shards - 1) % step == 0:
+                tokens += _tokens_of(shard, load_tokenizer(resolve(self.model, self.settings)))
+                counted += 1
+        return round(tokens * shards / max(counted, 1))
 
     def shards(self, requests: RequestList) -> Iterator[ShardJob]:
         """The missing rows of `requests`, cut into shards."""
@@ -191,6 +208,12 @@ class _Part:
 
     def __getitem__(self, at: int, /) -> Request | None:
         return self._requests[self._indices[at]]
+
+
+def _tokens_of(shard: ShardJob, tokenizer: Any) -> int:
+    passes = {relevant(request.pass_, request.ask) for request in shard.requests}
+    written = sum(one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, Generate))
+    return distinct_tokens([encode_pass(tokenizer, pass_).ids for pass_ in passes]) + written
 
 
 def _keys(requests: RequestList) -> Iterator[tuple[int, tuple[Ask, str]]]:

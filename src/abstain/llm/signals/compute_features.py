@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
-from abstain.llm.engine.prefix_tree import common_prefix
+from abstain.llm.engine.prefix_tree import distinct_tokens
 from abstain.llm.engine.requests import Generate, HiddenStates, relevant
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.extraction import FeatureSource, Prepared
@@ -86,7 +85,4 @@ def _tokens(sources: Sequence[FeatureSource], tokenizer: Any, row: Interaction) 
         if isinstance(prepared := source.prepare(row), Prepared):
             passes.append(encode_pass(tokenizer, relevant(prepared.request.pass_, source.ask)).ids)
             written += source.ask.max_new_tokens if isinstance(source.ask, Generate) else 0
-    passes.sort()
-    alone = sum(map(len, passes))
-    shared = sum(common_prefix(one, other) for one, other in itertools.pairwise(passes))
-    return alone - shared + written
+    return distinct_tokens(passes) + written

@@ -86,6 +86,15 @@ class ContextConditions:
         uncached = FeatureStore(self.llm.model, self.settings).missing(requests)
         return contexts + len(requests) + later, unknown + uncached + later
 
+    def missing_tokens(self, rows: Sequence[Interaction]) -> int:
+        """The tokens that the base model would read of perturbed contexts; one that is still to be perturbed counts as
+        long as it is. Those of the perturbation model are not among them."""
+        normal, copies = tuple(self._normal.values()), len(self.perturber.asks)
+        if self.perturber.missing(rows)[1]:
+            return round(copies * len(rows) * forward_tokens(self.llm, self.settings, rows, normal))
+        asked = [(copy, normal) for copy in self.perturber.perturb(rows)]
+        return FeatureStore(self.llm.model, self.settings).missing_tokens(requests_of(self.llm, self.settings, asked))
+
     def known(self, rows: Sequence[Interaction]) -> list[Asked]:
         """The known requests to the base model: none about contexts that are still to be perturbed."""
         return self.asked(rows, [] if self.perturber.missing(rows)[1] else self.perturber.perturb(rows))

@@ -1,0 +1,86 @@
+"""The parameters of one run: params.yaml with the keys of another file in place of its own.
+
+They are committed in the run's workspace, so that DVC sees every value. The origin's params.yaml stays as it is: only
+the release and the results of a promoted version keep them (tasks/promotion.py).
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ruamel.yaml import YAML
+
+from abstain.config.params import Params
+from abstain.config.yaml_model import check, read_yaml
+from abstain.core import paths
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
+from tasks.git_commit import commit
+from tasks.workspace import Workspace
+
+
+def write_params(workspace: Workspace, file: Path) -> None:
+    """Write params.yaml in the workspace with the keys of `file` in place of its own; comments stay.
+
+    A section takes over the keys that `file` gives; a list, like any other value, is replaced in full.
+
+    Raises:
+        AbstainError: `file` is missing, no mapping, or the result is not valid; the message names the key.
+    """
+    differing = read_yaml(file, "give the YAML file of the parameters that differ from params.yaml")
+    if not isinstance(differing, dict) or not differing:
+        raise AbstainError(
+            Code.BAD_SETTING,
+            f"{file} holds no parameters: give the keys that differ from params.yaml, in their sections",
+        )
+    target, editor = workspace.path / paths.PARAMS, _editor()
+    merged = editor.load(target.read_text(encoding="utf-8"))
+    _replace(merged, editor.load(file.read_text(encoding="utf-8")))
+    text = io.StringIO()
+    editor.dump(merged, text)
+    check(yaml.safe_load(text.getvalue()), file, Params)
+    write_atomically(target, text.getvalue().encode())
+
+
+def commit_params(workspace: Workspace, file: Path) -> str:
+    """Commit the parameters of `write_params` in the workspace; returns the commit before them."""
+    before = workspace.git("rev-parse", "HEAD").strip()
+    write_params(workspace, file)
+    commit(workspace, f"Parameters of one run, from {file.name}", paths.PARAMS)
+    return before
+
+
+def restore_params(workspace: Workspace, before: str) -> None:
+    """Give params.yaml back its content at the commit `before`; the caller commits it."""
+    workspace.git("checkout", "-q", before, "--", str(paths.PARAMS))
+
+
+def withdraw(workspace: Workspace, before: str) -> None:
+    """Leave out of history what the run has committed since `before`; its results stay in the cache of DVC."""
+    workspace.git("reset", "-q", "--hard", before)
+
+
+def _editor() -> YAML:
+    """Reads and writes YAML with its comments, quotes and layout."""
+    editor = YAML()
+    editor.preserve_quotes = True
+    editor.width = 4096
+    editor.indent(mapping=2, sequence=4, offset=2)
+    editor.representer.add_representer(type(None), _null)
+    return editor
+
+
+def _null(representer: Any, _value: None) -> Any:
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def _replace(section: Any, differing: dict[str, Any]) -> None:
+    for key, value in differing.items():
+        if isinstance(value, dict) and isinstance(section.get(key), dict):
+            _replace(section[key], value)
+        else:
+            section[key] = value
