@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from abstain_cli.verdict import holdout_verdict
 from tasks.server import UI, running_server
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def summary(demo: Demo) -> Table:
     table.add_row("AUROC", f"{probe['auroc']:.3f}, 95 % interval {probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}")
     table.add_row(f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['coverage']:.1%}")
     table.add_row("guaranteed there", demo.guarantee)
+    table.add_row("", holdout_verdict(holdout))
     table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are correct")
     for row, verdict in demo.examples:
         table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")

@@ -88,6 +88,11 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
         "at_threshold": {**at[used], **holdout.shown(SERVED, marked[used], _resamples(params))},
         "at_heuristic": at.get("heuristic"),
+        "target": {
+            "metric": params.threshold.metric,
+            "value": params.threshold.target,
+            "min_rows": params.gate.min_slice,
+        },
         "without_twins": _without_twins(holdout, marked[used]),
     }
     auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)

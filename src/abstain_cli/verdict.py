@@ -1,0 +1,37 @@
+"""Whether the hold-out bears out what was guaranteed, as one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from abstain.core.markdown import defined
+from abstain.reports.evaluation.evaluated import is_kept, reached
+from abstain.reports.formatting import percent
+
+
+def holdout_verdict(holdout: Mapping[str, Any]) -> str:
+    """`kept` or `missed` with the measured value, its interval and the number of answers that it was measured on.
+
+    Where there are too few, the number that is missing.
+
+    Args:
+        holdout: of metrics.json.
+    """
+    target, at = holdout["target"], holdout["at_threshold"]
+    metric, is_precision = target["metric"], target["metric"] == "precision"
+    value = reached(metric, at)
+    if value is None:
+        return "cannot be judged: nothing is shown on the hold-out"
+    rows, n_eff = (
+        (at["shown"], at["shown_n_eff"]) if is_precision else (holdout["rows"], holdout["effective_sample_size"])
+    )
+    what = "shown reviewed answers" if is_precision else "reviewed answers"
+    if n_eff < target["min_rows"]:
+        missing = math.ceil(target["min_rows"] - n_eff)
+        return f"cannot be judged: {missing:,} more {what} of the hold-out are needed, {rows:,} are there"
+    low, high = at[f"{metric}_low"], at[f"{metric}_high"]
+    interval = f" (95 % interval {percent(low)} to {percent(high)})" if defined(low) and defined(high) else ""
+    kept = "kept" if is_kept(metric, target["value"], value) else "missed"
+    return f"{kept} on the hold-out: {percent(value)}{interval} of {rows:,} {what}"
