@@ -121,6 +121,7 @@ def dataset() -> dict[str, Any]:
             {"split": "newest", "answers": 0, "groups": 0, "correct": None, "reviewed": 0},
         ],
         "labels": {"reviewed": 9, "thumb": 8, "tied_thumbs": 0},
+        "twins": {"joined_groups": 14, "left_out": 1, "holdout_in_training": 13},
         "thumbs": {
             "weights": "estimated, agreement",
             "why": "40 answers have both",
@@ -208,6 +209,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
             "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_n_eff": 90.0},
             "at_heuristic": at["heuristic"],
+            "without_twins": {"rows": 228, "twins": 12, "auroc": 0.7123, "precision": 0.8321, "coverage": 0.4567},
         },
         "newest": {"rows": 17, "drawn_unevenly": 0, "effective_sample_size": 17.0, "auroc": 0.7654},
     }

@@ -120,6 +120,24 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
     assert "missed" not in first_lines(markdown_of(target=0.75, changed=changed))
 
 
+def test_headline_figures_without_near_duplicates_are_printed() -> None:
+    probe, at = evaluated().probe, evaluated().at
+    assert (
+        f"12 of the {ROWS} answers of the hold-out have one. On the other 228 the AUROC is 0.712 (on all "
+        f"{figure(probe['auroc'])}), and 45.7 % of the answers are shown, 83.2 % of them correct (of all: "
+        f"{percent(at['coverage'])} of the answers are shown, {percent(at['precision'])} of them correct)."
+    ) in first_lines(MARKDOWN)
+    apart = "metrics.holdout.without_twins"
+    none = first_lines(markdown_of(changed={f"{apart}.twins": 0, f"{apart}.rows": ROWS}))
+    assert "no answer of the hold-out has one." in none
+    every = first_lines(markdown_of(changed={f"{apart}.twins": ROWS, f"{apart}.rows": 0, f"{apart}.auroc": None}))
+    assert f"all {ROWS} answers of the hold-out have one" in every
+    assert (
+        "14 groups joined with another one, 1 answer left out of training, 13 in the hold-out that have one in the "
+        "training data."
+    ) in section(MARKDOWN, "Data card")
+
+
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for part in (

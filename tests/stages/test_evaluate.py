@@ -128,6 +128,22 @@ def test_figures_stand_for_all_answers(bank: Params) -> None:
     assert newest["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
 
 
+def test_figures_without_twins_are_of_the_other_answers(bank: Params) -> None:
+    twins = scores_of("holdout")[0]["interaction_id"].tolist()[::3]
+    write_labels(f"interaction_id in {twins}", twin_in_training=True)
+    evaluate.stage(bank)
+    rows, correct, weight = (part[np.arange(len(part)) % 3 > 0] for part in scores_of("holdout"))
+    shown = rows["probe"] >= artifacts.read_json(paths.THRESHOLD)["threshold"]
+    figures = {
+        "rows": len(rows),
+        "twins": len(twins),
+        "auroc": roc_auc_score(correct, rows["probe"], sample_weight=weight),
+        "precision": np.average(correct[shown], weights=weight[shown]),
+        "coverage": np.average(shown, weights=weight),
+    }
+    assert artifacts.read_json(paths.METRICS)["holdout"]["without_twins"] == pytest.approx(figures)
+
+
 @pytest.mark.parametrize(("name", "mark"), [("at_threshold", "guaranteed"), ("at_heuristic", "heuristic")])
 def test_what_a_threshold_shows_stands_for_all_answers(bank: Params, name: str, mark: str) -> None:
     """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""

@@ -56,6 +56,58 @@ def whole_components(rows: pd.DataFrame) -> pd.Series:
     return label.map(label.value_counts())
 
 
+def test_first_group_decides_for_the_groups_it_is_joined_with() -> None:
+    (held,), (trained,) = of_side("holdout"), of_side("train")
+    for first, other in ((held, trained), (trained, held)):
+        rows = arrived([(first, 1, None, 0), (other, 1, None, 1), *fillers(38)])
+        found = split_rows(rows, BY_GROUP)
+        sides = found["split"].groupby(rows["group"]).first()
+        assert (sides[first] == "holdout") == (first == held) == (sides[other] == "holdout")
+        assert rows["group"][found["joined"]].tolist() == [other]
+
+
+def test_component_above_the_share_is_left_to_its_groups() -> None:
+    (held,), trained = of_side("holdout"), of_side("train", 2)
+    rows = arrived([(held, 1, None, 0), (trained[0], 1, None, 1), (trained[1], 1, None, 2), *fillers(38)])
+    found = split_rows(rows, BY_GROUP)
+    assert not found["joined"].any() and not found["left_out"].any()
+    assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
+    flagged = twin_in_training(rows.assign(split=found["split"]))
+    assert rows["group"][flagged].tolist() == [held]
+
+
+def test_later_twin_of_the_holdout_is_left_out() -> None:
+    (held,), (trained,) = of_side("holdout"), of_side("train")
+    history = [(held, 1, None, 0), (trained, 2, None, 1), *fillers(80)]
+    later: list[Row] = [(trained, 1, None, 2), (trained, 3, None, 2)]
+    rows = arrived(history, later)
+    found = split_rows(rows, BY_GROUP)
+    assert found.index[found["left_out"]].tolist() == [len(history)]
+    assert (found["split"] == "excluded").equals(found["left_out"])
+    assert not twin_in_training(rows.assign(split=found["split"])).any()
+
+
+def test_growth_of_the_data_joins_no_groups_there_are() -> None:
+    (held,), (trained,) = of_side("holdout"), of_side("train")
+    history = [(held, 1, None, 0), (trained, 1, None, 1), *fillers(8)]
+    before, after = split_rows(arrived(history), BY_GROUP), split_rows(arrived(history, fillers(90)), BY_GROUP)
+    assert not before["joined"].any() and not after["joined"].any()
+    assert before["left_out"].sum() == 0 and after["left_out"].sum() == 1
+
+
+def test_twins_in_the_newest_window_cost_no_training_row() -> None:
+    (held,), (trained,) = of_side("holdout"), of_side("train")
+    days = (FROZEN - OPENS).days
+    rows = arrived([(held, None, None, 0), (trained, 1, None, 0), *fillers(60)], [(held, 1, None, days)])
+    found = split_rows(rows, BY_GROUP)
+    assert found["split"].iloc[-1] == "newest" and not found["left_out"].any()
+    assert not twin_in_training(rows.assign(split=found["split"])).any()
+
+
+def test_no_rows_have_no_splits() -> None:
+    assert split_rows(arrived([]), BY_GROUP).empty and split_rows(arrived([]), BY_TIME).empty
+
+
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights)
@@ -102,47 +154,3 @@ def test_small_components_of_one_batch_are_on_one_side(nights: list[list[Row]]) 
     found = split_rows(rows, PARAMS)
     small = whole_components(rows) <= PARAMS.max_component * len(rows)
     assert not found["left_out"][small].any()
-
-
-def test_first_group_decides_for_the_groups_it_is_joined_with() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
-    for first, other in ((held, trained), (trained, held)):
-        rows = arrived([(first, 1, None, 0), (other, 1, None, 1), *fillers(38)])
-        found = split_rows(rows, BY_GROUP)
-        sides = found["split"].groupby(rows["group"]).first()
-        assert (sides[first] == "holdout") == (first == held) == (sides[other] == "holdout")
-        assert rows["group"][found["joined"]].tolist() == [other]
-
-
-def test_component_above_the_share_is_left_to_its_groups() -> None:
-    (held,), trained = of_side("holdout"), of_side("train", 2)
-    rows = arrived([(held, 1, None, 0), (trained[0], 1, None, 1), (trained[1], 1, None, 2), *fillers(38)])
-    found = split_rows(rows, BY_GROUP)
-    assert not found["joined"].any() and not found["left_out"].any()
-    assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
-    flagged = twin_in_training(rows.assign(split=found["split"]))
-    assert rows["group"][flagged].tolist() == [held]
-
-
-def test_later_twin_of_the_holdout_is_left_out() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
-    history = [(held, 1, None, 0), (trained, 2, None, 1), *fillers(80)]
-    later: list[Row] = [(trained, 1, None, 2), (trained, 3, None, 2)]
-    rows = arrived(history, later)
-    found = split_rows(rows, BY_GROUP)
-    assert found.index[found["left_out"]].tolist() == [len(history)]
-    assert (found["split"] == "excluded").equals(found["left_out"])
-    assert not twin_in_training(rows.assign(split=found["split"])).any()
-
-
-def test_twins_in_the_newest_window_cost_no_training_row() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
-    days = (FROZEN - OPENS).days
-    rows = arrived([(held, None, None, 0), (trained, 1, None, 0), *fillers(60)], [(held, 1, None, days)])
-    found = split_rows(rows, BY_GROUP)
-    assert found["split"].iloc[-1] == "newest" and not found["left_out"].any()
-    assert not twin_in_training(rows.assign(split=found["split"])).any()
-
-
-def test_no_rows_have_no_splits() -> None:
-    assert split_rows(arrived([]), BY_GROUP).empty and split_rows(arrived([]), BY_TIME).empty

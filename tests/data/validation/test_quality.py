@@ -35,12 +35,12 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
     return frame
 
 
-def validated(frame: pd.DataFrame, **twins: str) -> ValidationResult:
-    """`twins`: rows whose text is that of another, as i_1="i-2"."""
+def validated(frame: pd.DataFrame, left_out: int = 0, **copies: str) -> ValidationResult:
+    """`copies`: rows whose text is that of another, as i_1="i-2"."""
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
-    for one, other in twins.items():
+    for one, other in copies.items():
         digests[one.replace("_", "-")] = digests[other]
-    return validate_training(frame, digests, 0, QUALITY)
+    return validate_training(frame, digests, left_out, QUALITY)
 
 
 def test_texts_are_equal_when_their_words_are() -> None:
@@ -109,6 +109,17 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
         "i-81: the same question and answer are trained on",
     ]
     assert validated(table(200), i_400="i-0").success  # one in two hundred
+
+
+@pytest.mark.slow
+def test_near_duplicates_in_training_are_a_warning() -> None:
+    result = validated(table(twin_in_training=[False] * 80 + [True] * 5), left_out=1234)
+    assert result.success
+    assert result.notes == ("1,234 near-duplicates of hold-out answers are left out of training",)
+    assert result.warning_lines() == [
+        "holdout: 12.5 % of the reviewed answers have a near-duplicate in the training data, 5 % allowed "
+        "(quality.max_twin_share)"
+    ]
 
 
 @pytest.mark.slow
