@@ -87,9 +87,9 @@ def bank_rows(params: Params) -> list[dict[str, Any]]:
                 review=_review(number, bool(correct), bool(sure), euros, days + 2) if kind < 0.85 else None,
             )
         )
-    for split in ("train", "holdout"):
+    for split, sentence in {"train": "It is free. ", "holdout": "No fee is due. "}.items():
         at = next(number for number in range(len(rows)) if number % OF_A_GROUP == 1 and _split(params, number) == split)
-        rows[at] |= {"answer": "It is free. " * (WINDOW // 10), "review": _review(at, False, True, 100, at / 20 + 2)}
+        rows[at] |= {"answer": sentence * (WINDOW // 10), "review": _review(at, False, True, 100, at / 20 + 2)}
     return rows
 
 
