@@ -11,7 +11,7 @@ from tests.mutations import ROOT, Mutation, read_mutations
 MUTATIONS = read_mutations()
 AREAS = {
     *("metrics", "bootstrap", "duplicates", "labels", "splits", "gate", "risk control", "calibration", "engine"),
-    *("perturbation", "NLL features", "scorers", "fusion and folds", "regressors", "feature cache", "privacy"),
+    *("perturbation", "NLL features", "scorers", "fusion and folds", "regressors", "feature cache", "privacy", "codes"),
     *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving"),
 }
 

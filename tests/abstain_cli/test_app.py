@@ -31,7 +31,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert len(lines) == 1 and re.match(r"error A\d{3}: ", lines[0]), done.stderr
     for word in words:
         assert word in lines[0], lines[0]
 
@@ -112,7 +112,7 @@ def test_option_that_is_no_number_is_one_line(
 ) -> None:
     assert run(monkeypatch, *path, option, value) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and option in said
+    assert said.startswith("error A603: ") and said.count("\n") == 1 and option in said
 
 
 def test_every_number_among_the_options_was_looked_at() -> None:
@@ -144,7 +144,7 @@ def test_a_command_typed_wrong_is_one_line_and_status_2(
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and says in said
+    assert said.startswith("error A603: ") and said.count("\n") == 1 and says in said
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items(), ids=lambda value: str(value))
@@ -155,7 +155,7 @@ def test_renamed_word_is_an_error_that_names_the_new_one(
     for more in ([], ["x"]) if not last.startswith("-") else (["5"], ["5", "--dry"]):
         assert run(monkeypatch, *old, *more) == 2
         message = capsys.readouterr().err
-        assert message.startswith("error: ") and message.count("\n") == 1
+        assert message.startswith("error A603: ") and message.count("\n") == 1
         assert f"`abstain {' '.join([*path, new])}`" in message
     command = dict(commands(typer.main.get_command(cli.app))).get(
         (*path, new) if not last.startswith("-") else tuple(path)
@@ -191,7 +191,7 @@ def test_rows_without_context_are_unavailable_and_warned_of(
         assert run(monkeypatch, *arguments) == 0
         said = capsys.readouterr()
         assert [json.loads(line)["decision"] == "unavailable" for line in said.out.splitlines()] == unavailable
-        assert said.err.count("\n") == bool(warned) and said.err.startswith(f"warning: {warned}" if warned else "")
+        assert said.err.count("\n") == bool(warned) and said.err.startswith(f"warning A206: {warned}" if warned else "")
 
 
 def test_an_answer_that_fits_no_window_is_an_option_error(
@@ -199,7 +199,9 @@ def test_an_answer_that_fits_no_window_is_an_option_error(
 ) -> None:
     assert run(monkeypatch, "generate", "-q", "Why?", "-c", "So.", "--max-new-tokens", "100000") == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: --max-new-tokens 100000 leaves no room for any question: ")
+    assert said.out == "" and said.err.startswith(
+        "error A603: --max-new-tokens 100000 leaves no room for any question: "
+    )
     assert said.err.count("\n") == 1 and "512" in said.err
 
 

@@ -49,7 +49,7 @@ def fan_out():
             )
         print("finished", flush=True)
     except AbstainError as error:
-        print(f"error: {error}", flush=True)
+        print(f"error {error.coded}", flush=True)
 
 @flow
 def run():
@@ -60,6 +60,7 @@ run()
 
 HOOK = """
 from prefect import flow, task
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from flows import retrain
 STEP = "fan_out"
@@ -69,7 +70,7 @@ def stub(name):
     def said(workspace, stage, is_stale=True, force=False):
         print("at", name, stage, flush=True)
         if workspace == name:
-            raise AbstainError("no worker")
+            raise AbstainError(Code.NO_SERVICE, "no worker")
         return stage
     return said
 
@@ -204,8 +205,8 @@ def test_a_worker_computes_the_bytes_of_one_process(cluster: Cluster, worker: No
 
 def test_what_a_worker_cannot_do_is_the_same_line_here(cluster: Cluster, worker: None) -> None:
     run = cluster.start_run(shards=1, revision="tiny-bank@0")
-    said = run.until("^error: ")
-    assert re.search(r"^error: the shard wants tiny-bank@0, but this machine has tiny-bank@\w+: fetch", said, re.M)
+    said = run.until("^error ")
+    assert re.search(r"^error A205: the shard wants tiny-bank@0, but this machine has tiny-bank@\w+: fetch", said, re.M)
     assert "died" not in said, "it was tried again"
     assert run.process.wait(60) == 0 and list(cluster.jobs.iterdir()) == []
 

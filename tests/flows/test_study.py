@@ -204,5 +204,5 @@ def test_every_cell_is_a_task_with_its_name_and_the_report_an_artifact(ran: Ran)
 def test_the_command_fails_where_a_cell_does_and_prints_where_the_report_is(ran: Ran) -> None:
     bad = ran.project.abstain("experiment", "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad")
     assert bad.returncode == 1 and len(bad.stderr.strip().splitlines()) == 1
-    assert bad.stderr.startswith("error: 1 of 2 cells") and "of-bad/report.md" in bad.stderr
+    assert bad.stderr.startswith("error A508: 1 of 2 cells") and "of-bad/report.md" in bad.stderr
     assert list(read_json(ran.project.root / "of-bad" / "report.json")["tables"]) == ["11"]

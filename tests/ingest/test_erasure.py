@@ -52,7 +52,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     again = take(data, file)
     assert (again.accepted, again.duplicate, again.held, again.quarantined) == (0, 4, 0, 2)
     assert everything(data).count("ann") == 1
-    assert "1 x user: erasure was requested, so the row was not kept" in again.to_markdown()
+    assert "1 x A106 user: erasure was requested, so the row was not kept" in again.to_markdown()
 
 
 def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:

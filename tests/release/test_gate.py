@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from abstain.config.params import GateParams
+from abstain.core.codes import Code
 from abstain.release.gate import CandidateMeasurements, EvaluationWindow, GateCheck, GateDecision, Rule, decide
 
 PARAMS = GateParams(
@@ -153,7 +154,7 @@ def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> N
 def test_a_challenger_that_is_a_little_better_on_few_answers_is_refused() -> None:
     decision = judged(window(rows=60, probe=1.0, champion=0.95), min_slice=60)
     assert "better than v1.0.0" in failed(decision)
-    assert any(reason.startswith("better than v1.0.0: hold-out AUROC 0.") for reason in decision.reasons)
+    assert any(reason.startswith("A401 better than v1.0.0: hold-out AUROC 0.") for reason in decision.reasons)
 
 
 def test_a_worse_challenger_is_refused() -> None:
@@ -407,7 +408,7 @@ def test_a_first_version_whose_threshold_shows_nothing_is_refused() -> None:
 
 def test_a_decision_without_a_judged_check_is_no_approval() -> None:
     assert not GateDecision().approved
-    assert not GateDecision((GateCheck("shown only", None, 1.0, 0.0, ""),)).approved
+    assert not GateDecision((GateCheck(Code.NOT_BETTER, "shown only", None, 1.0, 0.0, ""),)).approved
 
 
 @pytest.mark.parametrize("champion", ["v1.0.0", None])

@@ -174,12 +174,12 @@ def test_of_the_incoming_rows_one_is_known_and_six_are_refused(taken: tuple[Inge
     assert_reasons(
         tuple(read_rows(data / incoming.quarantine, QuarantinedRow)),
         [
-            r"line: truncated JSON: ",
-            r"asked_at: value error, not a timestamp: write it in UTC",
-            r"anwser: unknown field, did you mean 'answer'\?",
-            r"interaction_id: 'q-00002' is known with other content \(differs in answer\)",
-            r"review\.\w+: this field is missing",
-            r"contexts: no ingested document holds 'no-such-page#0'",
+            r"A103 line: truncated JSON: ",
+            r"A103 asked_at: value error, not a timestamp: write it in UTC",
+            r"A103 anwser: unknown field, did you mean 'answer'\?",
+            r"A104 interaction_id: 'q-00002' is known with other content \(differs in answer\)",
+            r"A103 review\.\w+: this field is missing",
+            r"A104 contexts: no ingested document holds 'no-such-page#0'",
         ],
     )
 

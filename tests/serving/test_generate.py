@@ -70,7 +70,7 @@ def test_no_answer_is_not_shown(scorer: Predictor, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Engine, "run", says_nothing)
     found = answer(scorer, questions()[:3], ASK)
-    assert [one.verdict.reason for one in found] == [None, EMPTY, None]
+    assert [one.verdict.reason for one in found] == [None, f"A206: {EMPTY}", None]
     assert (found[1].answer, found[1].verdict.decision, found[1].verdict.confidence) == ("", "abstain", None)
 
 

@@ -101,7 +101,7 @@ def test_what_is_in_the_cache_is_not_computed_again(
 def test_a_scorer_that_cannot_be_had_is_named_with_its_reason_everywhere(
     bank: Params, base_model_is_gone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why = "no model: set scorers.entailment_model in params.yaml"
+    why = "A601: no model: set scorers.entailment_model in params.yaml"
     assert artifacts.read_json(paths.FEATURES_SUMMARY)["skipped_scorers"] == {"entailment": why}
     assert artifacts.read_json(paths.EVALUATION)["skipped"] == {"entailment": why}
     assert "entailment" not in artifacts.read_json(paths.METRICS)["holdout"]["scorers"]

@@ -101,7 +101,7 @@ def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.C
     (workspace / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
     with pytest.raises(SystemExit) as left:
         artifacts.run(train_probe.stage)
-    message = "error: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again\n"
+    message = "error A507: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again\n"
     assert (left.value.code, capsys.readouterr().err) == (1, message)
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.contracts import Feedback
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore, ErasedUsers
@@ -61,7 +62,7 @@ class Plain(Workspace):
             case ("get", ".", name, "--rev", revision, "-o", target, "--quiet"):
                 found = self.kept / revision.replace("/", "-") / name
                 if not found.exists():
-                    raise AbstainError(f"{name} is nowhere")
+                    raise AbstainError(Code.FAILED_STEP, f"{name} is nowhere")
                 (shutil.copytree if found.is_dir() else shutil.copy)(found, target)
             case _:
                 raise AssertionError(arguments)
@@ -214,7 +215,7 @@ def test_a_blocked_candidate_fails_too(workspace: Plain, candidates: Candidates)
     registry = workspace.on_origin()
     moved = registry.rolled_back(registry.history[0].model_copy(update={"action": "rollback", "reason": "complaints"}))
     (workspace.path / paths.REGISTRY).write_text(moved.to_json())
-    assert candidates.promote().reasons == ["it is v1.1.0 again, which was blocked: complaints"]
+    assert candidates.promote().reasons == ["A407 it is v1.1.0 again, which was blocked: complaints"]
     workspace.taint("v1.0.0")
     with pytest.raises(AbstainError, match="v1.1.0 again, which was blocked: complaints"):
         candidates.promote()

@@ -18,6 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.features.cache_files import open_store
 from tasks.fan_out import on_prefect
@@ -97,18 +98,24 @@ def test_three_rounds_without_progress_are_one_line(serve: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("outcome", "line"),
+    ("outcome", "code", "line"),
     [
-        (Cancelled(), "flow run run-0 of extract/gpu was cancelled: run again to go on"),
-        (Failed(message="Flow run failed. AbstainError: the shard wants a@1: fetch"), "the shard wants a@1: fetch"),
+        (Cancelled(), Code.NOT_PUBLISHED, "flow run run-0 of extract/gpu was cancelled: run again to go on"),
+        (
+            Failed(message="Flow run failed. CodedFailure: A205: the shard wants a@1: fetch"),
+            Code.OTHER_VERSION,
+            "the shard wants a@1: fetch",
+        ),
     ],
     ids=["cancelled", "failed"],
 )
-def test_what_cannot_be_computed_is_not_tried_again(serve: Callable[..., Any], outcome: State, line: str) -> None:
+def test_what_cannot_be_computed_is_not_tried_again(
+    serve: Callable[..., Any], outcome: State, code: Code, line: str
+) -> None:
     server, slices = serve(outcome)
     with pytest.raises(AbstainError) as raised:
         list(slices.compute(shards(1)))
-    assert str(raised.value) == line and len(server.slices) == 1
+    assert (raised.value.code, str(raised.value)) == (code, line) and len(server.slices) == 1
 
 
 def test_a_silent_flow_run_is_cancelled_and_its_slice_computed_again(serve: Callable[..., Any]) -> None:

@@ -25,15 +25,18 @@ from tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from tasks.failures import coded_failures
 
 @flow(name="ingest", flow_run_name="monday")
+@coded_failures()
 def failing():
-    raise AbstainError("batch refused, nothing accepted: 3 of 4 rows fail: fix them")
+    raise AbstainError(Code.REFUSED_BATCH, "batch refused, nothing accepted: 3 of 4 rows fail: fix them")
 
 @flow(name="other")
 def other():
-    raise AbstainError("no alert for this flow")
+    raise AbstainError(Code.REFUSED_BATCH, "no alert for this flow")
 
 for run in (other, failing):
     try:
@@ -97,11 +100,11 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     assert automations(ui) == [NAME]
 
     run = up.project.command(["python", "-c", FAILING])
-    assert "failed: batch refused" in run.stdout, run.stdout + run.stderr
+    assert "failed: A105: batch refused" in run.stdout, run.stdout + run.stderr
     wait_until(lambda: bool(listener.alerts), 20)
     subject, message, link = listener.alerts[0]["text"].split("\n")
     assert subject == "ingest: run monday has failed"
-    assert "AbstainError: batch refused, nothing accepted: 3 of 4 rows fail: fix them" in message
+    assert "CodedFailure: A105: batch refused, nothing accepted: 3 of 4 rows fail: fix them" in message
     assert link.startswith(f"{ui}/runs/flow-run/")
     as_a_browser = urllib.request.Request(link, headers={"Accept": "text/html"})
     with urllib.request.urlopen(as_a_browser, timeout=10) as reply:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.shell import environment, run, succeeds
 
@@ -21,6 +22,14 @@ def test_a_failure_is_the_line_that_says_why(tmp_path: Path) -> None:
         run(["sh", "-c", "echo noise; echo 'error: the disk is full'; echo more; exit 3"], tmp_path)
     with pytest.raises(AbstainError, match="failed: it printed nothing"):
         run(["false"], tmp_path)
+
+
+def test_failed_command_passes_on_the_code_of_its_error(tmp_path: Path) -> None:
+    printed = f"error {AbstainError(Code.NO_ROWS, 'data/ is empty').coded}"
+    for line, code, reason in ((printed, Code.NO_ROWS, "data/ is empty"), ("fatal: x", Code.FAILED_STEP, "x")):
+        with pytest.raises(AbstainError, match=f"failed: {reason}$") as raised:
+            run(["sh", "-c", f"echo '{line}'; echo fatal: noise; exit 1"], tmp_path)
+        assert raised.value.code is code
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -33,4 +33,7 @@ class AbstainError(Exception):
 def parse_coded(text: str) -> AbstainError | None:
     """The error that another process wrote into the line `text`; None where it has no code."""
     match = CODED.search(text)
-    return AbstainError(Code(match["code"]), match["message"]) if match and match["code"] in set(Code) else None
+    if match is None or match["code"] not in set(Code):
+        return None
+    code = Code(match["code"])
+    return AbstainError(code, match["message"])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import StateTable, write_table
 
@@ -144,13 +145,13 @@ def test_a_dtype_that_has_no_place_is_an_error(file: Path) -> None:
     assert not file.parent.exists()
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, AbstainError, OSError])
-def test_nothing_is_left_when_the_rows_end_early(file: Path, kind: type[BaseException]) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AbstainError(Code.NO_MODEL, "no model"), OSError()], ids=repr)
+def test_nothing_is_left_when_the_rows_end_early(file: Path, error: BaseException) -> None:
     def broken() -> Iterator[tuple[int, Tensor]]:
         yield 0, torch.zeros(2, D)
-        raise kind
+        raise error
 
-    with pytest.raises(kind):
+    with pytest.raises(type(error)):
         write_table(file, [2, 2], D, torch.float32, broken(), "m")
     assert list(file.parent.iterdir()) == []
 

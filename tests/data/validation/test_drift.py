@@ -59,7 +59,7 @@ def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
     result = validate_drift([profile(900, question_language={"en": 900}), german], QUALITY)
     assert result.success and result.rows == {"drift": 5}
     (line,) = result.warning_lines()
-    assert line.startswith("question language: 3.73 from the batches before") and line.endswith(
+    assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
         "0.25 allowed (quality.max_drift)"
     )
     figures = result.figures["drift"]

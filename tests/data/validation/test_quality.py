@@ -105,8 +105,8 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
         "holdout: 5 % of the answers are trained on too, 1 % allowed (quality.max_leaked_share)"
     )
     assert result.warning_lines() == [
-        "i-80: the same question and answer are trained on",
-        "i-81: the same question and answer are trained on",
+        "A107 i-80: the same question and answer are trained on",
+        "A107 i-81: the same question and answer are trained on",
     ]
     assert validated(table(200), i_400="i-0").success  # one in two hundred
 
@@ -134,10 +134,10 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
     )
     assert result.success
     assert result.warning_lines() == [
-        "train: 100 % of the answers are correct, 10 % to 90 % expected (quality.min_class_share)",
-        "holdout: 40 % of the labels are by reviewers, 50 % expected (quality.min_reviewed_share)",
-        "reviews disagree on 12.5 % of reviewed answers, 10 % allowed (quality.max_review_conflicts)",
-        "thumbs contradict 37.5 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
+        "A107 train: 100 % of the answers are correct, 10 % to 90 % expected (quality.min_class_share)",
+        "A107 holdout: 40 % of the labels are by reviewers, 50 % expected (quality.min_reviewed_share)",
+        "A107 reviews disagree on 12.5 % of reviewed answers, 10 % allowed (quality.max_review_conflicts)",
+        "A107 thumbs contradict 37.5 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
     ]
 
 

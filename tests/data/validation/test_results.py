@@ -70,7 +70,7 @@ def test_a_name_of_several_lines_breaks_no_page() -> None:
 def test_a_warning_on_rows_is_counted_and_one_on_figures_is_told() -> None:
     both = result(found("interactions", "text", ["a", "b"], "warning"), found("drift", "shift", ["x"], "warning"))
     assert both.success
-    assert both.warning_lines() == ["2 of 10 interactions: text: this field is empty", "drift/x: empty"]
+    assert both.warning_lines() == ["A104 2 of 10 interactions: text: this field is empty", "A108 drift/x: empty"]
 
 
 def test_conditions_are_few_words() -> None:

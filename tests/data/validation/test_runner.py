@@ -158,7 +158,7 @@ def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
     (warning,) = result.warnings
     assert (warning.unexpected, warning.sample) == (2, ("interactions/a", "interactions/c"))
     assert warning.note == "contexts: answered without any context"
-    assert result.warning_lines() == ["2 of 3 interactions: contexts: answered without any context"]
+    assert result.warning_lines() == ["A104 2 of 3 interactions: contexts: answered without any context"]
     assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
 
 
@@ -288,8 +288,8 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     assert report.quarantine
     refused = read_rows(data / report.quarantine, QuarantinedRow)
     assert {found.line: found.reasons for found in refused} == {
-        2: ("given_at: before the question was asked (-1 days)",),
-        3: ("contexts: no ingested document holds 'nowhere#1'",),
+        2: ("A104 given_at: before the question was asked (-1 days)",),
+        3: ("A104 contexts: no ingested document holds 'nowhere#1'",),
     }
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(DataStore(data), PARAMS, NOW).success
@@ -314,4 +314,4 @@ def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -
         ingest(explicit_sources([str(file)]), tmp_path / "data", PARAMS, NOW)
     found = validate_store(DataStore(tmp_path / "data"), PARAMS, NOW)
     assert found.success
-    assert "1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()
+    assert "A104 1 of 1 interactions: contexts: no ingested document holds …" in found.warning_lines()

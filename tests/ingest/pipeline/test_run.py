@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from abstain.config.params import ValidationParams
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
@@ -82,7 +83,11 @@ def test_broken_lines_are_quarantined_with_their_place_and_every_reason(tmp_path
     found = refused_in(tmp_path / "data", report)
     assert [(refused.source, refused.line) for refused in found] == [("a.jsonl", number) for number in (2, 3, 4)]
     assert [refused.digest for refused in found] == [hashlib.sha256(line).hexdigest() for line in broken]
-    begins = [("line: truncated JSON",), ("line: not valid UTF-8",), ("model: this field", "zzz: unknown field")]
+    begins = [
+        ("A103 line: truncated JSON",),
+        ("A103 line: not valid UTF-8",),
+        ("A103 model: this field", "A103 zzz: unknown field"),
+    ]
     for refused, expected in zip(found, begins, strict=True):
         assert [reason[: len(begin)] for reason, begin in zip(refused.reasons, expected, strict=True)] == [*expected]
     assert [refused.size for refused in found] == [len(line) for line in broken]
@@ -100,7 +105,7 @@ def test_the_same_row_again_is_a_duplicate_and_other_content_a_conflict(tmp_path
     report = take(tmp_path / "data", file)
     assert (report.accepted, report.duplicate, report.quarantined) == (1, 1, 1)
     assert reasons_in(tmp_path / "data", report) == [
-        ("interaction_id: 'i-1' is known with other content (differs in answer)",)
+        ("A104 interaction_id: 'i-1' is known with other content (differs in answer)",)
     ]
     assert [found.answer for found in interactions_in(tmp_path / "data")] == ["None."]
 
@@ -122,8 +127,8 @@ def test_two_verdicts_of_one_person_at_one_time_are_a_conflict_of_two_strangers_
     assert (report.accepted, report.quarantined) == (3, 1)
     assert reasons_in(tmp_path / "data", report) == [
         (
-            "thumb: this user's thumb of the same time is known with other content (differs in thumb)",
-            "review: this reviewer's verdict of the same time is known (differs in correct)",
+            "A104 thumb: this user's thumb of the same time is known with other content (differs in thumb)",
+            "A104 review: this reviewer's verdict of the same time is known (differs in correct)",
         )
     ]
 
@@ -164,11 +169,11 @@ def test_a_newer_document_replaces_its_chunks_and_an_other_one_is_a_conflict(tmp
     report = take(data, first, same_date)
     assert (report.duplicate, report.quarantined) == (1, 1), "an outdated version that was accepted once is known"
     assert reasons_in(data, report) == [
-        ("updated_at: other content of the document 'fees' has the same date: write a newer one",),
+        ("A104 updated_at: other content of the document 'fees' has the same date: write a newer one",),
     ]
     never_seen = document_file(tmp_path, "older.md", updated_at="2026-07-01T00:00:00Z", body="Ask.")
     assert reasons_in(data, take(data, never_seen)) == [
-        ("updated_at: a newer version of the document 'fees' is known",)
+        ("A104 updated_at: a newer version of the document 'fees' is known",)
     ]
     assert live_chunks(data) == chunks
 
@@ -205,7 +210,7 @@ def test_rows_that_fail_validation_are_quarantined_and_the_rest_is_settled_witho
     report = take(tmp_path / "data", file, validate=refusing("interactions/bad"))
     assert (report.accepted, report.duplicate, report.quarantined) == (1, 1, 3)
     assert [found.interaction_id for found in interactions_in(tmp_path / "data")] == ["fine"]
-    assert reasons_in(tmp_path / "data", report) == [("field: not liked",)] * 3
+    assert reasons_in(tmp_path / "data", report) == [("A104 field: not liked",)] * 3
 
 
 def test_a_row_goes_whole_but_not_the_interaction_that_another_row_holds(tmp_path: Path) -> None:
@@ -238,7 +243,7 @@ def test_too_many_refused_rows_refuse_the_batch_and_block_the_retrain_until_some
             take(data, file, params=PARAMS)
         message = str(refused.value)
         assert "batch of b.jsonl refused, nothing accepted: 2 of 3 new rows fail" in message
-        assert "2 x modle: unknown field, did you mean 'model'?" in message
+        assert "2 x A103 modle: unknown field, did you mean 'model'?" in message
         (listed,) = Quarantine(data).listing()
         assert f"abstain quarantine discard {listed.id}" in message
         assert (listed.rows, listed.sources) == (2, ("b.jsonl",))
@@ -349,7 +354,7 @@ def test_released_rows_are_judged_again_and_what_fails_stays(tmp_path: Path) -> 
     assert (again.read, again.accepted, again.quarantined, again.newly_refused) == (3, 1, 2, 0)
     assert {refused.source for refused in refused_in(data, report)} == {"a.jsonl", "bad.md"}
     assert len(refused_in(data, report)) == 2
-    assert again.reasons == {NOT_KEPT: 2}
+    assert again.reasons == {f"{Code.INVALID_ROW} {NOT_KEPT}": 2}
 
 
 def test_thumbs_and_reviews_that_come_before_their_interaction_are_held_and_joined(tmp_path: Path) -> None:
@@ -397,7 +402,7 @@ def test_held_rows_of_before_that_are_refused_now_count_with_their_copies_alone(
     report = take(data, file, params=PARAMS, validate=refusing("feedback/"))
     assert (report.accepted, report.duplicate, report.quarantined, report.newly_refused) == (1, 0, 1, 1)
     assert report.joined == {"quarantined": 9}
-    assert reasons_in(data, report) == [("field: not liked",)] * 9
+    assert reasons_in(data, report) == [("A104 field: not liked",)] * 9
 
 
 def test_a_row_in_quarantine_that_waits_and_is_refused_again_stays_there(tmp_path: Path) -> None:
@@ -431,7 +436,7 @@ def test_the_report_reads_well(tmp_path: Path) -> None:
     counts = {"read": 4, "accepted": 1, "duplicate": 1, "held": 0, "quarantined": 2}
     assert "\n".join(f"| {count} | {name} |" for name, count in counts.items()) in text
     assert "New: 1 interactions, 0 feedback, 0 reviews, 0 documents." in text
-    assert "- 1 x interaction_id: … is known with other content (differs in answer)" in text
+    assert "- 1 x A104 interaction_id: … is known with other content (differs in answer)" in text
     assert f"Quarantined in {report.quarantine}:" in text
     assert "Quarantined, all of them known:" in take(tmp_path / "data", file).to_markdown()
 

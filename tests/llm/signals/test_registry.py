@@ -36,10 +36,10 @@ def test_what_cannot_be_had_is_skipped_and_says_why(tiny_folder: Path, settings:
     found = build_scorers(params, settings)
     assert [scorer.name for scorer in found.scorers] == ["sequence_log_prob", "verbalised", "length_only"]
     assert dict(found.skipped) == {
-        "yes_score": f"{params.llm.model} has no token of its own for 'Yes'",
-        "yes_score_fused": f"{params.llm.model} has no token of its own for 'Yes'",
-        "entailment": "no model: set scorers.entailment_model in params.yaml",
-        "extractive_qa": "no model: set scorers.extractive_qa_model in params.yaml",
+        "yes_score": f"A202: {params.llm.model} has no token of its own for 'Yes'",
+        "yes_score_fused": f"A202: {params.llm.model} has no token of its own for 'Yes'",
+        "entailment": "A601: no model: set scorers.entailment_model in params.yaml",
+        "extractive_qa": "A601: no model: set scorers.extractive_qa_model in params.yaml",
     }
 
 

@@ -120,7 +120,7 @@ def test_warnings_figures_and_charts_are_shown() -> None:
     table = ValidationResult({"labels": 40, "splits": 3}, (check("labels", "straddles"),), figures={"splits": SPLITS})
     page = page_of(ValidationResult.merge([rows_result(), drift]), table)
     assert "! Passed, with 1 warning 3 expectations hold" in page.prose
-    assert "Warnings question language: 3.73 from" in page.prose
+    assert "Warnings A108 question language: 3.73 from" in page.prose
     assert f"train 40 75.0 % {'█' * 15}{'░' * 5} 25.0 % {'█' * 5}{'░' * 15}" in page.prose
     assert "holdout 0 no answers" in page.prose
     assert "the newest batch, 100 interactions; grey: those before, 900" in page.prose

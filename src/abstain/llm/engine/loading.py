@@ -248,10 +248,8 @@ def readable(ref: ModelRef, remedy: str = REMEDY) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise AbstainError(
-            Code.NO_MODEL,
-            f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason}): save them anew, or {remedy}",
-        ) from None
+        problem = f"the files of {ref.name} cannot be used ({type(error).__name__}: {reason})"
+        raise AbstainError(Code.NO_MODEL, f"{problem}: save them anew, or {remedy}") from None
 
 
 def _ensure_files(ref: ModelRef) -> None:

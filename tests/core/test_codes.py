@@ -1,0 +1,82 @@
+"""Every error carries a code, and the table of codes is short, whole, used and published."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+
+import pytest
+
+from abstain.core.codes import AREAS, Code, to_markdown
+from abstain.core.errors import AbstainError, parse_coded
+from tests.checkout import ROOT, tracked_files
+
+TABLE = "src/abstain/core/codes.py"
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for name in tracked_files():
+        if name.startswith(("src/", "tasks/", "flows/")) and name.endswith(".py") and name != TABLE:
+            yield name, ast.parse((ROOT / name).read_text(encoding="utf-8"))
+
+
+def codes_in(node: ast.AST) -> set[str]:
+    """The members of `Code` that `node` names."""
+    return {
+        found.attr
+        for found in ast.walk(node)
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name | ast.Attribute)
+        if ast.unparse(found.value).rpartition(".")[2] == "Code"
+    }
+
+
+def test_table_is_short_and_whole() -> None:
+    assert len(Code) <= 40
+    for code in Code:
+        assert code[0] == "A" and code[1] in AREAS and code[2:].isdecimal() and len(code) == 4
+        assert code.cause.endswith(".") and code.remedy.endswith(".") and code.cause != code.remedy
+    assert len({code.cause for code in Code}) == len(Code)
+
+
+def test_page_is_the_table() -> None:
+    page = (ROOT / "docs" / "codes.md").read_text(encoding="utf-8")
+    assert page == to_markdown(), "write it again: abstain explain > docs/codes.md"
+
+
+def test_every_code_is_used() -> None:
+    used = set().union(*(codes_in(tree) for _, tree in modules()))
+    assert used == set(Code.__members__)
+
+
+def test_every_error_names_its_code_or_passes_one_on() -> None:
+    trees = dict(modules())
+    kinds = {"AbstainError"}
+    for _ in range(2):  # a class of a class
+        for tree in trees.values():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and kinds & {ast.unparse(base) for base in node.bases}:
+                    kinds.add(node.name)
+    own = {"BatchRefused", "Stopped"}  # their constructors name it
+    assert own < kinds
+    calls, wrong = 0, []
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds - own:
+                calls += 1
+                code = node.args[0] if node.args else ast.Constant(None)
+                if not codes_in(code) and ast.unparse(code).rpartition(".")[2] != "code":
+                    wrong.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    assert calls > 200 and wrong == []
+
+
+def test_error_keeps_code_and_message_between_processes() -> None:
+    error = AbstainError(Code.NO_ROWS, "data/ is empty: ingest first")
+    assert str(error) == "data/ is empty: ingest first"
+    for other in (copy.copy(error), parse_coded(f"error {error.coded}")):
+        assert other is not None and (other.code, other.message) == (Code.NO_ROWS, error.message)
+
+
+@pytest.mark.parametrize("text", ["error: A109 is meant", "error A999: no such code", "DATA109: x", ""])
+def test_text_without_a_code_is_no_coded_error(text: str) -> None:
+    assert parse_coded(text) is None
