@@ -6,6 +6,7 @@ torch and ONNX Runtime are imported by the commands, as in `abstain_cli.app`: `-
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.phases import measured, phase
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Interaction, Question
@@ -33,15 +35,29 @@ def score(
     answer: Annotated[str | None, typer.Option("--answer", "-a")] = None,
     context: Context = None,
     no_context: NoContext = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="the seconds of CPU by phase, on stderr")] = False,
 ) -> None:
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
+    _let_waiting_threads_sleep()
+    with measured() as clock:
+        _score(file, question, answer, context, no_context)
+    if verbose:
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in clock.seconds.items())
+        print(f"CPU: {phases}", file=sys.stderr)
+
+
+def _score(
+    file: Path | None, question: str | None, answer: str | None, context: list[str] | None, no_context: bool
+) -> None:
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
-    from abstain.serving.predictor import Predictor
-    from abstain.serving.requests import from_flags, read_interactions
-    from tasks.release_bundle import production
+
+    with phase("import"):
+        from abstain.serving.predictor import Predictor
+        from abstain.serving.requests import from_flags, read_interactions
+        from tasks.release_bundle import production
 
     requests = read_interactions(file) if file else [from_flags(question or "", answer or "", context or [])]
     bundle, _ = production()
@@ -70,6 +86,7 @@ def generate(
         ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
     except ValueError as error:
         raise AbstainError(Code.USAGE, str(error)) from None
+    _let_waiting_threads_sleep()
     from dataclasses import asdict
 
     from abstain.config.settings import load_settings
@@ -87,6 +104,11 @@ def generate(
     for at in range(0, len(questions), AT_ONCE):
         for one in answer(predictor, questions[at : at + AT_ONCE], ask, no_context=no_context):
             print(json.dumps({"answer": one.answer, **asdict(one.verdict)}), flush=True)
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Before torch is imported: threads that wait for the next product of a short pass would burn a core each."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _require_one_input(

@@ -16,6 +16,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
+from abstain.core.phases import phase
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
 from abstain.llm.engine.loading import pin, resolve
@@ -105,6 +106,12 @@ class Predictor:
     def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """One decision per interaction, in order; a question without context is scored without."""
         found = self.source.states(interactions)
+        with phase("decision"):
+            return self._decide_all(interactions, found)
+
+    def _decide_all(
+        self, interactions: Sequence[Interaction], found: Sequence[Tensor | UnreadableRow]
+    ) -> list[Decision]:
         confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
         return [
             self.refuse(interaction.interaction_id, Code.TOO_LONG, row.reason)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BATCH_VALUES = 2**20
 """Numbers in a padded batch that is only scored: 4 MiB, which a processor's cache can hold."""

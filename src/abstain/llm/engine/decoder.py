@@ -21,6 +21,7 @@ from abstain.llm.engine.attention import KeysValues, PackedBatch, packed_attenti
 from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
 from abstain.llm.engine.prefix_tree import Node, build, walk
 from abstain.llm.engine.requests import Site
+from abstain.llm.engine.self_check import Checked, remembered
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +86,8 @@ class Decoder:
             _keep_freed_memory()
         self._decoder: nn.Module = loaded.model.base_model
         self._blocks = _find_blocks(self._decoder, self.n_layers)
-        with self.lock, torch.inference_mode():
-            passes = _check_passes(min(self.config.vocab_size, 200))
-            ids = [torch.tensor([of_pass], device=self.device) for of_pass in passes]
-            plain = [loaded.model(input_ids=one, output_hidden_states=True) for one in ids]
-            final = [one.hidden_states[-1][0] for one in plain]
-            self.packs = self._packing_agrees(passes, final) if packed is None else packed
-            self._projects = _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE
+        checked = self._check(packed) if packed is not None else remembered(loaded, self._check)
+        self.packs, self._projects = checked.packs, checked.projects
         self.work = ComputeStats()
 
     @property
@@ -232,6 +228,16 @@ class Decoder:
         self.work.layer_tokens.update(dict.fromkeys(range(1, depth), tokens))
         self.work.layer_tokens[depth] += at_depth
         self.work.forward_tokens += tokens
+
+    def _check(self, packed: bool | None = None) -> Checked:
+        """Compare packed passes, unless `packed` is given, and projected states with a plain forward."""
+        with self.lock, torch.inference_mode():
+            passes = _check_passes(min(self.config.vocab_size, 200))
+            ids = [torch.tensor([of_pass], device=self.device) for of_pass in passes]
+            plain = [self.loaded.model(input_ids=one, output_hidden_states=True) for one in ids]
+            final = [one.hidden_states[-1][0] for one in plain]
+            packs = self._packing_agrees(passes, final) if packed is None else packed
+            return Checked(packs, _relative(self._project(final[0]), plain[0].logits[0]) <= CHECK_TOLERANCE)
 
     def _packing_agrees(self, passes: Sequence[list[int]], expected: Sequence[Tensor]) -> bool:
         """Whether packed passes with a shared prefix give the states that a plain forward gives, on this device."""

@@ -26,6 +26,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.core.phases import phase
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,15 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A language model in evaluation mode, its tokenizer, and the reference they came from."""
+    """A language model in evaluation mode, its tokenizer, and the reference they came from.
+
+    `checks`: the folder that remembers what is found out about it (self_check.py); None remembers nothing.
+    """
 
     ref: ModelRef
     model: Any
     tokenizer: Any
+    checks: Path | None = None
 
 
 def resolve(name: str, settings: Settings, remedy: str = REMEDY) -> ModelRef:
@@ -136,19 +141,21 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
 
     Raises `AbstainError` where a file cannot be read, and where weights are missing: they would be random.
     """
-    import transformers
+    with phase("import"):
+        import transformers
+        import transformers.modeling_utils  # most of it, which the first model would bring along
 
     transformers.utils.logging.disable_progress_bar()
-    kind = getattr(transformers, AUTO[kind_of(_config(ref))])
-    with readable(ref):
-        model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
+    with phase("weights"):
+        kind = getattr(transformers, AUTO[kind_of(_config(ref))])
+        with readable(ref):
+            model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
             Code.UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
         )
     model = model.to(device).eval().requires_grad_(False)
-    with readable(ref):
-        return LoadedModel(ref, model, transformers.AutoTokenizer.from_pretrained(ref.path))
+    return LoadedModel(ref, model, load_tokenizer(ref))
 
 
 def kind_of(config: Any) -> Kind:
@@ -164,7 +171,7 @@ def load_tokenizer(ref: ModelRef) -> Any:
     from transformers import AutoTokenizer
 
     _ensure_files(ref)
-    with readable(ref):
+    with phase("weights"), readable(ref):
         return AutoTokenizer.from_pretrained(ref.path)
 
 
@@ -237,7 +244,7 @@ def _config(ref: ModelRef) -> Any:
     from transformers import AutoConfig
 
     _ensure_files(ref)
-    with readable(ref):
+    with phase("import"), readable(ref):  # the first one brings most of transformers along
         return AutoConfig.from_pretrained(ref.path)
 
 

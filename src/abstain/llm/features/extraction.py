@@ -17,6 +17,7 @@ from torch import Tensor
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
+from abstain.core.phases import phase
 from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
@@ -153,7 +154,9 @@ class FeatureSource:
         requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
         rows = dict(self._reader.read(list(requests)))
         if uncached := {key: request for key, request in requests.items() if key not in rows}:
-            rows |= {key: row for key, row in self.engine().run(uncached) if isinstance(row, Tensor)}
+            engine = self.engine()
+            with phase("reading"):
+                rows |= {key: row for key, row in engine.run(uncached) if isinstance(row, Tensor)}
         return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
 
     def _fit(

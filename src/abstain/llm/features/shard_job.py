@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -171,5 +171,6 @@ def _engine(
     model: str, _revision: str, dtype: str, batch_tokens: int, settings: Settings
 ) -> CausalEngine | PerturbationEngine:
     loaded = load(resolve(model, settings), choose_device(settings), getattr(torch, dtype))
+    loaded = replace(loaded, checks=settings.home.resolve() / "decoder-checks")
     kind = CausalEngine if kind_of(loaded.model.config) == "causal" else PerturbationEngine
     return kind(loaded, batch_tokens)

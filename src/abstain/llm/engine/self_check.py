@@ -1,0 +1,64 @@
+"""What the decoder finds out about a model at its start, remembered on the machine where it was found out.
+
+The checks are forward passes through the whole model: several times the work of scoring one answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abstain.core.files import write_json
+from abstain.llm.engine.loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`packs`: packed passes give the states of a plain forward. `projects`: the logits are those of the states."""
+
+    packs: bool
+    projects: bool
+
+
+def remembered(loaded: LoadedModel, check: Callable[[], Checked]) -> Checked:
+    """The result of `check` for this model, code and machine, from `loaded.checks`, or else found out and kept there.
+
+    It is found out anew where the weights, the dtype, the device, the processor's instruction set, torch, transformers
+    or the code of this package differ.
+    """
+    if loaded.checks is None:
+        return check()
+    file = loaded.checks / f"{_key(loaded)}.json"
+    if file.is_file():
+        return Checked(**json.loads(file.read_text()))
+    result = check()
+    write_json(file, asdict(result))
+    return result
+
+
+def _key(loaded: LoadedModel) -> str:
+    import transformers
+
+    device: torch.device = loaded.model.device
+    machine: Any = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else [platform.machine(), torch.backends.cpu.get_cpu_capability(), dict(torch.cpu.get_capabilities())]
+    )
+    versions = [torch.__version__, transformers.__version__, _code_digest()]
+    content = [str(loaded.ref), type(loaded.model).__name__, str(loaded.model.dtype), device.type, machine, versions]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
