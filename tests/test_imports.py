@@ -42,6 +42,7 @@ EXPECTED = {
     "abstain_cli.kb": "",
     "abstain_cli.latency": "",
     "abstain_cli.perturb": "",
+    "abstain_cli.plan": "",
     "flows.promote": "pandas prefect",
     "abstain_cli.quarantine": "",
     "flows.retrain": "pandas prefect",
@@ -53,6 +54,7 @@ EXPECTED = {
     # What the commands that only look call, and what is imported where a cheap thing is wanted of a costly package.
     "abstain_cli.app:main --help": "",
     "tasks.plan": "",
+    "abstain.serving.predictor": f"{ONNX} torch",
     "tasks.workspace": "",
     "abstain.ingest.pipeline.run": "",
     "abstain.learning.estimators.correctness_targets": "pandas",

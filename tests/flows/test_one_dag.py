@@ -69,7 +69,7 @@ def shards_of(project: Project) -> dict[Path, int]:
 
 
 def half_the_features_are_planned(project: Project) -> None:
-    plan = project.abstain("plan").stdout
+    plan = project.abstain("plan", "-v").stdout
     counts = re.search(
         r"need (\d+) results of the base model, (\d+) of which are not in the cache", " ".join(plan.split())
     )

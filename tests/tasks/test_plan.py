@@ -12,12 +12,22 @@ from typing import Any
 import pytest
 import yaml
 
+from abstain.core.errors import AbstainError
 from abstain_cli import app as cli
+from abstain_cli.plan import lines
 from tasks import demand
 from tasks.demand import Demand
-from tasks.plan import READS_THE_BASE_MODEL, RetrainPlan, computed_with_other_requirements, make_plan
+from tasks.plan import (
+    READS_THE_BASE_MODEL,
+    RetrainPlan,
+    StagePlan,
+    computed_with_other_requirements,
+    in_few_words,
+    make_plan,
+)
+from tasks.stage_times import Reading, record_run
 from tasks.workspace import Workspace
-from tests.conftest import new_project
+from tests.conftest import ROOT, new_project
 from tests.test_dependencies import STAGES, TREE
 
 DAG = 'strict digraph {\n"data.dvc";\n"dataset";\n"features";\n"report";\n"dataset" -> "features";\n"features" -> "report";\n}'
@@ -34,8 +44,9 @@ class Recorded(Workspace):
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Callable[..., None]:
-    """Commit these contents, `lock` as the stages of dvc.lock; None leaves a file as it was."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Commit these contents, `lock` as the stages of dvc.lock; None leaves a file as it was. The home is empty."""
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
     subprocess.run([*git, "init", "-q", "--initial-branch=main"], check=True)
 
@@ -60,19 +71,79 @@ def test_plan_of_unchanged_project_asks_no_model(
 ) -> None:
     repository("torch==1\n")
     monkeypatch.setattr(demand, "count_demand", lambda workspace: pytest.fail("models are asked"))
-    assert plan(tmp_path) == RetrainPlan({"dataset": [], "features": [], "report": []}, None, [])
+    cached = StagePlan([], "nothing changed")
+    assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
     changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
-    assert plan(tmp_path, report=changed).stale["report"] == ["src/abstain/reports/plots.py modified"]
+    assert plan(tmp_path, report=changed).stages["report"].reasons == ["src/abstain/reports/plots.py modified"]
 
 
 def test_plan_of_stale_reader_counts_what_models_are_asked(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository("torch==1\n")
-    monkeypatch.setattr(demand, "count_demand", lambda workspace: Demand(3, 10, 4))
+    repository("torch==1\n", {"dataset": "a", "features": "b"})
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    wanted = Demand(3, 10, 4, {"features": 500})
+    monkeypatch.setattr(demand, "count_demand", lambda workspace: wanted)
     found = plan(tmp_path, dataset=["changed command"])
-    assert found.stale == {"dataset": ["changed command"], "features": ["after dataset"], "report": ["after features"]}
-    assert found.demand == Demand(3, 10, 4)
+    assert found.demand == wanted and found.blocked is None
+    assert found.stages == {
+        "dataset": StagePlan(["changed command"], "command changed"),
+        "features": StagePlan(["after dataset"], "after dataset", 500),  # no run has told how fast the model reads
+        "report": StagePlan(["after features"], "never run"),
+    }
+    record_run("dataset", 3.0, None)
+    record_run("features", 70.0, Reading("smollm2-135m-instruct", 20_000, 40.0))
+    again = plan(tmp_path, dataset=["changed command"]).stages
+    assert [stage.seconds for stage in again.values()] == [3.0, pytest.approx(31.0), None]
+
+
+def test_plan_of_blocked_retrain_says_so_before_the_stages(
+    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("torch==1\n")
+
+    def fail(workspace: Workspace) -> Demand:
+        raise AbstainError("layer 99 requested: set llm.layer")
+
+    monkeypatch.setattr(demand, "count_demand", fail)
+    found = plan(tmp_path, dataset=["changed command"])
+    first, *rest = lines(found, verbose=False)
+    assert first == "blocked: layer 99 requested: set llm.layer"
+    assert [line.split()[0] for line in rest] == ["dataset", "features", "report"]
+
+
+def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
+    stages = {
+        "validate": StagePlan([], "nothing changed"),
+        "features": StagePlan(["data/reviews modified", "after dataset"], "data changed", 1_234_567, 754.0),
+        "report": StagePlan(["after features"], "after features"),
+    }
+    whole = RetrainPlan(stages, Demand(3, 10, 4, {"features": 1_234_567}), [])
+    assert [line.split() for line in lines(whole, verbose=False)] == [
+        ["validate", "cached", "nothing", "changed"],
+        ["features", "runs", "data", "changed", "1,234,567", "tokens", "13", "min"],
+        ["report", "runs", "after", "features", "-"],
+    ]
+    details = list(lines(whole, verbose=True))
+    assert details[2:4] == ["    data/reviews modified", "    after dataset"]
+    assert details[-1].startswith("3 labelled answers need 10 results of the base model, 4 of which are not in the")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        (["data/interactions modified", "data/reviews modified", "after dataset"], "data changed"),
+        (["src/abstain/core modified", "params.yaml probe.seed"], "code and parameters changed"),
+        (["params.yaml probe.seed"], "probe.seed changed"),
+        (["params.yaml probe.seed probe.zoo"], "parameters changed"),
+        (["changed command", "data/x new", "src/y new", "params.yaml llm"], "command, data and code changed"),
+        (["artifacts/x modified", "after features", "after dataset"], "after features, dataset"),
+        (["artifacts/x deleted (output)"], "output changed"),
+        (["artifacts/x modified"], "inputs changed"),
+    ],
+)
+def test_reasons_of_a_stage_are_told_in_five_words(reasons: list[str], words: str) -> None:
+    assert in_few_words(reasons) == words and len(words.split()) <= 5
 
 
 @pytest.mark.heavy
@@ -144,12 +215,12 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 def test_plan_starts_three_processes_of_dvc_and_status_only_git(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli.plan()  # makes the origin and the workspace
+    cli.plan.plan()  # makes the origin and the workspace
     commands.clear()
-    cli.plan()
+    cli.plan.plan()
     assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
     assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
-    assert "no stage that uses the base model would run" in capsys.readouterr().out
+    assert "report            cached  nothing changed" in capsys.readouterr().out
     commands.clear()
     cli.status()
     assert {command[0] for command in commands} == {"git"} and len(commands) <= 12

@@ -9,6 +9,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +41,8 @@ def remembered(loaded: LoadedModel, check: Callable[[], Checked]) -> Checked:
     if file.is_file():
         return Checked(**json.loads(file.read_text()))
     result = check()
-    write_json(file, asdict(result))
+    with suppress(OSError):  # a home that cannot be written to costs the checks every time
+        write_json(file, asdict(result))
     return result
 
 

@@ -1,0 +1,158 @@
+"""Promotion without DVC and without stages: candidates as the stages leave them, with real git."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from abstain.core import paths
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.data.store.splits import holdout_digest
+from abstain.data.store.state_table import write_table
+from abstain.release.registry import Registry, load_registry
+from tasks import gate_inputs, promotion
+from tasks.git_commit import commit, push
+from tasks.promotion import Promotion, promote_candidate
+from tasks.shell import git
+from tasks.workspace import BRANCH, Workspace
+from tests.conftest import ROOT
+from tests.learning.estimators.builders import D, ragged, write_mean_probe
+from tests.release.test_gate import related, window
+
+DAY = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Plain(Workspace):
+    """A workspace whose DVC keeps what a tag's data and outputs were in a folder a tag."""
+
+    kept: Path = field(default_factory=Path)
+
+    def dvc(self, *arguments: str) -> str:
+        match arguments:
+            case ("add", "--quiet", name):
+                files = sorted(file for file in (self.path / name).rglob("*") if file.is_file())
+                digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+                (self.path / f"{name}.dvc").write_text(digest)
+            case ("push", "--quiet"):
+                pass
+            case ("get", ".", name, "--rev", revision, "-o", target, "--quiet"):
+                found = self.kept / revision.replace("/", "-") / name
+                if not found.exists():
+                    raise AbstainError(Code.FAILED_STEP, f"{name} is nowhere")
+                (shutil.copytree if found.is_dir() else shutil.copy)(found, target)
+            case _:
+                raise AssertionError(arguments)
+        return ""
+
+    def keep(self, version: str, *names: Path) -> None:
+        """What `dvc get --rev` of the version gives from now on."""
+        for name in names:
+            target = self.kept / f"refs-tags-probe@{version}" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if (self.path / name).is_dir() else shutil.copy)(self.path / name, target)
+
+    def on_origin(self) -> Registry:
+        return Registry.model_validate_json(self.git("show", f"origin/{BRANCH}:registry.json"))
+
+    def taint(self, *versions: str, at: datetime = DAY) -> None:
+        registry = load_registry(self.path / paths.REGISTRY).erased(dict.fromkeys(versions, True), at)
+        (self.path / paths.REGISTRY).write_text(registry.to_json())
+        commit(self, "Erase a user", paths.REGISTRY)
+        push(self)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plain:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
+    git(tmp_path, "init", "-q", "--bare", f"--initial-branch={BRANCH}", "origin.git")
+    git(tmp_path, "clone", "-q", "origin.git", "workspace")
+    made = Plain(tmp_path / "workspace", -1, tmp_path / "kept")
+    made.git("checkout", "-q", "-B", BRANCH)
+    for name in ("params.yaml", "registry.json", ".gitignore"):
+        text = (ROOT / name).read_text().replace("bootstrap: 1000", "bootstrap: 100")
+        (made.path / name).write_text(text)
+    (made.path / "requirements.lock").write_text("abstain==0\n")
+    commit(made, "A project", "params.yaml", "registry.json", ".gitignore", "requirements.lock")
+    push(made)
+    return made
+
+
+@dataclass
+class Candidates:
+    """Writes what the stages leave of a candidate, and promotes it; the champion scores as the last promoted did."""
+
+    workspace: Plain
+    judged: list[str] = field(default_factory=list)
+    champion: tuple[pd.Series, float] | None = None
+
+    def write(self, probe: float = 1.2, *, drop: int = 0, threshold: float = 0.5, latency: str = "1.0") -> None:
+        """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes."""
+        self.latency = latency
+        root = self.workspace.path
+        shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
+        (root / paths.REPORT).mkdir(parents=True)
+        metadata = {"threshold": repr(threshold), "strength": repr(probe)}
+        write_mean_probe(root / paths.ONNX, D, metadata)
+        found = related(400, probe, 1.2, seed=1, correlation=0.99)
+        scores = pd.DataFrame(
+            {
+                "interaction_id": [f"i-{n}" for n in range(400)],
+                "split": "holdout",
+                "group": found.groups,
+                "product": found.products,
+                "correct": found.correct,
+                "inclusion_probability": np.nan,
+                "probability": found.confidences["probe"],
+                "probe": found.confidences["probe"],
+                "length_only": window().confidences["length_only"],
+                "base_rate": 0.6,
+            }
+        ).iloc[drop:]
+        scores.to_parquet(root / paths.SCORES)
+        digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
+        (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
+        (root / paths.THRESHOLD).write_text(json.dumps({"precision": 0.8}))
+        (root / paths.PARITY).write_text(json.dumps({"max_abs_difference": 0.0}))
+        (root / paths.EVALUATION).write_text("{}")
+        (root / paths.REPORT / "report.md").write_text("# Report\n")
+        states = ragged(3, 1, 4)
+        write_table(root / paths.FEATURES, [len(one) for one in states], D, torch.float32, enumerate(states), "m@1")
+        self.last = scores.set_index("interaction_id")["probe"], threshold
+
+    def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> tuple[list[float], float]:
+        assert self.champion is not None
+        confidences, threshold = self.champion
+        return confidences.loc[list(ids)].tolist(), threshold
+
+    def promote(self, **options: Any) -> Promotion:
+        outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)
+        if outcome.status == "promoted":
+            self.champion = self.last
+            assert outcome.version
+            self.workspace.keep(outcome.version, paths.SCORES)
+        return outcome
+
+
+@pytest.fixture
+def candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
+    """With v1.0.0 in production."""
+    made = Candidates(workspace)
+    monkeypatch.setattr(gate_inputs, "run", lambda *_, **__: made.latency)
+    monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
+    monkeypatch.setattr(gate_inputs, "champion_scores", made.scores_of_champion)
+    made.write()
+    assert made.promote() == Promotion("promoted", "v1.0.0", [])
+    made.judged.clear()
+    return made
