@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli import app as cli
 from abstain_cli.plan import lines
@@ -103,7 +104,7 @@ def test_plan_of_blocked_retrain_says_so_before_the_stages(
     repository("torch==1\n")
 
     def fail(workspace: Workspace) -> Demand:
-        raise AbstainError("layer 99 requested: set llm.layer")
+        raise AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer")
 
     monkeypatch.setattr(demand, "count_demand", fail)
     found = plan(tmp_path, dataset=["changed command"])
