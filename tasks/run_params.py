@@ -39,7 +39,7 @@ def write_params(workspace: Workspace, file: Path) -> None:
         )
     target, editor = workspace.path / paths.PARAMS, _editor()
     merged = editor.load(target.read_text(encoding="utf-8"))
-    _replace(merged, editor.load(file.read_text(encoding="utf-8")))
+    replace_keys(merged, editor.load(file.read_text(encoding="utf-8")))
     text = io.StringIO()
     editor.dump(merged, text)
     check(yaml.safe_load(text.getvalue()), file, Params)
@@ -78,9 +78,10 @@ def _null(representer: Any, _value: None) -> Any:
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
-def _replace(section: Any, differing: dict[str, Any]) -> None:
+def replace_keys(section: Any, differing: dict[str, Any]) -> None:
+    """Give `section`, in place, the values of `differing`; a section in it takes over only the keys that it gives."""
     for key, value in differing.items():
         if isinstance(value, dict) and isinstance(section.get(key), dict):
-            _replace(section[key], value)
+            replace_keys(section[key], value)
         else:
             section[key] = value

@@ -146,8 +146,8 @@ def refused(
     project = replace(copy_of(trained[0], tmp_path_factory.mktemp("refused")), server=prefect_server)
     project.edit_params("  serve: linear", "  serve: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
-    project.edit_params("  layers: [2]", "  layers: []")
-    project.edit_params('holdout_frozen_at: "2026-10-15', 'holdout_frozen_at: "2026-10-20')
+    project.edit_params("  layers: [2] ", "  layers: [] ")
+    project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-10-15')
     done = project.abstain("retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     return project, done.stdout

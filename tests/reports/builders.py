@@ -269,7 +269,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
                 correct, scores[few], changed[few], weight, group, Resamples(200, 1)
             ),
             "answers_shuffled": audits.answers_shuffled(correct, scores[few], changed[few], weight, {"probe": served}),
-            "left_out": [
+            "product_left_out": [
                 {
                     "product": "Gold Card",
                     "rows": 61,

@@ -29,8 +29,8 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
     "probe": {"zoo": ["linear", "lstm"], "serve": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
     "scorers": {"enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment"]},
-    "perturbation": {"tokens": 3},
-    "regressors": {"kinds": ["random_forest", "linear"], "folds": 3, "trees": 20},
+    "perturbation": {"tokens": 3, "copies": 1},
+    "regressors": {"kinds": ["random_forest", "linear"], "targets": ["verdict", "cosine"], "folds": 3, "trees": 20},
     "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
     "calibration": {"method": "isotonic"},
     "threshold": {
@@ -49,6 +49,7 @@ def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)}), *changes.items()):
         raw[section] |= values
+    raw["audits"] = ["context_removed", "answers_shuffled", "product_left_out"]
     return Params.model_validate(raw)
 
 

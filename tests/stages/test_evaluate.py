@@ -264,7 +264,7 @@ def test_without_scorers_to_compare_the_probes_still_are(bank: Params) -> None:
 
 def test_ablations_are_of_every_site_and_of_products_with_enough_answers(bank: Params) -> None:
     found, said = artifacts.read_json(paths.ABLATIONS), artifacts.read_json(paths.EVALUATION)
-    assert said["ablations"] == found["sites"] and said["audits"]["left_out"] == found["left_out"]
+    assert said["ablations"] == found["sites"] and said["audits"]["product_left_out"] == found["left_out"]
     sites = {(row["layer"], row["site"], row["chunks"]): row for row in found["sites"]}
     assert list(sites) == [(2, "residual", None), (1, "residual", None), (3, "residual", None), (2, "residual", 1)]
     assert [row["served"] for row in sites.values()] == [True, False, False, False]
