@@ -29,7 +29,7 @@ EXPECTED = {
     "abstain.stages.report.__main__": "matplotlib pandas",
     "abstain.sample.__main__": "",
     "abstain.sample.generate": "torch",
-    "abstain.serving.probe_latency": f"{ONNX} pandas torch",
+    "abstain.serving.probe_latency": f"{ONNX} torch",
     "abstain_cli.progress_bar": "",
     "abstain_cli.cache": "",
     "abstain_cli.app": "",

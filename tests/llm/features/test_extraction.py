@@ -82,6 +82,26 @@ def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine)
     assert source.missing(ROWS) == 0
 
 
+def test_tokens_of_missing_rows_are_those_that_a_run_reads(source: FeatureSource, engine: Engine) -> None:
+    rows = [numbered(n, contexts=about(n // 2)) for n in range(8)]
+    source.compute_missing(rows[:2])
+    expected = source.rows.missing_tokens(source.requests(rows))
+    assert expected == pytest.approx(source.compute_missing(rows).forward_tokens, rel=0.05)
+    assert source.rows.missing_tokens(source.requests(rows)) == 0
+
+
+def test_tokens_of_many_shards_are_estimated_from_some(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = source.requests([numbered(n, contexts=about(n)) for n in range(40)])
+    monkeypatch.setattr(rows, "SHARD_ROWS", 2)
+    whole = source.rows.missing_tokens(requests)
+    monkeypatch.setattr(rows, "COUNTED_SHARDS", 4)
+    counted: list[int] = []
+    count = rows._tokens_of
+    monkeypatch.setattr(rows, "_tokens_of", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer))
+    assert source.rows.missing_tokens(requests) == pytest.approx(whole, rel=0.1)
+    assert len(counted) <= 5
+
+
 def test_a_retrain_after_a_hundredth_more_costs_a_hundredth(source: FeatureSource) -> None:
     """What a run costs in forward tokens is its own to say: 1 % new answers, at most 2 % of a cold run's tokens."""
     known = [numbered(n, contexts=about(n)) for n in range(100)]
