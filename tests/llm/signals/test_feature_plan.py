@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from abstain.config.params import load_params
 from abstain.config.settings import Settings
 from abstain.llm.engine.requests import NLL, HiddenStates
 from abstain.llm.features.feature_request import FeatureRequest
@@ -14,7 +13,7 @@ from abstain.llm.signals.feature_plan import (
     served_site,
     sweep_sites,
 )
-from tests.conftest import ROOT
+from tests.full_params import full_params
 from tests.llm.signals.builders import interaction
 
 PARAMS = full_params()
@@ -34,7 +33,9 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
-    (labelled, readings), *audits = all_feature_requests(PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits))
+    (labelled, readings), *audits = all_feature_requests(
+        PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits)
+    )
     unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
     assert labelled == rows and len(readings) == len(set(readings))
     assert {served_site(PARAMS).reading, SURPRISE} <= set(readings)
@@ -49,7 +50,9 @@ def test_without_regressors_nothing_is_asked_for_them() -> None:
     (_, readings), *_ = all_feature_requests(none, SIGNALS, labelled)
     assert set(readings) == {served_site(none).reading, SURPRISE, *(place.reading for place in sweep_sites(none))}
     assert conditions(none, Settings(), labelled)[1] == []
-    changed = LabelledAnswers([interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits)
+    changed = LabelledAnswers(
+        [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits
+    )
     assert [row.interaction_id for row in conditions(PARAMS, Settings(), changed)[1]] == [
         "i-0",
         *("i-1", "i-2"),  # without their contexts
