@@ -81,7 +81,7 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
 def _plan_of(stage: str, reasons: list[str], has_run: bool, workspace: Workspace, demand: Demand | None) -> StagePlan:
     if not reasons:
         return StagePlan([], "nothing changed")
-    why = in_few_words(reasons) if has_run else "never run"
+    why = in_few_words(reasons) if has_run else "no recorded run"
     if stage in READS_THE_BASE_MODEL and demand is None:
         return StagePlan(reasons, why)
     tokens = demand.tokens.get(stage) if demand else None
@@ -94,7 +94,7 @@ def in_few_words(reasons: Sequence[str]) -> str:
     kinds = list(dict.fromkeys(filter(None, map(_kind, reasons))))[:3]
     keys = [key for reason in reasons if _kind(reason) == "parameters" for key in reason.split()[1:]]
     if kinds == ["parameters"] and len(keys) == 1:
-        return f"{keys[0]} changed"
+        return f"parameter {keys[0]} changed"
     if kinds:
         return f"{' and '.join(filter(None, [', '.join(kinds[:-1]), kinds[-1]]))} changed"
     before = [reason.removeprefix("after ") for reason in reasons if reason.startswith("after ")]

@@ -90,7 +90,7 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
     assert found.stages == {
         "dataset": StagePlan(["changed command"], "command changed"),
         "features": StagePlan(["after dataset"], "after dataset", 500),  # no run has told how fast the model reads
-        "report": StagePlan(["after features"], "never run"),
+        "report": StagePlan(["after features"], "no recorded run"),
     }
     record_run("dataset", 3.0, None)
     record_run("features", 70.0, Reading("smollm2-135m-instruct", 20_000, 40.0))
@@ -135,7 +135,7 @@ def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
     [
         (["data/interactions modified", "data/reviews modified", "after dataset"], "data changed"),
         (["src/abstain/core modified", "params.yaml probe.seed"], "code and parameters changed"),
-        (["params.yaml probe.seed"], "probe.seed changed"),
+        (["params.yaml probe.seed"], "parameter probe.seed changed"),
         (["params.yaml probe.seed probe.zoo"], "parameters changed"),
         (["changed command", "data/x new", "src/y new", "params.yaml llm"], "command, data and code changed"),
         (["artifacts/x modified", "after features", "after dataset"], "after features, dataset"),
