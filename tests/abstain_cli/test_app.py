@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain_cli import app as cli
 from abstain_cli.usage import RENAMED
 from tests.conftest import Project, new_project
@@ -146,6 +147,13 @@ def test_a_command_typed_wrong_is_one_line_and_status_2(
     assert run(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("error A603: ") and said.count("\n") == 1 and says in said
+
+
+def test_explain_prints_cause_and_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "explain", "a601") == 0
+    assert capsys.readouterr().out == f"A601: {Code.BAD_SETTING.cause}\nRemedy: {Code.BAD_SETTING.remedy}\n"
+    assert run(monkeypatch, "explain", "A999") == 1
+    assert capsys.readouterr().err == "error A602: no code 'A999': see docs/codes.md\n"
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items(), ids=lambda value: str(value))

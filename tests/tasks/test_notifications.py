@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment
 
 from abstain.core.errors import AbstainError
-from tasks.server.notifications import NAME, receiver, summary
+from tasks.server.notifications import BODY, NAME, receiver, summary
 from tests.conftest import Project, Up
 from tests.data.builders import row, write_lines
 from tests.tasks.test_server import wait_until
@@ -130,6 +131,22 @@ def test_receiver_of_an_invalid_or_old_variable_is_one_line(monkeypatch: pytest.
         receiver()
 
 
+@pytest.mark.parametrize(
+    ("message", "begin"),
+    [
+        ("Flow run failed: CodedFailure: A105: batch refused", "Flow run failed: CodedFailure: A105: batch"),
+        ("Flow run failed: KeyError: 'x'", "A504: Flow run failed: KeyError"),
+        (None, "A504: "),
+    ],
+)
+def test_alert_has_a_code_whatever_ended_the_run(message: str | None, begin: str) -> None:
+    templates = Environment(autoescape=False)
+    templates.filters["ui_url"] = lambda run: run["url"]
+    run = {"url": "http://ui/run", "state": {"message": message}}
+    text = templates.from_string(BODY).render(flow_run=run)
+    assert text.startswith(begin) and text.endswith("\nhttp://ui/run")
+
+
 @pytest.mark.slow
 def test_refused_batch_alerts_and_blocks_a_retrain_that_alerts(
     small_project: Project, listener: Receiver, tmp_path: Path
@@ -141,7 +158,10 @@ def test_refused_batch_alerts_and_blocks_a_retrain_that_alerts(
     done = project.command([*command, "ingest", str(batch)])
     assert done.returncode == 1 and "refused, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
     (alert,) = listener.alerts  # sent before the temporary server ended with the command
-    assert alert["text"].startswith("ingest: run ") and "refused, nothing accepted: 5 of 6" in alert["text"]
+    assert (
+        alert["text"].startswith("ingest: run ")
+        and "A105: batch of batch.jsonl refused, nothing accepted: 5 of 6" in alert["text"]
+    )
     assert alert["text"].endswith("\nstart `make up` to look at the run")
     (kept,) = (project.home / "reports").glob("*/ingest.html")
     text = kept.read_text(encoding="utf-8")
