@@ -48,4 +48,4 @@ def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers]:
     store = DataStore(workspace.path / paths.DATA)
     table, _ = read_training_table(store, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
-    return params, LabelledAnswers(rows, reviewed_holdout(table, rows), params.audits)
+    return params, LabelledAnswers(rows, reviewed_holdout(table, rows), params.audits.run)

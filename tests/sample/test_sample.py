@@ -250,7 +250,7 @@ def test_demo_reads_at_most_75_000_tokens(sample: Path, tmp_path: Path) -> None:
     everyone += [one for one in incoming(sample) if one.interaction_id not in {row.interaction_id for row in everyone}]
     assert len(everyone) == len(ANSWERED)
     asked = all_feature_requests(
-        PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits)
+        PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.run)
     )
     store = FeatureStore(PARAMS.llm.model, settings)
     assert 40_000 < store.missing_tokens(requests_of(PARAMS.llm, settings, asked)) <= 75_000

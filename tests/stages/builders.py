@@ -32,6 +32,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "perturbation": {"tokens": 3, "copies": 1},
     "regressors": {"kinds": ["random_forest", "linear"], "targets": ["verdict", "cosine"], "folds": 3, "trees": 20},
     "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
+    "audits": {"run": ["context_removed", "answers_shuffled", "product_left_out"]},
     "calibration": {"method": "isotonic"},
     "threshold": {
         "metric": "precision",
@@ -49,7 +50,6 @@ def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)}), *changes.items()):
         raw[section] |= values
-    raw["audits"] = ["context_removed", "answers_shuffled", "product_left_out"]
     return Params.model_validate(raw)
 
 

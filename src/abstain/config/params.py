@@ -181,6 +181,12 @@ class SweepParams(FrozenModel):
     contexts: tuple[Count, ...]
 
 
+class AuditParams(FrozenModel):
+    """The audits of the report; each reads the reviewed hold-out once more, or trains a probe for each product."""
+
+    run: tuple[Audit, ...]
+
+
 class CalibrationParams(FrozenModel):
     method: Literal["none", "temperature", "isotonic", "venn_abers"]
     seed: int
@@ -226,7 +232,7 @@ class Params(FrozenModel):
     perturbation: PerturbationParams
     regressors: RegressorParams
     sweep: SweepParams
-    audits: tuple[Audit, ...]
+    audits: AuditParams
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams

@@ -34,7 +34,7 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
 def test_a_reading_that_several_want_is_asked_once() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
     (labelled, readings), *audits = all_feature_requests(
-        PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits)
+        PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.run)
     )
     unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
     assert labelled == rows and len(readings) == len(set(readings))
@@ -46,12 +46,12 @@ def test_a_reading_that_several_want_is_asked_once() -> None:
 
 def test_without_regressors_nothing_is_asked_for_them() -> None:
     none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
-    labelled = LabelledAnswers([interaction()], [], PARAMS.audits)
+    labelled = LabelledAnswers([interaction()], [], PARAMS.audits.run)
     (_, readings), *_ = all_feature_requests(none, SIGNALS, labelled)
     assert set(readings) == {served_site(none).reading, SURPRISE, *(place.reading for place in sweep_sites(none))}
     assert conditions(none, Settings(), labelled)[1] == []
     changed = LabelledAnswers(
-        [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits
+        [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits.run
     )
     assert [row.interaction_id for row in conditions(PARAMS, Settings(), changed)[1]] == [
         "i-0",

@@ -20,7 +20,7 @@ def audit_section(evaluated: Evaluated) -> list[str]:
     }
     audits = evaluated.evaluation["audits"]
     missing = [name for name in sections if name not in audits]
-    note = f"Not run: {listed(missing)} (`audits` in params.yaml; params.full.yaml runs all)." if missing else ""
+    note = f"Not run: {listed(missing)} (audits.run in params.yaml; params.full.yaml runs all)." if missing else ""
     return [
         heading(2, "Audits"),
         *([paragraph(note)] if note else []),

@@ -41,7 +41,7 @@ def stage(params: Params) -> None:
         rows.append({**asdict(place), "served": place == here, **found})
         artifacts.progress(number, len(places) + 1)
     left_out = []
-    if "product_left_out" in params.audits:
+    if "product_left_out" in params.audits.run:
         probe = load_probe(paths.PROBE)
         left_out = left_out_rows(
             frame,

@@ -49,7 +49,9 @@ def _read_candidate(params: Params) -> Candidate:
         interactions=DataStore(paths.DATA).interactions(rows["interaction_id"]),
         ideal_answers=[ideal.get(name) for name in rows["interaction_id"]],
         rouge=read_rouge(rows),
-        changed={name: _read_changed(params, name, rows, scorers) for name in params.audits if name in COUNTERFACTUALS},
+        changed={
+            name: _read_changed(params, name, rows, scorers) for name in params.audits.run if name in COUNTERFACTUALS
+        },
         base_model=read_base_model(),
         threshold=artifacts.read_json(paths.THRESHOLD),
         choice=artifacts.read_json(paths.CHOICE),

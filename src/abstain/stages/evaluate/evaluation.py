@@ -202,7 +202,7 @@ def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
 
 
 def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
-    """The audits of `params.audits`: all scores of changed answers against the original ones; a product left out."""
+    """The audits of `audits.run`: all scores of changed answers against the original ones; a product left out."""
     holdout, found = candidate.holdout, {}
     for name, changed in candidate.changed.items():
         kept = holdout.rows.index.isin(changed.index)
@@ -212,7 +212,7 @@ def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
         else:
             thresholds = {SERVED: float(candidate.threshold["threshold"])}
             found[name] = audits.answers_shuffled(*arguments, thresholds)
-    if "product_left_out" in params.audits:
+    if "product_left_out" in params.audits.run:
         found["product_left_out"] = candidate.ablations["left_out"]
     return found
 

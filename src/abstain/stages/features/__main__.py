@@ -48,7 +48,7 @@ def stage(params: Params) -> None:
     found = build_scorers(params, settings)
     for name, why in found.skipped.items():
         print(f"skipped: scorer {name}: {why}", flush=True)
-    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits)
+    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits.run)
     cost = compute_missing(
         params.llm, settings, all_feature_requests(params, found.scorers, labelled), artifacts.progress
     )

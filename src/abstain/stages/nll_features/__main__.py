@@ -20,7 +20,7 @@ from abstain.stages.shared import artifacts
 def stage(params: Params) -> None:
     frame = artifacts.read_dataset_frame()
     rows = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits)
+    labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits.run)
     read, everyone = conditions(params, load_settings(), labelled)
     if not everyone:
         print("no regressors are wanted: nothing is perturbed", flush=True)
