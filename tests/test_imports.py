@@ -34,6 +34,8 @@ EXPECTED = {
     "abstain_cli.cache": "",
     "abstain_cli.app": "",
     "abstain_cli.demo": "",
+    "abstain_cli.explain": "",
+    "abstain_cli.verdict": "",
     "abstain_cli.score": "",
     "flows.demo": f"{ONNX} pandas prefect torch",
     "flows.extract": "prefect torch",

@@ -6,8 +6,14 @@ from typing import Annotated
 
 import typer
 
-from abstain.core import codes
+from abstain.core.codes import AREAS, Code
 from abstain.core.errors import AbstainError
+from abstain.core.markdown import MarkdownText, document, heading, table
+
+INTRODUCTION = """\
+Every error, refused row, warning of the validation, failed check of the gate and alert has one of these codes. The
+command line prints `error CODE: message`; `abstain explain CODE` prints cause and remedy. The table is in
+`src/abstain/core/codes.py`; `abstain explain > docs/codes.md` writes this page."""
 
 
 def explain(
@@ -15,9 +21,20 @@ def explain(
 ) -> None:
     """Print cause and remedy of the code of an error, a refused row, a check or an alert."""
     if code is None:
-        print(codes.to_markdown(), end="")
+        print(to_markdown(), end="")
         return
     try:
-        print(codes.explain(codes.Code(code.upper())))
+        found = Code(code.upper())
     except ValueError:
-        raise AbstainError(codes.Code.UNKNOWN_NAME, f"no code '{code}': see docs/codes.md") from None
+        raise AbstainError(Code.UNKNOWN_NAME, f"no code '{code}': see docs/codes.md") from None
+    print(f"{found}: {found.cause}\nRemedy: {found.remedy}")
+
+
+def to_markdown() -> str:
+    """Return the page docs/codes.md."""
+    blocks = [heading(1, "Error codes"), INTRODUCTION]
+    for digit, area in AREAS.items():
+        codes = [code for code in Code if code[1] == digit]
+        rows = [(code, MarkdownText(code.cause), MarkdownText(code.remedy)) for code in codes]
+        blocks += [heading(2, area), table(("code", "cause", "remedy"), rows, words=("cause", "remedy"))]
+    return document(blocks)

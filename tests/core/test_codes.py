@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from abstain.core.codes import AREAS, Code, to_markdown
+from abstain.core.codes import AREAS, Code
 from abstain.core.errors import AbstainError, parse_coded
+from abstain_cli.explain import to_markdown
 from tests.checkout import ROOT, tracked_files
 
 TABLE = "src/abstain/core/codes.py"

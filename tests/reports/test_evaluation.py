@@ -252,7 +252,7 @@ def test_everybody_is_shown_at_a_threshold_of_their_own() -> None:
 
 
 def test_regressors_are_told_with_what_was_dropped_and_what_could_not_be_perturbed() -> None:
-    title = "Correctness estimated from perturbed contexts"
+    title = "Correctness estimated from log-likelihoods"
     table = table_of(PAGE, "regressor", "t")
     assert table[1] == ["linear_cosine", "no t could be tuned"]
     assert table[2][:4] == ["random_forest_verdict", "0.55", "240", "60.0 %"]

@@ -87,8 +87,8 @@ def write_study(folder: Path, **changes: Any) -> Path:
 def lines(pages: slice) -> list[dict[str, Any]]:
     """Questions about paragraphs of three facts each, one paragraph a handbook page."""
     rows = []
-    for page in build_handbook()[pages]:
-        facts = [fact for fact in page.facts if fact.stated][:FACTS]
+    stated = [(page, [fact for fact in page.facts if fact.stated][:FACTS]) for page in build_handbook()]
+    for page, facts in [(page, facts) for page, facts in stated if len(facts) == FACTS][pages]:
         context = " ".join(fact.sentence for fact in facts)
         for number, fact in enumerate(facts):
             answer = fact.sentence.rpartition(": ")[2].rstrip(".")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from abstain.core.markdown import MarkdownText, document, heading, table
-
 AREAS = {
     "1": "Data",
     "2": "Base model and features",
@@ -216,24 +214,3 @@ class Code(StrEnum):
         "A command was called with wrong or contradictory arguments.",
         "See `abstain COMMAND --help`.",
     )
-
-
-INTRODUCTION = """\
-Every error, refused row, warning of the validation, failed check of the gate and alert has one of these codes. The
-command line prints `error CODE: message`; `abstain explain CODE` prints cause and remedy. The table is in
-`src/abstain/core/codes.py`; `abstain explain > docs/codes.md` writes this page."""
-
-
-def explain(code: Code) -> str:
-    """Return cause and remedy of `code` as text of two lines."""
-    return f"{code}: {code.cause}\nRemedy: {code.remedy}"
-
-
-def to_markdown() -> str:
-    """Return the page docs/codes.md."""
-    blocks = [heading(1, "Error codes"), INTRODUCTION]
-    for digit, area in AREAS.items():
-        codes = [code for code in Code if code[1] == digit]
-        rows = [(code, MarkdownText(code.cause), MarkdownText(code.remedy)) for code in codes]
-        blocks += [heading(2, area), table(("code", "cause", "remedy"), rows, words=("cause", "remedy"))]
-    return document(blocks)

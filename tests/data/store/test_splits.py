@@ -28,8 +28,8 @@ from tests.data.frames import BY_GROUP, BY_TIME, FROZEN
 
 QA_FROM_HF = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
 OPENS = BY_TIME.holdout_from
-SAMPLE_COUNTS = {"train": 588, "holdout": 235, "validation": 228, "newest": 56}
-SAMPLE_DIGEST = "d213689e05ac94583e6dfeb64270704dbdc94ea9f2c367acd05ce1911549d696"
+SAMPLE_COUNTS = {"validation": 181, "train": 338, "holdout": 95, "newest": 26}
+SAMPLE_DIGEST = "8f8ae1cbb6c78916381ee1ac76588a4075ece8a586503cabe52a01d88c4a11d6"
 
 Rows = list[tuple[str, datetime]]
 
