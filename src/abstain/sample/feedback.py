@@ -25,8 +25,8 @@ FLIP_INCORRECT = 0.12
 FLIP_CONFIDENT = 0.24
 SURE_CHARACTERS = 80
 
-REVIEW_BY_THUMB = {"down": 0.95, None: 0.88, "up": 0.85}
-REVIEW_BY_LINE = {"transfers": 0.9, "insurance": 0.95}  # the lines whose reviewers have less time
+REVIEW_BY_THUMB = {"down": 0.97, None: 0.95, "up": 0.93}
+REVIEW_BY_LINE = {"transfers": 0.95, "insurance": 0.97}  # the lines whose reviewers have less time
 IDEAL_SHARE = 0.5  # of the reviews that find fault
 IDEAL_SHARE_CORRECT = 0.25  # of the others: reviewers improve the wording of some correct answers
 REVIEWERS = ("sme-01", "sme-02", "sme-03", "sme-04")
