@@ -228,7 +228,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     project.edit_params("serve: best", "serve: linear")
     project.edit_params("max_epochs: 60", "max_epochs: 10")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
-    project.edit_params("  layer: 16 ", "  layer: 4 ")
+    project.edit_params("  layer: 20 ", "  layer: 4 ")
     project.edit_params("  layers: [] ", "  layers: [2] ")
     project.edit_params("  sites: []", "  sites: [residual, mlp]")
     project.edit_params("min_failed_rows: 5", "min_failed_rows: 7")  # the six that are broken are more than a fifth now
@@ -362,7 +362,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.git("add", "--all")
     project.git("commit", "-qm", "Our own data")
     project.edit_params("  model: smollm2-135m-instruct ", f"  model: {folder / 'model'} ")
-    project.edit_params("  layer: 16 ", "  layer: 3 ")
+    project.edit_params("  layer: 20 ", "  layer: 3 ")
     # Lenient where so few answers can guarantee nothing.
     project.edit_params("  target: 0.7 ", "  target: 0.5 ")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")

@@ -248,6 +248,6 @@ def test_exit_statuses_are_those_of_commands(
 @pytest.mark.slow
 def test_error_of_a_stage_is_one_line_and_nothing_is_promoted(tmp_path: Path, prefect_server: str) -> None:
     project = replace(new_project(tmp_path), server=prefect_server)
-    project.edit_params("layer: 16", "layer: 99")
+    project.edit_params("layer: 20", "layer: 99")
     fails(project.abstain("retrain"), "layer 99", "layers 1 to 30", "llm.layer")
     assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
