@@ -17,6 +17,7 @@ from abstain.sample.write import write_sample
 from abstain.serving.predictor import Decision, Predictor
 from flows.ingest import ingest
 from flows.retrain import Retrained, retrain
+from tasks.base_model import base_model_prepared
 from tasks.release_bundle import production
 
 EXAMPLES = 40
@@ -36,7 +37,7 @@ class Demo:
 
 def run_demo() -> Demo:
     """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, base_model_prepared():
         write_sample(Path(folder))
         incoming = Path(folder) / "incoming.jsonl"
         report = ingest([str(incoming)])

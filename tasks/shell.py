@@ -26,6 +26,7 @@ QUIET = {
     "DVC_NO_ANALYTICS": "1",
     "GX_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TQDM_DISABLE": "1",  # bars of libraries, which would be lines of the log
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",

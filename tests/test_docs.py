@@ -59,7 +59,7 @@ def test_parameters_every_key_has_value_and_type(hooks: ModuleType) -> None:
     for name, field in Params.model_fields.items():
         assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
         assert list(found[name]) == list(field.annotation.model_fields)
-    assert found["threshold"]["target"].startswith("| `target` | `0.7` | number, above 0, below 1 | minimum precision")
+    assert found["threshold"]["target"].startswith("| `target` | `0.1` | number, above 0, below 1 | maximum error rate")
     assert "`precision`, `error_rate`" in found["threshold"]["metric"]
     assert "time with a zone, or `null`" in found["split"]["holdout_from"]
 
