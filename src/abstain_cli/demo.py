@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -38,6 +39,9 @@ def summary(demo: Demo) -> Table:
     table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are correct")
     for row, verdict in demo.examples:
         table.add_row(f"{verdict.decision} ({verdict.confidence:.2f})", f"{row.question}\n-> {row.answer}")
+    costs = json.loads((demo.bundle / "evaluation.json").read_text())["forward_tokens"]
+    by_cost = sorted((tokens, name) for name, tokens in costs.items() if tokens)
+    table.add_row("tokens of an answer", ", ".join(f"{name} {tokens:.0f}" for tokens, name in by_cost))
     table.add_row("report", str(demo.bundle / "report.html"))
     table.add_row("Prefect UI", running_server() or f"run `make up`, then {UI}")
     return table

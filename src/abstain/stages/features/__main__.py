@@ -70,6 +70,9 @@ def stage(params: Params) -> None:
     probe = (served_site(params).reading,)
     costs = {one.name: one.readings for one in found.scorers} | {"probe": probe}
     costs["fusion"] = (*probe, *readings)
+    tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
+    parts = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
+    print(f"tokens of an answer: {parts}", flush=True)
     artifacts.write_json(
         paths.FEATURES_SUMMARY,
         {
@@ -78,9 +81,7 @@ def stage(params: Params) -> None:
             "chunks_dropped": shortened,
             "skipped_scorers": dict(found.skipped),
             "neither": neither(load_tokenizer(resolve(params.llm.model, settings)), asked),
-            "forward_tokens": {
-                name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()
-            },
+            "forward_tokens": tokens,
         },
     )
 
