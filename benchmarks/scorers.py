@@ -50,6 +50,7 @@ from abstain.llm.signals.compute_features import compute_missing, feature_reques
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, served_site
 from abstain.llm.signals.registry import build_scorers
+from benchmarks.full_params import full_params
 from benchmarks.rows import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,10 +208,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default=MODEL, help="an embedded model, a Hugging Face id or a folder")
     parser.add_argument("--rows", type=int, default=None, help="only so many training, and so many test answers")
     parser.add_argument("--without", nargs="*", default=[], help="scorers to leave out")
-    parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="what is fitted, and how")
+    parser.add_argument("--params", type=Path, help="what is fitted, and how; default: the full comparison")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        measure(load_params(asked.params), asked.model, asked.cache or Path(folder), asked.rows, asked.without)
+        params = load_params(asked.params) if asked.params else full_params()
+        measure(params, asked.model, asked.cache or Path(folder), asked.rows, asked.without)
 
 
 def measure(params: Params, model: str, cache: Path, most: int | None, without: list[str]) -> None:

@@ -342,12 +342,15 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     save_speaking_model(folder / "model", max_position_embeddings=8192)
     project = new_project(folder)
     make_data = (
-        "import sys; from pathlib import Path; from datetime import UTC, datetime\n"
+        "import json, sys; from pathlib import Path; from datetime import UTC, datetime\n"
         "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
         "from abstain.ingest.sources.files import explicit_sources\n"
         "from abstain.sample.write import write_sample\n"
         "folder = Path(sys.argv[1]); write_sample(folder); history = folder / 'history.jsonl'\n"
-        "history.write_text(''.join(history.open().readlines()[::3]))\n"
+        "rows = [json.loads(line) for line in history.open()][::3]\n"
+        "late = [row for row in rows if row['asked_at'] >= '2026-10-08']\n"
+        "[row.pop('review', None) for row in late]\n"  # so that there is something to review
+        "history.write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
         "sources = explicit_sources([str(folder / 'handbook'), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )

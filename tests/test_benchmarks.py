@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
+from benchmarks.full_params import full_params
 from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
 
@@ -115,15 +117,9 @@ def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
 def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scorers, "PLACES", scorers.PLACES[:2])
     monkeypatch.setattr(scorers, "DRAWS", 100)
-    params = (ROOT / "params.yaml").read_text()
-    for shipped, small in (
-        ("trees: 2100", "trees: 30"),
-        ("max_epochs: 60", "max_epochs: 3"),
-        ("tokens: 15", "tokens: 3"),
-    ):
-        assert shipped in params
-        params = params.replace(shipped, small)
-    (tmp_path / "params.yaml").write_text(params)
+    small = full_params().model_dump(mode="json")
+    small["regressors"]["trees"], small["probe"]["max_epochs"], small["perturbation"]["tokens"] = 30, 3, 3
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(small))
     fast = ("--params", str(tmp_path / "params.yaml"), "--without", *COSTLY, "yes_score_fused", "entropy")
     ranks_scorers(printed(scorers.main, "--rows", "24", *fast), 24)
 

@@ -109,7 +109,7 @@ def test_a_target_that_nobody_wrote_is_skipped_and_named(
     skipped = artifacts.read_json(paths.REGRESSOR_SUMMARY)["skipped"]
     assert set(skipped) == {"random_forest_cosine", "linear_cosine"}
     assert all("the target cosine is known for no training answer" in why for why in skipped.values())
-    assert "skipped: regressor linear_cosine: the target cosine" in capsys.readouterr().out
+    assert "skipped: regressor linear_cosine: A301: the target cosine" in capsys.readouterr().out
     assert set(bytes_of(paths.REGRESSORS)) == {"random_forest_verdict.onnx", "linear_verdict.onnx"}
 
 

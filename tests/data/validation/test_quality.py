@@ -117,7 +117,7 @@ def test_near_duplicates_in_training_are_a_warning() -> None:
     assert result.success
     assert result.notes == ("1,234 near-duplicates of hold-out answers are left out of training",)
     assert result.warning_lines() == [
-        "holdout: 12.5 % of the reviewed answers have a near-duplicate in the training data, 5 % allowed "
+        "A107 holdout: 12.5 % of the reviewed answers have a near-duplicate in the training data, 5 % allowed "
         "(quality.max_twin_share)"
     ]
 

@@ -13,7 +13,7 @@ from abstain.llm.signals.feature_plan import (
     served_site,
     sweep_sites,
 )
-from tests.full_params import full_params
+from benchmarks.full_params import full_params
 from tests.llm.signals.builders import interaction
 
 PARAMS = full_params()

@@ -1,10 +1,13 @@
 """The parameters of a full comparison: params.yaml with the keys of params.full.yaml in place of its own."""
 
+from pathlib import Path
+
 import yaml
 
 from abstain.config.params import Params
 from tasks.run_params import replace_keys
-from tests.conftest import ROOT
+
+ROOT = Path(__file__).parents[1]
 
 
 def full_params() -> Params:
