@@ -235,6 +235,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     # So few answers guarantee little, and no probe is surely better than another: the machinery is what is tested.
     project.edit_params("  target: 0.1 ", "  target: 0.25 ")
     project.edit_params("method: venn_abers", "method: isotonic")
+    project.edit_params("min_slice: 20", "min_slice: 10")
     project.edit_params("  confidence: 0.95", "  confidence: 0.001")
     for name in ("max_newest_drop: 0.02", "max_precision_drop: 0.08", "max_slice_drop: 0.15", "max_ece: 0.15"):
         project.edit_params(name, f"{name.partition(':')[0]}: 1.0")

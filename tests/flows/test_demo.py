@@ -129,7 +129,7 @@ def test_what_each_scorer_takes_is_told(project: Project) -> None:
     places = {"probe: layer 4, residual, all chunks", "probe: layer 2, mlp, all chunks"}
     assert {*places, "fusion"} <= set(rows)
     assert "longest" in done.stdout and "0" not in rows.values()
-    assert "skipped: entailment: no model: set scorers.entailment_model in params.yaml" in done.stdout
+    assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in done.stdout
 
 
 def test_a_machine_that_never_trained_reads_the_origin(project: Project, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def refused(
     project.edit_params("  serve: linear", "  serve: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("  layers: [2] ", "  layers: [] ")
-    project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-10-15')
+    project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-11-10')
     done = project.abstain("retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     return project, done.stdout

@@ -234,6 +234,7 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     known = frame["confidence"].notna()
     assert known.sum() > 40 and not known.all() and frame["confidence"][known].between(0, 1).all()
     assert frame["drift"].between(-1e-6, 2).sum() == frame["drift"].notna().sum() > 40
+    frame["reviewed"] = False  # of the sample nearly all are
     design = draw(frame, 12, 0.5, 0, threshold)
     assert design.rows["why"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
