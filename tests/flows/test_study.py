@@ -172,7 +172,7 @@ def test_a_cell_whose_file_is_gone_asks_no_model_anything(ran: Ran) -> None:
 @pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
 def test_a_bad_cell_leaves_the_others_done_and_a_gap_that_is_named(ran: Ran) -> None:
     (error,) = ran.of("error:")
-    assert error.startswith("1 of 3 cells could not be computed, the first one, embedded by absent, K = 2")
+    assert error.startswith("A508: 1 of 3 cells could not be computed, the first one, embedded by absent, K = 2")
     assert "model 'nobody/no-such-model' cannot be found" in error and "report.md has the others" in error
     tables = ran.report["tables"]
     assert len(ran.report["missing"]) == len(tables["11"]["missing"]) == 1
