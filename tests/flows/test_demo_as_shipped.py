@@ -26,7 +26,10 @@ def test_beats_base_rate_and_length_on_the_hold_out(shipped: Project) -> None:
     assert scorers["probe"]["auroc"] > scorers["length_only"]["auroc"]
     assert scorers["probe"]["brier"] < scorers["base_rate"]["brier"]
     assert approval["metrics"]["holdout"]["rows"] >= 100
-    assert {"fusion", "lstm", "sequence_log_prob", "yes_score", "gradient_boosting_verdict"} <= scorers.keys()
+    log_probs = {"sequence_log_prob", "min_log_prob", "mean_log_prob"}
+    probes = {"probe", "lstm", "attention"}  # the linear one, or the one that is served, is called probe
+    assert {"fusion", "gradient_boosting_verdict", "length_only", "base_rate", *log_probs} <= scorers.keys()
+    assert len(probes & scorers.keys()) >= 2
 
 
 def test_the_readme_shows_what_the_demo_measures(shipped: Project) -> None:
