@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from abstain.config.settings import load_settings
+from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, choose_device, choose_dtype, load, resolve
+from abstain.llm.engine.loading import LoadedModel, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
 from abstain.llm.engine.tokenization import encode_pass

@@ -19,8 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from abstain.config.settings import load_settings
+from abstain.llm.engine.device import choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import LoadedModel, ModelRef, choose_dtype
+from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import Pass, Segment
 from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Request
 from benchmarks import naive

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import load_settings
-from abstain.llm.engine.loading import LoadedModel, choose_device, choose_dtype, load, resolve
+from abstain.llm.engine.device import choose_device, choose_dtype
+from abstain.llm.engine.loading import LoadedModel, load, resolve
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.engine.tokenization import encode_pass

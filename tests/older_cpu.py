@@ -49,7 +49,7 @@ for one in threadpoolctl.threadpool_info():
     if one["internal_api"] == "openblas":
         found["OpenBLAS of " + ("numpy" if "numpy.libs" in one["filepath"] else "scipy")] = one["architecture"]
 found["to disable in numpy"] = " ".join(above)
-from abstain.llm.engine.loading import choose_dtype
+from abstain.llm.engine.device import choose_dtype
 from abstain.config.settings import Settings
 found["base model's dtype"] = str(choose_dtype(Settings(), torch.device("cpu"))).removeprefix("torch.")
 torch.ones(8, 8) @ torch.ones(8, 8)  # MKL says what it is with the first product, oneDNN with its first operation

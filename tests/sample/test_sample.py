@@ -247,7 +247,8 @@ def test_demo_reads_at_most_75_000_tokens(sample: Path, tmp_path: Path) -> None:
     """All answers are counted, though those without a label are not read."""
     settings = Settings(home=MODELS.parent, features_url=str(tmp_path))
     everyone = [row.split()[0] for row in rows(sample / "history.jsonl")]
-    everyone += [one for one in incoming(sample) if one.interaction_id not in {row.interaction_id for row in everyone}]
+    known = {row.interaction_id for row in everyone}
+    everyone += [row for row in incoming(sample) if row.interaction_id not in known]
     assert len(everyone) == len(ANSWERED)
     asked = all_feature_requests(
         PARAMS, build_scorers(PARAMS, settings).scorers, LabelledAnswers(everyone, [], PARAMS.audits.run)

@@ -117,7 +117,7 @@ class Code(StrEnum):
     NO_THRESHOLD = (
         "A302",
         "No threshold reaches threshold.target with the required confidence.",
-        "Review more answers, lower the target, or set threshold.on_infeasible to heuristic.",
+        "Review more answers, relax the target, or set threshold.on_infeasible to heuristic.",
     )
     NOT_TRAINABLE = (
         "A303",

@@ -21,8 +21,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
+from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import ENGINE_VERSION
-from abstain.llm.engine.loading import choose_device, choose_dtype, resolve
+from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.study.cell import ExperimentRunner
 from abstain.study.declared import ExperimentCell, Study

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import loading
+from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import Embedded, choose_device, choose_dtype, load, load_tokenizer, pin, resolve
+from abstain.llm.engine.loading import Embedded, load, load_tokenizer, pin, resolve
 from abstain.llm.engine.requests import HiddenStates, Request
 from tests.llm.builders import save_tiny_model, tiny_model, tiny_pass
 from tests.tolerance import assert_near

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues, PackedBatch, packed_attention
+from abstain.llm.engine.device import keep_freed_memory
 from abstain.llm.engine.loading import LoadedModel, require_layer, window_of
 from abstain.llm.engine.prefix_tree import Node, build, walk
 from abstain.llm.engine.requests import Site
@@ -83,7 +83,7 @@ class Decoder:
         # Hooks and the choice of attention are set on the one model that a process has: one thread at a time.
         self.lock = threading.RLock()
         if self.device.type == "cpu":
-            _keep_freed_memory()
+            keep_freed_memory()
         self._decoder: nn.Module = loaded.model.base_model
         self._blocks = _find_blocks(self._decoder, self.n_layers)
         checked = self._check(packed) if packed is not None else remembered(loaded, self._check)
@@ -260,19 +260,6 @@ class Decoder:
         return max(differences) <= CHECK_TOLERANCE
 
 
-def _keep_freed_memory() -> None:
-    """Have glibc keep what one batch frees for the next.
-
-    It gives large blocks back to the system at once, and every page of the next one is a fault: on two cores a
-    quarter of a forward pass's time. Other C libraries have no such call, and are left as they are.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    with suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 32 << 20)
-        libc.mallopt(trim_threshold, 1 << 30)
-
-
 def _check_passes(tokens: int) -> list[list[int]]:
     """Two passes that share a prefix, which is longer than the runs that it is cut into."""
     prefix = [(7 * n + 3) % tokens for n in range(40)]
@@ -307,23 +294,6 @@ def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:
         Code.UNSUITABLE,
         f"{type(decoder).__name__} has no list of {n_layers} decoder blocks: it is no causal LM we know",
     )
-
-
-def to_host(rows: Tensor) -> Tensor:
-    """A copy of `rows` on the CPU; from CUDA into pinned memory, and not there before `copies_done` has been called."""
-    if rows.device.type != "cuda":
-        return rows.to("cpu", copy=True)
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-    return host.copy_(rows, non_blocking=True)
-
-
-def copies_done(device: torch.device) -> Callable[[], None]:
-    """A function that waits for the copies that are under way now."""
-    if device.type != "cuda":
-        return lambda: None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize
 
 
 def log_probabilities(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, copies_done, log_probabilities, to_host
+from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, log_probabilities
+from abstain.llm.engine.device import copies_done, to_host
 from abstain.llm.engine.generation import Generated, Prompt, decode
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.planner import EncodedRequest, RequestPlan, by_depth

@@ -213,33 +213,6 @@ def window_of(config: Any) -> int | None:
     return window
 
 
-def choose_device(settings: Settings) -> torch.device:
-    """The device that `ABSTAIN_DEVICE` names; `auto` takes CUDA where there is one."""
-    wanted = settings.device
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise AbstainError(
-            Code.BAD_SETTING, f"ABSTAIN_DEVICE={wanted}, but torch sees no CUDA device: set it to cpu or auto"
-        )
-    try:
-        return torch.device(wanted)
-    except RuntimeError:
-        raise AbstainError(
-            Code.BAD_SETTING, f"ABSTAIN_DEVICE={wanted} is no torch device: use auto, cpu, cuda or cuda:N"
-        ) from None
-
-
-def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
-    """The dtype that `ABSTAIN_DTYPE` names; `auto` is bfloat16 where `device` multiplies in it natively."""
-    if settings.dtype != "auto":
-        return torch.float32 if settings.dtype == "float32" else torch.bfloat16
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    able = torch.cpu.get_capabilities()
-    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
-
-
 def _config(ref: ModelRef) -> Any:
     from transformers import AutoConfig
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import choose_device, choose_dtype, load_tokenizer, resolve
+from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prefix_tree import distinct_tokens
 from abstain.llm.engine.requests import Ask, Generate, Request, relevant
 from abstain.llm.engine.tokenization import encode_pass

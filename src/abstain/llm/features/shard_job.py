@@ -25,9 +25,10 @@ from torch import Tensor
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.device import choose_device
 from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.generation import Generated
-from abstain.llm.engine.loading import choose_device, kind_of, load, resolve
+from abstain.llm.engine.loading import kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, NextTokenProbs, Perturb, Request, relevant
 from abstain.llm.features.cache import CacheNamespace, pass_key, write_rows

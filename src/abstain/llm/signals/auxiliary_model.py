@@ -13,7 +13,8 @@ from torch import Tensor
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.loading import ModelRef, choose_device, readable, resolve, window_of
+from abstain.llm.engine.device import choose_device
+from abstain.llm.engine.loading import ModelRef, readable, resolve, window_of
 from abstain.llm.engine.prompts import Pass
 from abstain.llm.features.cache import CacheNamespace, FeatureCache, pass_key
 from abstain.llm.signals.base import ScorerUnavailable

@@ -28,9 +28,13 @@ from abstain.stages.shared.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
+    others, leaves_out = sweep_sites(params), "product_left_out" in params.audits.run
+    if not (others or leaves_out):  # the default, which needs no states
+        artifacts.write_json(paths.ABLATIONS, {"sites": [], "left_out": []})
+        return
     frame, states = read_labelled_states()
     rouge = read_rouge(frame)
-    here, others = served_site(params), sweep_sites(params)
+    here = served_site(params)
     places = [here, *others] if others else []
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)
     rows: list[dict[str, Any]] = []
@@ -41,7 +45,7 @@ def stage(params: Params) -> None:
         rows.append({**asdict(place), "served": place == here, **found})
         artifacts.progress(number, len(places) + 1)
     left_out = []
-    if "product_left_out" in params.audits.run:
+    if leaves_out:
         probe = load_probe(paths.PROBE)
         left_out = left_out_rows(
             frame,
