@@ -20,13 +20,17 @@ from tasks.failures import coded_failures
 from tasks.fan_out.stage import FANNED_OUT, fan_out, step_before
 from tasks.git_commit import commit, push
 from tasks.pipeline import StageResult, run_stage
-from tasks.plan import find_stale, read_graph
+from tasks.plan import find_stale, read_graph, up_to
 from tasks.progress import observe
 from tasks.promotion import Promotion, promote_candidate
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.run_params import commit_params
+from tasks.site_choice import choose_site, wants_choice
 from tasks.stopping import stopping_together
 from tasks.workspace import Workspace, open_workspace
+
+BEFORE_THE_CHOICE = "dataset"
+"""The stage whose training answers the probe's layer is chosen by."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +44,33 @@ class Retrained:
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]
 @coded_failures()
 def retrain(
-    promote: bool = True, new_holdout: str | None = None, force: bool = False, params: str | None = None
+    promote: bool = True,
+    new_holdout: str | None = None,
+    force: bool = False,
+    params: str | None = None,
+    choose_layer: bool = False,
 ) -> Retrained:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
     `promote=False` stops before the gate. `new_holdout` is the recorded reason why the hold-out may differ from the one
     the champion was promoted on. `force` runs cached stages too. `params` is a file of parameters that differ from
-    params.yaml for this run, whose commits reach the origin only if its version is promoted. Fails while production was
-    trained on erased rows, the candidate without them is worse, and no decision is recorded.
+    params.yaml for this run, whose commits reach the origin only if its version is promoted. `choose_layer` chooses the
+    probe's layer and site again, as with `llm.layer: auto`. Fails while production was trained on erased rows, the
+    candidate without them is worse, and no decision is recorded.
     """
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
-        before = commit_params(workspace, Path(params)) if params is not None else None
+        before, ran_already = None, {}
         try:
-            stages = run_dag(workspace, force)
+            if choose_layer or wants_choice(workspace):
+                ran_already = {stage.stage: stage for stage in run_dag(workspace, last=BEFORE_THE_CHOICE)}
+                choose_site(workspace)
+            if params is not None:
+                before = commit_params(workspace, Path(params))
+            stages = [
+                ran_already.get(stage.stage, stage) if stage.status == "cached" else stage
+                for stage in run_dag(workspace, force)
+            ]
         except Exception:  # except interruptions, which leave no results and must end fast
             publish_validation(workspace)
             raise
@@ -65,8 +82,10 @@ def retrain(
         return Retrained(stages, promote_candidate(workspace, new_holdout, before=before) if promote else None)
 
 
-def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
+def run_dag(workspace: Workspace, force: bool = False, last: str | None = None) -> list[StageResult]:
     """One task per stage, each waiting for the stages that it depends on in DVC; the first failure is raised.
+
+    With `last`, only that stage and those that it needs.
 
     A stage that is unchanged by `dvc status` starts no command if all stages before it are unchanged, too. Where other
     processes compute features, they do so before the stage that reads them from the cache. When the flow is
@@ -75,6 +94,8 @@ def run_dag(workspace: Workspace, force: bool = False) -> list[StageResult]:
     graph = read_graph(workspace)
     for stage in graph:
         observe(stage, "waiting")
+    if last is not None:
+        graph = up_to(graph, last)
     stale = find_stale(workspace, graph)
     futures: dict[str, PrefectFuture[Any]] = {}
     with stopping_together():

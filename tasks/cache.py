@@ -24,7 +24,7 @@ def needed_keys() -> dict[str, set[str]]:
     settings = load_settings()
     with open_workspace() as workspace:
         interactions = list(DataStore(workspace.path / paths.DATA).rows(Interaction))
-        params, labelled = read_labelled(workspace)
+        params, labelled, _ = read_labelled(workspace)
         read, rows = conditions(params, settings, labelled)
         asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
         asked.append((interactions, (served_site(params).reading,)))  # those without a label yet, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,29 @@ ADVICE = re.compile(
     r"|\s*(To track the changes with git|git add |To enable auto staging|dvc config core|Use `dvc push`).*"
 )
 CACHED = ("didn't change, skipping", "is cached - skipping run")
+
+
+def report_progress(step: str, logger: Any) -> Callable[[str], None]:
+    """Takes the lines of a step's output: progress becomes a bar in the UI, all else goes to the run's log."""
+    bar = None
+
+    def on_line(line: str) -> None:
+        nonlocal bar
+        if ADVICE.fullmatch(line):  # for people who run DVC by hand; the flow does it all
+            return
+        observe(step, line)
+        match = PROGRESS.fullmatch(line)
+        if match is None:
+            logger.info(line)
+            return
+        percent = 100 * int(match["done"]) / int(match["total"])
+        if bar is None:
+            bar = create_progress_artifact(percent, key=step.replace("_", "-"), description=f"progress of {step}")
+        else:
+            update_progress_artifact(bar, percent)
+        logger.info("%s %s of %s", step, match["done"], match["total"])
+
+    return on_line
 
 
 @dataclass(frozen=True)
@@ -57,28 +81,15 @@ def run_stage(workspace: Workspace, stage: str, is_stale: bool = True, force: bo
         observe(stage, "cached")
         return StageResult(stage, "cached", 0.0)
     observe(stage, "running")
-    logger = get_run_logger()
-    bar = None
     reading: tuple[int, float] | None = None  # tokens of the base model, and the seconds until they were read
     started = time.monotonic()
+    report = report_progress(stage, get_run_logger())
 
     def on_line(line: str) -> None:
-        nonlocal bar, reading
-        if ADVICE.fullmatch(line):  # for people who run DVC by hand; the flow does it all
-            return
-        observe(stage, line)
+        nonlocal reading
         if match := TOKENS.fullmatch(line):
             reading = int(match["tokens"]), time.monotonic() - started
-        match = PROGRESS.fullmatch(line)
-        if match is None:
-            logger.info(line)
-            return
-        percent = 100 * int(match["done"]) / int(match["total"])
-        if bar is None:
-            bar = create_progress_artifact(percent, key=stage.replace("_", "-"), description=f"progress of {stage}")
-        else:
-            update_progress_artifact(bar, percent)
-        logger.info("%s %s of %s", stage, match["done"], match["total"])
+        report(line)
 
     command = ["dvc", "--wait-for-lock", "repro", "--single-item", *(["--force"] if force else []), stage]
     output = run(command, workspace.path, on_line, inherit=[workspace.lock], name=f"stage {stage}")

@@ -122,6 +122,15 @@ def read_graph(workspace: Workspace) -> dict[str, set[str]]:
     return ordered
 
 
+def up_to(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]]:
+    """The part of `graph` with `last` and all that it waits for."""
+    needed = {last}
+    for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for
+        if name in needed:
+            needed |= graph[name]
+    return {name: ups for name, ups in graph.items() if name in needed}
+
+
 def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[str]]:
     """Per stage of `graph` why it would run, by `dvc status`: what has changed, which stale stages come before."""
     changed = {name: _reasons(entries) for name, entries in json.loads(workspace.dvc("status", "--json")).items()}

@@ -16,12 +16,13 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically, write_json
-from abstain.release.gate import Rule
+from abstain.release.gate import GUARANTEE, Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
 from tasks.decision_record import decision_table, earlier_rejection
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
-from tasks.plan import REQUIREMENTS
+from tasks.holdout import freeze_holdout
+from tasks.plan import LOCK, REQUIREMENTS
 from tasks.progress import observe
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
@@ -32,7 +33,8 @@ POINTER = ("release.dvc", paths.REGISTRY)
 
 @dataclass(frozen=True)
 class Promotion:
-    """The outcome of a promotion. `version` is in production now, None where nothing is."""
+    """The outcome of a promotion. `version` is in production now, None where nothing is. `reasons`: why the candidate
+    was rejected, or why the promoted one guarantees nothing."""
 
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
@@ -104,7 +106,7 @@ def promote_candidate(
             restore_params(workspace, before)  # the bundle has the run's own
         _publish(workspace, registry.promoted(event), record)
         observe("promote", "ran")
-        return Promotion("promoted", version, [])
+        return Promotion("promoted", version, [check.message for check in decision.checks if check.name == GUARANTEE])
     if before:
         withdraw(workspace, before)
     write_json(rejection, record)
@@ -164,11 +166,15 @@ def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
 
 
 def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
-    """Commit the bundle with its record and the moved pointer, tag, push."""
+    """Commit the bundle with its record and the moved pointer, tag, push.
+
+    The first promotion with a guarantee freezes the hold-out: until then it may grow, as nothing is judged by it.
+    """
     version = record["version"]
+    frozen = [LOCK] if registry.prod and registry.prod.guaranteed and freeze_holdout(workspace) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_json(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS, paths.PARAMS)
+    commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS, paths.PARAMS, *frozen)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))

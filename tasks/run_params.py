@@ -1,7 +1,7 @@
-"""The parameters of one run: params.yaml with the keys of another file in place of its own.
+"""Values that a run writes to params.yaml: its own, from another file, or those that are decided once.
 
-They are committed in the run's workspace, so that DVC sees every value. The origin's params.yaml stays as it is: only
-the release and the results of a promoted version keep them (tasks/promotion.py).
+The parameters of one run are committed in the run's workspace, so that DVC sees every value. The origin's params.yaml
+stays as it is: only the release and the results of a promoted version keep them (tasks/promotion.py).
 """
 
 from __future__ import annotations
@@ -37,12 +37,20 @@ def write_params(workspace: Workspace, file: Path) -> None:
             Code.BAD_SETTING,
             f"{file} holds no parameters: give the keys that differ from params.yaml, in their sections",
         )
+    edit_params(workspace, _editor().load(file.read_text(encoding="utf-8")), file)
+
+
+def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = paths.PARAMS) -> None:
+    """Write params.yaml in the workspace with `values`, by section and key; comments and layout stay.
+
+    Raises `AbstainError` naming `source` and the key where the result is not valid; nothing is written then.
+    """
     target, editor = workspace.path / paths.PARAMS, _editor()
     merged = editor.load(target.read_text(encoding="utf-8"))
-    replace_keys(merged, editor.load(file.read_text(encoding="utf-8")))
+    replace_keys(merged, values)
     text = io.StringIO()
     editor.dump(merged, text)
-    check(yaml.safe_load(text.getvalue()), file, Params)
+    check(yaml.safe_load(text.getvalue()), source, Params)
     write_atomically(target, text.getvalue().encode())
 
 

@@ -17,6 +17,7 @@ EXPECTED = {
     "tasks.supervisor": "",
     "abstain.stages.validate.__main__": "pandas",
     "abstain.stages.dataset.__main__": "pandas scipy",
+    "abstain.stages.choose_site": "pandas sklearn torch",
     "abstain.stages.features.__main__": "pandas torch",
     "abstain.stages.nll_features.__main__": "pandas torch",
     "abstain.stages.train_probe.__main__": "pandas sklearn torch",

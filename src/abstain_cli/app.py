@@ -115,6 +115,9 @@ def retrain(
     accept_new_holdout: NewHoldout = None,
     force: Annotated[bool, typer.Option("--force", help="run cached stages too")] = False,
     params: plan.ParamsFile = None,
+    choose_layer: Annotated[
+        bool, typer.Option("--choose-layer", help="choose the probe's layer and site again, by out-of-fold AUROC")
+    ] = False,
 ) -> None:
     """Run stale stages; promote the result if the gate approves."""
     from tasks.server import server_for_run
@@ -123,7 +126,7 @@ def retrain(
         from flows.retrain import retrain as flow
 
     with step_progress(console):
-        result = flow(promote, accept_new_holdout, force, None if params is None else str(params))
+        result = flow(promote, accept_new_holdout, force, None if params is None else str(params), choose_layer)
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
     if result.outcome:
@@ -254,12 +257,15 @@ def _keep_tainted(reason: str) -> None:
 
 def _live(registry: Registry) -> str:
     """The version in production, with its mark where it was trained on erased rows."""
-    return f"probe {registry.version}, {registry.taint}" if registry.taint else f"probe {registry.version}"
+    unguaranteed = ", without a guarantee" if registry.prod and not registry.prod.guaranteed else ""
+    return f"probe {registry.version}{unguaranteed}{f', {registry.taint}' if registry.taint else ''}"
 
 
 def _outcome(outcome: Promotion) -> str:
     if outcome.status == "promoted":
-        return f"promoted: probe {outcome.version} is in production"
+        return "\n  ".join(
+            [f"promoted: probe {outcome.version} is in production", *map("guarantee: {}".format, outcome.reasons)]
+        )
     live = f"probe {outcome.version} stays in production" if outcome.version else "nothing is in production"
     return "\n  ".join([f"{outcome.status}: {live}", *outcome.reasons])
 

@@ -27,7 +27,7 @@ def time_scorers(
 
     settings = load_settings()
     with open_workspace() as workspace:
-        params, labelled = read_labelled(workspace)
+        params, labelled, _ = read_labelled(workspace)
     places = np.unique(np.linspace(0, len(labelled.rows), answers, endpoint=False, dtype=int))
     rows = [labelled.rows[at] for at in places if at < len(labelled.rows)]
     with bar(console, "latency") as progress:

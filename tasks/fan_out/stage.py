@@ -64,7 +64,7 @@ def fan_out(workspace: Workspace, stage: str) -> None:
     from tasks.demand import read_labelled  # torch: not where the stage is cached
 
     settings = load_settings()
-    params, labelled = read_labelled(workspace)
+    params, labelled, _ = read_labelled(workspace)
 
     def progress(done: int, total: int) -> None:
         observe(step, f"progress {done}/{total}")

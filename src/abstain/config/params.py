@@ -21,11 +21,11 @@ Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
 
 
 class LLMParams(FrozenModel):
-    """The base model, the prompt layout, and the layer that the probe reads."""
+    """The base model, the prompt layout, and the layer that the probe reads; `auto` until a retrain has chosen it."""
 
     model: str
     layout: str
-    layer: Count
+    layer: Count | Literal["auto"]
     site: Literal["residual", "mlp"]
     too_long: Literal["refuse", "drop_chunks"]
 
@@ -81,15 +81,17 @@ class SplitParams(FrozenModel):
     validation: OpenFraction
     holdout: OpenFraction
     holdout_from: Timestamp | None
-    holdout_frozen_at: Timestamp
+    holdout_frozen_at: Timestamp | None
     max_component: OpenFraction
 
     @model_validator(mode="after")
     def _leave_something_to_train_on(self) -> SplitParams:
         if self.by == "group" and self.validation + self.holdout >= 1:
             raise ValueError("validation + holdout leave nothing to train on: together they must stay below 1")
-        if self.by == "time" and (self.holdout_from is None or self.holdout_from >= self.holdout_frozen_at):
-            raise ValueError("by: time needs a holdout_from before holdout_frozen_at: the hold-out lies between them")
+        if self.by == "time":
+            end = self.holdout_frozen_at
+            if self.holdout_from is None or (end is not None and self.holdout_from >= end):
+                raise ValueError("by: time needs a holdout_from before holdout_frozen_at: the hold-out is between them")
         return self
 
 

@@ -48,6 +48,15 @@ def part(split: str) -> str:
     return "held out" if split in ("holdout", "newest") else split
 
 
+@given(rows, st.sampled_from([BY_GROUP, BY_TIME]))
+def test_a_date_after_every_row_moves_none(rows: Rows, params: SplitParams) -> None:
+    """What the first promotion writes."""
+    open_ended = params.model_copy(update={"holdout_frozen_at": None})
+    frozen = params.model_copy(update={"holdout_frozen_at": datetime(2027, 1, 1, tzinfo=UTC)})
+    assert split(rows, open_ended) == split(rows, frozen)
+    assert "newest" not in split(rows, open_ended)
+
+
 @given(rows)
 def test_no_group_straddles_and_time_decides_only_within_the_held_out_groups(rows: Rows) -> None:
     parts: dict[str, set[str]] = {}

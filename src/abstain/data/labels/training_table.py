@@ -29,7 +29,7 @@ from abstain.data.labels.reliability import compare, estimate
 from abstain.data.labels.twin_splits import split_rows, twin_in_training
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import check_splits
+from abstain.data.store.splits import check_splits, since
 
 INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch", *TWINS)
 FEEDBACK = ("given_at", "thumb", "user")
@@ -110,13 +110,12 @@ def training_table(
 
 
 def _placed(
-    rows: pd.DataFrame, columns: Sequence[str], ids: pd.Index, splits: pd.Series, frozen_at: datetime
+    rows: pd.DataFrame, columns: Sequence[str], ids: pd.Index, splits: pd.Series, frozen_at: datetime | None
 ) -> pd.DataFrame:
     """The thumbs or reviews that count, with the `row` of their answer; the first of `columns` is their moment."""
     row = ids.get_indexer(pd.Index(rows["interaction_id"]))
     # One more at the end, for the rows of unknown answers (-1).
     held, left_out = (np.append(splits == name, False)[row] for name in ("holdout", "excluded"))
-    late = (rows[columns[0]] >= frozen_at).to_numpy(bool)
-    counts = (row >= 0) & ~left_out & ~(held & late)
+    counts = (row >= 0) & ~left_out & ~(held & since(rows[columns[0]], frozen_at))
     placed: pd.DataFrame = rows.loc[counts, list(columns)].assign(row=row[counts])
     return placed

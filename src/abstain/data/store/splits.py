@@ -6,7 +6,8 @@ Notes:
   changes as data grows. By time, the hold-out are the questions asked in [`holdout_from`, `holdout_frozen_at`), and
   earlier rows of a group with questions then or later are `excluded`: used neither for training nor for evaluation.
 * The hold-out is frozen by date, with the same rows for every challenger; questions from `holdout_frozen_at` on are
-  `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on.
+  `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on. The date is
+  null until the first promotion with a guarantee, which writes it: until then no question is too new for the hold-out.
 * Too little data is an error here, with its remedy, rather than a meaningless figure later.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -45,7 +47,7 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
     """
     codes, names = pd.factorize(groups)
     position = np.array([uniform(params.seed, name) for name in names], float)
-    frozen = (asked_at >= params.holdout_frozen_at).to_numpy(bool)
+    frozen = since(asked_at, params.holdout_frozen_at)
     if params.by == "group":
         held, drawn = position < params.holdout, position < params.holdout + params.validation
         split = np.where(held[codes], np.where(frozen, "newest", "holdout"), _train_or(drawn[codes]))
@@ -56,6 +58,11 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
         early = np.where(held[codes], "excluded", _train_or((position < params.validation)[codes]))
         split = np.where(late, np.where(frozen, "newest", "holdout"), early)
     return pd.Series(split, index=groups.index, dtype="str")
+
+
+def since(moments: pd.Series, frozen_at: datetime | None) -> np.ndarray:
+    """Which of `moments` (UTC) are not before the date on which the hold-out froze: none where it has not frozen."""
+    return np.zeros(len(moments), bool) if frozen_at is None else (moments >= frozen_at).to_numpy(bool)
 
 
 def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd.Series, by: str = "group") -> None:

@@ -17,11 +17,11 @@ from torch import Tensor
 from abstain.config.params import Architecture, ProbeParams, ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import reviewed
-from abstain.learning.estimators.cross_validation import fit_probe
+from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
 from abstain.learning.evaluation.selective_prediction import Confidences, at_tuned_threshold
-from abstain.learning.metrics.bootstrap import Estimate, Resamples, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bootstrap, bounded, paired
 from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights
 
 Take = Callable[[pd.Index], Sequence[Tensor]]
@@ -44,9 +44,8 @@ def site_row(
     """
     train = frame[frame["split"] == "train"]
     fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
-    judged = reviewed(train)
-    out_of_fold = pd.Series(fitted.out_of_fold, train.index)[judged.index]
-    row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold.to_numpy(), _weight(judged))}
+    judged, out_of_fold = _out_of_fold(train, fitted)
+    row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold, _weight(judged))}
     validation, holdout = (reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout"))
     confidence, on_validation = (
         predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
@@ -58,6 +57,28 @@ def site_row(
         threshold,
         rouge[frame.index.get_indexer(holdout.index)],
     )
+
+
+def out_of_fold_aurocs(
+    train: pd.DataFrame, takes: Mapping[Key, Take], architecture: Architecture, probe: ProbeParams, resamples: Resamples
+) -> dict[Key, Estimate]:
+    """The out-of-fold AUROC of a probe on the states of each of `takes`, on the same resamples.
+
+    `train`: the training split; thumbs are trained on, reviewed answers alone are judged. Raises `AbstainError` as
+    `fit_probe`.
+    """
+    groups = train["group"].to_numpy()
+    fits = {key: fit_probe(architecture, labelled_rows(train, take), groups, probe) for key, take in takes.items()}
+    judged = reviewed(train)
+    return _aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
+
+
+def best_shallow(aurocs: Mapping[Key, Estimate], layers: Mapping[Key, int]) -> Key:
+    """The key with the best AUROC, or one of a lower layer that is within one standard error of it, paired."""
+    best = max(aurocs, key=lambda key: aurocs[key].value)
+    lost = {key: paired(aurocs[best], estimate) for key, estimate in aurocs.items()}
+    tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
+    return min(tied, key=lambda key: (layers[key], lost[key].value))
 
 
 def left_out_rows(
@@ -103,7 +124,13 @@ def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: R
     return bounded("auroc", _aurocs(rows, {"": confidence}, resamples)[""])
 
 
-def _aurocs(rows: pd.DataFrame, confidences: Mapping[str, np.ndarray], resamples: Resamples) -> dict[str, Estimate]:
+def _out_of_fold(train: pd.DataFrame, fitted: FittedProbe) -> tuple[pd.DataFrame, np.ndarray]:
+    """The reviewed rows of the training split, and their out-of-fold confidences (rows,)."""
+    judged = reviewed(train)
+    return judged, pd.Series(fitted.out_of_fold, train.index)[judged.index].to_numpy()
+
+
+def _aurocs(rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: Resamples) -> dict[Key, Estimate]:
     figures = {name: partial(auroc, _correct(rows), confidence) for name, confidence in confidences.items()}
     return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))
 

@@ -46,6 +46,12 @@ class Estimate:
         return (float("nan"), float("nan")) if np.isnan(self.value) else interval(self.draws)
 
     @property
+    def standard_error(self) -> float:
+        """The standard deviation of the draws; nan where none is defined."""
+        known = self.draws[~np.isnan(self.draws)]
+        return float(known.std()) if len(known) else float("nan")
+
+    @property
     def chance(self) -> float:
         """The share of draws that are above 0; one that is not defined is not."""
         return float((self.draws > 0).mean())

@@ -9,11 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from abstain.config.params import LLMParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Pass
 
 Site = Literal["residual", "mlp"]
+
+
+def chosen_layer(llm: LLMParams) -> int:
+    """`llm.layer`. Raises `AbstainError` where it is not chosen yet."""
+    if llm.layer == "auto":
+        raise AbstainError(
+            Code.BAD_SETTING,
+            "llm.layer: auto: no layer is chosen yet: run `abstain retrain`, which chooses one and commits it to "
+            "params.yaml",
+        )
+    return llm.layer
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request
+from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request, chosen_layer
 from abstain.llm.engine.tokenization import ContextWindow
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
@@ -58,7 +58,7 @@ class FeatureSource:
 
     @cached_property
     def _reading(self) -> FeatureRequest:
-        return self.reading or FeatureRequest(HiddenStates(self.params.layer, self.params.site))
+        return self.reading or FeatureRequest(HiddenStates(chosen_layer(self.params), self.params.site))
 
     @property
     def ask(self) -> Ask:

@@ -14,7 +14,7 @@ from functools import cached_property
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.requests import HiddenStates, Site
+from abstain.llm.engine.requests import HiddenStates, Site, chosen_layer
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
 from abstain.llm.signals.compute_features import Asked, feature_requests_of
@@ -37,7 +37,17 @@ class ProbeSite:
 
 def served_site(params: Params) -> ProbeSite:
     """The site that the served probe reads."""
-    return ProbeSite(params.llm.layer, params.llm.site)
+    return ProbeSite(chosen_layer(params.llm), params.llm.site)
+
+
+def candidate_sites(depth: int) -> list[ProbeSite]:
+    """The sites that `llm.layer: auto` chooses from, of a model with `depth` layers, shallower ones first.
+
+    Both sites of the layers at a third, a half, two thirds and five sixths of the depth: the methods' papers find the
+    best ones in the middle or soon after it.
+    """
+    layers = dict.fromkeys(max(1, round(depth * sixths / 6)) for sixths in (2, 3, 4, 5))
+    return [ProbeSite(layer, site) for layer in layers for site in ("residual", "mlp")]
 
 
 def sweep_sites(params: Params) -> list[ProbeSite]:
@@ -70,11 +80,25 @@ class LabelledAnswers:
 
 def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
     """The requests of the stage `features`: all that do not need perturbed contexts."""
-    own = (served_site(params).reading, *feature_requests_of(scorers))
-    if wants_regressors(params):
-        own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
+    own = (served_site(params).reading, *_signal_requests(params, scorers))
     asked, *audits = labelled.variants.values()
     return [(asked, (*own, *(place.reading for place in sweep_sites(params)))), *((rows, own) for rows in audits)]
+
+
+def choice_requests(
+    params: Params, scorers: Iterable[Scorer], train: Sequence[Interaction], sites: Sequence[ProbeSite]
+) -> list[Asked]:
+    """The requests to choose one of `sites`: the states of training answers there, and what the stage `features` will
+    read of these answers in the same passes."""
+    return [(train, (*(place.reading for place in sites), *_signal_requests(params, scorers)))]
+
+
+def _signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
+    """The requests of `scorers` and of the regressors."""
+    own = feature_requests_of(scorers)
+    if wants_regressors(params):
+        own += (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
+    return own
 
 
 def conditions(

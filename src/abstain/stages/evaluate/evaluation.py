@@ -21,6 +21,7 @@ from abstain.learning.evaluation.selective_prediction import at_threshold, at_tu
 from abstain.learning.evaluation.slices import Scored, slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples
+from abstain.llm.engine.requests import chosen_layer
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 UNCALIBRATED = ("lstm", "lstm_no_huber")
@@ -143,7 +144,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         params.calibration.seed,
         _resamples(params),
     )
-    served = {"architecture": scorers.architecture, "layer": params.llm.layer, "site": params.llm.site}
+    served = {"architecture": scorers.architecture, "layer": chosen_layer(params.llm), "site": params.llm.site}
     served |= {"model": candidate.base_model, "layout": params.llm.layout}
     return {
         "served": {**candidate.choice, **served},

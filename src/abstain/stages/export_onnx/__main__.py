@@ -10,6 +10,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
 from abstain.learning.estimators.zoo import load_probe
 from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.requests import chosen_layer
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
 
@@ -26,7 +27,7 @@ def stage(params: Params) -> None:
         "model_revision": read_base_model().rpartition("@")[2],
         "layout": params.llm.layout,
         "layout_digest": load_layout(params.llm.layout).digest,
-        "layer": str(params.llm.layer),
+        "layer": str(chosen_layer(params.llm)),
         "site": params.llm.site,
         "too_long": params.llm.too_long,
         "threshold": repr(threshold["threshold"]),

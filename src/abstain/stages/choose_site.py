@@ -1,0 +1,87 @@
+"""Choose the layer and the site that the probe reads, by out-of-fold AUROC on the reviewed training answers.
+
+No stage of the DAG, because its result is a parameter: a retrain with `llm.layer: auto` runs it once, between the
+stages `dataset` and `features`, and commits the choice (tasks/site_choice.py). The passes that it runs also give what
+the stage `features` needs of these answers otherwise, so no answer is read twice.
+
+python -m abstain.stages.choose_site OUTPUT.json
+"""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.codes import Code
+from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import DataStore
+from abstain.data.store.state_table import StateTable
+from abstain.learning.evaluation.ablation import best_shallow, out_of_fold_aurocs
+from abstain.learning.metrics.bootstrap import Resamples, bounded
+from abstain.llm.engine.loading import read_depth, resolve
+from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals.compute_features import compute_missing
+from abstain.llm.signals.feature_plan import ProbeSite, candidate_sites, choice_requests
+from abstain.llm.signals.registry import build_scorers
+from abstain.stages.shared import artifacts
+
+
+def choose(params: Params) -> dict[str, Any]:
+    """`layer` and `site`, the number of training `rows` and of `reviewed` ones, and the `sites` compared, each with its
+    AUROC and interval.
+
+    The shallower one wins within one standard error of the best. Raises `AbstainError` where no answer fits the window,
+    or the training answers are too few for a probe.
+    """
+    settings = load_settings()
+    frame = artifacts.read_dataset_frame()
+    train = frame[frame["split"] == "train"]
+    rows = DataStore(paths.DATA).interactions(train["interaction_id"])
+    sites = candidate_sites(read_depth(resolve(params.llm.model, settings)))
+    scorers = build_scorers(params, settings).scorers
+    compute_missing(params.llm, settings, choice_requests(params, scorers, rows, sites), artifacts.progress)
+    with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".sites-") as folder:
+        tables = [_states(params, rows, place, Path(folder) / f"{at}.safetensors") for at, place in enumerate(sites)]
+        kept = np.flatnonzero(tables[0].lengths)
+        if not len(kept):
+            raise AbstainError(
+                Code.TOO_LONG, "no answer fits the base model's window: take a model that reads more, or retrieve less"
+            )
+        readable = train.iloc[kept].reset_index(drop=True)
+        aurocs = out_of_fold_aurocs(
+            readable,
+            {place: table.subset(kept).subset for place, table in zip(sites, tables, strict=True)},
+            params.sweep.architecture,
+            params.probe,
+            Resamples(params.gate.bootstrap, params.gate.seed),
+        )
+    if any(np.isnan(estimate.value) for estimate in aurocs.values()):
+        raise AbstainError(
+            Code.TOO_FEW_LABELS,
+            "the layer is chosen by the reviewed training answers, and these are not of both kinds: bring reviews, or "
+            "set llm.layer",
+        )
+    chosen = best_shallow(aurocs, {place: place.layer for place in sites})
+    return {
+        "layer": chosen.layer,
+        "site": chosen.site,
+        "rows": len(readable),
+        "reviewed": int((readable["source"] == "review").sum()),
+        "sites": [{"layer": at.layer, "site": at.site, **bounded("auroc", aurocs[at])} for at in sites],
+    }
+
+
+def _states(params: Params, rows: Sequence[Interaction], place: ProbeSite, file: Path) -> StateTable:
+    FeatureSource(params.llm, load_settings(), place.reading).save(rows, file)
+    return StateTable(file)
+
+
+if __name__ == "__main__":
+    artifacts.run(lambda params: artifacts.write_json(Path(sys.argv[1]), choose(params)))

@@ -1,0 +1,93 @@
+"""The hold-out freezes at the first promotion, with real git and DVC."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataset import DataStore
+from tasks.holdout import freeze_holdout
+from tasks.workspace import Workspace, open_workspace
+from tests.conftest import Project, read_lock
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project whose DAG is the stage `dataset` and one after it, and whose hold-out is not frozen."""
+    file = small_project.root / "dvc.yaml"
+    dataset = yaml.safe_load(file.read_text())["stages"]["dataset"]
+    dataset["deps"].remove("artifacts/validation.json")
+    after = {"cmd": "cp artifacts/dataset.json artifacts/copy.json", "deps": ["artifacts/dataset.json"]}
+    file.write_text(
+        yaml.safe_dump({"stages": {"dataset": dataset, "after": after | {"outs": ["artifacts/copy.json"]}}})
+    )
+    (line,) = [line for line in (small_project.root / "params.yaml").read_text().splitlines() if "frozen_at: " in line]
+    small_project.edit_params(line, "  holdout_frozen_at: null")
+    for key, value in small_project.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("PATH", f"{small_project.commands}:{small_project.environment['PATH']}")
+    monkeypatch.chdir(small_project.root)
+    return small_project
+
+
+def status(workspace: Workspace) -> object:
+    return json.loads(workspace.dvc("status", "--json"))
+
+
+def table(workspace: Workspace) -> str:
+    return hashlib.sha256((workspace.path / paths.DATASET).read_bytes()).hexdigest()
+
+
+def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Project) -> None:
+    with open_workspace() as workspace:
+        workspace.dvc("repro", "--quiet")
+        before, lock = table(workspace), read_lock(workspace.path)
+        started = datetime.now(UTC)
+        assert freeze_holdout(workspace)
+        date = load_params(workspace.path / "params.yaml").split.holdout_frozen_at
+        frames = read_frames(DataStore(workspace.path / paths.DATA))
+        assert date is not None and date > started
+        assert all(
+            (frame[column] < date).all()
+            for frame, column in (
+                (frames.interactions, "asked_at"),
+                (frames.feedback, "given_at"),
+                (frames.reviews, "reviewed_at"),
+            )
+        )
+        assert status(workspace) == {}, "something would run right after the promotion"
+        assert table(workspace) == before
+        now = read_lock(workspace.path)
+        assert now["stages"]["dataset"]["outs"] == lock["stages"]["dataset"]["outs"]
+        assert now["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
+        text = (workspace.path / "params.yaml").read_text()
+        assert not freeze_holdout(workspace)
+        assert (workspace.path / "params.yaml").read_text() == text
+
+
+def test_where_rows_came_in_since_the_next_retrain_runs_the_stage(project: Project) -> None:
+    with open_workspace() as workspace:
+        workspace.dvc("repro", "--quiet")
+        lock = read_lock(workspace.path)
+        rows = sorted((workspace.path / paths.DATA / "feedback").glob("*.jsonl"))[0]
+        rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
+        assert freeze_holdout(workspace)
+        assert read_lock(workspace.path) == lock
+        assert "dataset" in status(workspace)  # type: ignore[operator]
+
+
+def test_the_date_is_written_so_that_yaml_reads_a_text(project: Project) -> None:
+    with open_workspace() as workspace:
+        assert freeze_holdout(workspace)
+        written = yaml.safe_load((workspace.path / "params.yaml").read_text())["split"]["holdout_frozen_at"]
+        assert isinstance(written, str) and Path("params.yaml").read_text().count("\n") > 100
