@@ -48,10 +48,12 @@ def judge(
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
     names = ["probe", "length_only", "base_rate"]
-    champion, champion_threshold = registry.version, None
-    if registry.prod and champion:
+    # A champion without a guarantee is no rival: the first version with one replaces it.
+    rival = registry.prod if registry.prod and registry.prod.guaranteed else None
+    champion, champion_threshold = rival.version if rival else None, None
+    if rival and champion:
         try:
-            scores[champion], champion_threshold = champion_scores(workspace, registry.prod, scores["interaction_id"])
+            scores[champion], champion_threshold = champion_scores(workspace, rival, scores["interaction_id"])
             names.append(champion)
         except AbstainError as error:
             if new_holdout is None:
@@ -71,10 +73,12 @@ def judge(
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=float(run(["python", "-m", "abstain.serving.probe_latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,
+        unguaranteed=None if tuned["guaranteed"] else tuned["message"],
+        may_lack_guarantee=params.threshold.on_infeasible == "heuristic" and (rival is None or rule == "accepted"),
     )
     erased: int | None = 0
-    if registry.prod and registry.prod.holdout != metrics["holdout"]["digest"] and new_holdout is None:
-        erased = _erased_from_holdout(workspace, registry.prod, scores)
+    if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None:
+        erased = _erased_from_holdout(workspace, rival, scores)
     holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
     return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule)
 

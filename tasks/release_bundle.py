@@ -109,6 +109,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         at=datetime.fromisoformat(record["decided_at"]),
         holdout=holdout,
         reason=_reason(record["erasure"], record["new_holdout"]),
+        guaranteed=json.loads((root / paths.THRESHOLD).read_text())["guaranteed"],
     )
     smoke_test(bundle, event)
     return event

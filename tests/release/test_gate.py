@@ -451,6 +451,23 @@ def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None)
     assert better and all(c.passed is False and c.value == 0 for c in better)
 
 
+UNGUARANTEED = replace(MEASURED, unguaranteed="about 500 more reviews are needed", may_lack_guarantee=True)
+
+
+def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
+    few = window(rows=12, probe=0.0)
+    first = judged(few, few, UNGUARANTEED, champion=None)
+    assert first.approved and not judged(few, few, champion=None).approved
+    assert {check.name for check in first.checks if check.passed is not None} == {
+        "guarantee",
+        "ONNX parity",
+        "latency",
+    }
+    refused = judged(few, few, replace(UNGUARANTEED, may_lack_guarantee=False), champion=None)
+    assert refused.reasons == ["A302 guarantee: none: about 500 more reviews are needed"]
+    assert not judged(few, few, replace(UNGUARANTEED, latency_p99_ms=21), champion=None).approved
+
+
 def passed_when_worse(samples: int) -> None:
     """How often a challenger that is truly so much worse replaces a tainted champion: a row a correlation and loss."""
     for correlation in (0.9, 0.99, 0.999):

@@ -97,8 +97,19 @@ class Candidates:
     judged: list[str] = field(default_factory=list)
     champion: tuple[pd.Series, float] | None = None
 
-    def write(self, probe: float = 1.2, *, drop: int = 0, threshold: float = 0.5, latency: str = "1.0") -> None:
-        """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes."""
+    def write(
+        self,
+        probe: float = 1.2,
+        *,
+        drop: int = 0,
+        threshold: float = 0.5,
+        latency: str = "1.0",
+        unguaranteed: str | None = None,
+    ) -> None:
+        """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes.
+
+        `unguaranteed`: why nothing is guaranteed of it, None where something is.
+        """
         self.latency = latency
         root = self.workspace.path
         shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
@@ -123,7 +134,9 @@ class Candidates:
         scores.to_parquet(root / paths.SCORES)
         digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
-        (root / paths.THRESHOLD).write_text(json.dumps({"precision": 0.8}))
+        (root / paths.THRESHOLD).write_text(
+            json.dumps({"precision": 0.8, "guaranteed": unguaranteed is None, "message": unguaranteed})
+        )
         (root / paths.PARITY).write_text(json.dumps({"max_abs_difference": 0.0}))
         (root / paths.EVALUATION).write_text("{}")
         (root / paths.REPORT / "report.md").write_text("# Report\n")
@@ -146,13 +159,19 @@ class Candidates:
 
 
 @pytest.fixture
-def candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
-    """With v1.0.0 in production."""
+def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
+    """With nothing in production."""
     made = Candidates(workspace)
     monkeypatch.setattr(gate_inputs, "run", lambda *_, **__: made.latency)
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
     monkeypatch.setattr(gate_inputs, "champion_scores", made.scores_of_champion)
-    made.write()
-    assert made.promote() == Promotion("promoted", "v1.0.0", [])
-    made.judged.clear()
     return made
+
+
+@pytest.fixture
+def candidates(first_candidates: Candidates) -> Candidates:
+    """With v1.0.0 in production."""
+    first_candidates.write()
+    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
+    first_candidates.judged.clear()
+    return first_candidates

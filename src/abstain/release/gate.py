@@ -20,6 +20,8 @@ from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
 
+GUARANTEE = "guarantee"
+"""The name of the check of a candidate without a guarantee."""
 Rule = Literal["better", "not_worse", "accepted"]
 """The required comparison with the champion. `not_worse`: the champion was trained on rows that were erased since.
 `accepted`: in addition a user accepts a worse challenger, so that the comparison is shown but not judged."""
@@ -96,7 +98,8 @@ class CandidateMeasurements:
 
     `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
-    production uses now, None for a first version.
+    production uses now, None for a first version. `unguaranteed` is why nothing is guaranteed of the candidate, None
+    where something is; `may_lack_guarantee`, whether it may be promoted all the same.
     """
 
     threshold: float
@@ -105,6 +108,8 @@ class CandidateMeasurements:
     latency_p99_ms: float
     champion_threshold: float | None = None
     target_error_rate: float | None = None
+    unguaranteed: str | None = None
+    may_lack_guarantee: bool = False
 
 
 def decide(
@@ -121,7 +126,8 @@ def decide(
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
     hold-out is the one the champion was promoted on, except for `erased` of its answers, or a decision to change it was
-    recorded. `rule`: how the two are compared.
+    recorded. `rule`: how the two are compared. Of a candidate without a guarantee only that, parity and latency are
+    judged: there is nothing that the hold-out could bear out.
     """
     checks = [
         _calibration(holdout, params),
@@ -136,6 +142,8 @@ def decide(
         if rule == "accepted":
             compared = [_accepted(check) for check in compared]
         checks += [_same_holdout(same_holdout, erased), *compared]
+    if measured.unguaranteed is not None:
+        checks = [*(replace(check, passed=None) for check in checks), _guarantee(measured, measured.unguaranteed)]
     checks += [
         _at_most(Code.EXPORT_DIFFERS, "ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
         _at_most(
@@ -147,6 +155,11 @@ def decide(
         ),
     ]
     return GateDecision(tuple(checks))
+
+
+def _guarantee(measured: CandidateMeasurements, why: str) -> GateCheck:
+    passed = measured.may_lack_guarantee
+    return _check(Code.NO_THRESHOLD, GUARANTEE, passed, 0, 1, f"{'none yet' if passed else 'none'}: {why}")
 
 
 def _same_holdout(same: bool, erased: int) -> GateCheck:

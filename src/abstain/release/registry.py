@@ -24,7 +24,7 @@ VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 
 
 class Event(BaseModel):
-    """One move of the pointer."""
+    """One move of the pointer. `guaranteed`: whether the version's threshold has a guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,6 +35,7 @@ class Event(BaseModel):
     at: datetime
     holdout: str
     reason: str
+    guaranteed: bool = True
 
 
 class Taint(BaseModel):

@@ -348,12 +348,14 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     """38 + 19 of 40 + 20 right at the threshold tried first, which shows 40 of 100 + 20 of 50 answers."""
     tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
     made = control_risk(tested, training, asked(0.9))
-    assert isinstance(made, NoControlledThreshold)
+    assert isinstance(made, NoControlledThreshold) and made.more_reviews is not None
     assert made.reviews_needed == reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
     assert str(made) == (
         "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
-        "bring more reviews, or lower threshold.target"
+        "bring about 333 more reviews, or lower threshold.target"
     )
+    of_quarter = control_risk(tested, training, asked(0.9), tested_share=0.25)
+    assert isinstance(of_quarter, NoControlledThreshold) and of_quarter.more_reviews == 4 * made.more_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
 
@@ -384,10 +386,10 @@ def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guara
 
 
 def test_confidences_on_two_scales_are_noticed() -> None:
-    tested, training = graded((0.5, 60, 40)), graded((0.9, 60, 0), (0.5, 60, 40))
+    tested, training = graded((0.5, 60, 40)), graded((0.9, 60, 0), (0.7, 60, 40))
     message = (
-        "^no reviewed answer of the validation split has a confidence of 0.900 or more, where a guarantee looks "
-        "best on the training split: score both on one scale, the training split out of fold$"
+        "^no reviewed answer of the validation split has a confidence of 0.700 or more, as every training "
+        "answer has: score both on one scale, the training split out of fold$"
     )
     for params in (asked(0.05, "error_rate"), asked(0.9)):
         with pytest.raises(AbstainError, match=message):

@@ -22,6 +22,7 @@ document are correlated: with `ReviewedAnswers.groups` one answer a group tests,
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -138,16 +139,20 @@ class NoControlledThreshold(_Outcome):
     `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for all
     answers. `reviews_needed` answers, sampled like these, would give a guarantee with a chance of 80 % if these
     estimates are true. None: no number of them would, because the estimate is not better than the target.
+    `more_reviews` are to be given for that, in all splits together.
     """
 
     reviews_needed: int | None
+    more_reviews: int | None
 
     def __str__(self) -> str:
         message = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._counted()}"
         change = "lower" if self.metric == "precision" else "raise"
-        if self.reviews_needed is not None:
-            remedy = f"bring more reviews, or {change} threshold.target"
-            return f"{message}; about {self.reviews_needed} would be needed: {remedy}"
+        if self.more_reviews is not None:
+            return (
+                f"{message}; about {self.reviews_needed:,} would be needed: bring about {self.more_reviews:,} more "
+                f"reviews, or {change} threshold.target"
+            )
         reached = self.precision if self.metric == "precision" else self.error_rate
         return (
             f"{message}, and more of them will not help: within reach is {reached:.3f} while showing "
@@ -157,7 +162,7 @@ class NoControlledThreshold(_Outcome):
 
 
 def control_risk(
-    tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
+    tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, tested_share: float = 1.0
 ) -> ControlledThreshold | NoControlledThreshold:
     """The threshold that shows most among those that keep `params.metric` at `params.target`, guaranteed.
 
@@ -166,9 +171,10 @@ def control_risk(
             confidences.
         training: other answers, on the same scale (out of fold), which decide where testing starts. The guarantee does
             not depend on them; the more they resemble the tested ones, the higher the coverage.
+        tested_share: how many of all reviews are of tested answers, for the number of reviews that are to be given.
 
-    Raises `AbstainError` where there is no row, where a value is nan or out of range, and where confidences of the two
-    are so far apart that no tested answer is shown.
+    Raises `AbstainError` where there is no row, where a value is nan or out of range, and where every confidence of the
+    training answers is above every tested one.
     """
     tested = tested.checked("to test a threshold on")
     training = training.checked("in the training split, to learn from which threshold to try first")
@@ -178,7 +184,7 @@ def control_risk(
     tried, p_values = _tried(learn, params)
     threshold = _controlled(tried, p_values, learn, even, params)
     if threshold is None:
-        return _no_guarantee(float(tried[-1]), tested, training, len(even.correct), params)
+        return _no_guarantee(tried, tested, training, len(even.correct), params, tested_share)
     point = operating_point(even.confidence, even.correct, threshold)
     return ControlledThreshold(
         **_figures(point, params),
@@ -269,15 +275,23 @@ def _controlled(
 
 
 def _no_guarantee(
-    threshold: float, tested: ReviewedAnswers, training: ReviewedAnswers, n_eff: int, params: ThresholdParams
+    tried: np.ndarray,
+    tested: ReviewedAnswers,
+    training: ReviewedAnswers,
+    n_eff: int,
+    params: ThresholdParams,
+    tested_share: float,
 ) -> NoControlledThreshold:
-    """The outcome without a guarantee, with the number of reviews needed, estimated at the first tried threshold.
+    """The outcome without a guarantee, with the number of reviews needed, estimated at the first of `tried` at which
+    a tested answer is shown.
 
     The tested rows alone overestimate it, because this is reached where they looked bad by chance; the training rows,
     which chose the threshold, underestimate it. So both are joined. Where by both the available reviews should have
     been enough, the tested rows decide.
     """
     rows = len(tested.correct)
+    showing = tried[tried <= tested.confidence.max()]
+    threshold = float(showing[-1] if len(showing) else tried[-1])
 
     def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
         point = operating_point(answers.confidence, answers.correct, threshold, answers.weight)
@@ -289,14 +303,15 @@ def _no_guarantee(
 
     figures, needed = judge(tested.joined(training))
     if needed is not None and needed <= rows:
-        if not (tested.confidence >= threshold).any():
+        if not len(showing):
             raise AbstainError(
                 Code.NO_THRESHOLD,
-                f"no reviewed answer of the validation split has a confidence of {threshold:.3f} or more, where a "
-                "guarantee looks best on the training split: score both on one scale, the training split out of fold",
+                f"no reviewed answer of the validation split has a confidence of {tried[0]:.3f} or more, as every "
+                "training answer has: score both on one scale, the training split out of fold",
             )
         figures, needed = judge(tested)
-    return NoControlledThreshold(**figures, rows=rows, n_eff=n_eff, reviews_needed=needed)
+    more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
+    return NoControlledThreshold(**figures, rows=rows, n_eff=n_eff, reviews_needed=needed, more_reviews=more)
 
 
 def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:

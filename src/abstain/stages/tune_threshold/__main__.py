@@ -8,7 +8,6 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
-from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.probes.base import predict_confidence
@@ -16,7 +15,7 @@ from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
-from abstain.learning.thresholds.selection import Threshold, tune_threshold
+from abstain.learning.thresholds.selection import tune_threshold
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
 
@@ -32,18 +31,19 @@ def stage(params: Params) -> None:
     train = frame[frame["split"] == "train"]
     if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
         train = judged
-    found = control_risk(tested, _answers(train, out_of_fold[train["interaction_id"]].to_numpy()), params.threshold)
-    heuristic: Threshold | None = None
+    found = control_risk(
+        tested,
+        _answers(train, out_of_fold[train["interaction_id"]].to_numpy()),
+        params.threshold,
+        len(validation) / len(reviewed(frame)),
+    )
     try:
         heuristic = tune_threshold(tested.confidence, tested.correct, params.threshold, tested.weight)
-    except AbstainError as error:
-        if not isinstance(found, ControlledThreshold):
-            raise AbstainError(Code.NO_THRESHOLD, f"{found} ({error})") from None
+    except AbstainError:  # without it, the threshold nearest to the target is evaluated; the gate decides
+        heuristic = None
     print(found)
     chosen: dict[str, Any] = found.to_dict()
-    if not isinstance(found, ControlledThreshold):
-        if params.threshold.on_infeasible == "fail" or heuristic is None:
-            raise AbstainError(Code.NO_THRESHOLD, f"{found}; or set threshold.on_infeasible to heuristic")
+    if heuristic and not isinstance(found, ControlledThreshold):
         chosen |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
     artifacts.write_json(paths.THRESHOLD, {**chosen, "heuristic": heuristic.to_dict() if heuristic else None})
     calibrator = fit_calibrator(
