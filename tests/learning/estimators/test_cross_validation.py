@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -13,9 +14,10 @@ from threadpoolctl import threadpool_limits
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
+from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators import rows as rows_module
 from abstain.learning.estimators.cross_validation import FittedProbe, assign_folds, fit_probe
-from abstain.learning.estimators.probes.base import predict, predict_confidence
+from abstain.learning.estimators.probes.base import Probe, predict, predict_confidence
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
@@ -181,6 +183,19 @@ def test_a_fit_is_the_same_on_any_number_of_threads(architecture: Architecture) 
             )
     assert torch.equal(weights(found[0].probe), weights(found[1].probe))
     assert np.array_equal(found[0].out_of_fold, found[1].out_of_fold)
+
+
+def test_gradients_that_vanish_over_a_long_answer_are_no_denormal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With which arithmetic is ten times as slow; each fold's thread has a setting of its own."""
+    found: list[float] = []
+
+    def noted(probe: Probe, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        found.append(float(torch.tensor(1e-39) * 0.5))
+        return predict(probe, rows)
+
+    monkeypatch.setattr(cross_validation, "predict", noted)
+    fit_probe("attention", planted(60, 1), groups_of(60), FEW.model_copy(update={"max_epochs": 2, "folds": 3}))
+    assert found == [0.0] * 6
 
 
 @pytest.mark.heavy

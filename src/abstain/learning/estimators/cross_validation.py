@@ -12,7 +12,9 @@ Notes:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -26,7 +28,7 @@ from torch import Tensor
 from abstain.config.params import Architecture, ProbeParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.probes.base import Probe, confidence, predict
+from abstain.learning.estimators.probes.base import Probe, TrainingStep, confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.rows import TrainingRows
 from abstain.learning.estimators.zoo import ZOO
@@ -71,10 +73,17 @@ def fit_probe(
     Raises `AbstainError` where correct, or incorrect, answers are of fewer than two groups, where states are not
     finite, and where training diverges at once.
     """
-    # The order of a sum, and so its last bits, depends on the number of threads: torch's, and of what numpy calls.
+    # The order of a sum, and so its last bits, depends on the number of threads: torch's, and of what numpy calls. So
+    # the folds share the cores, each in one thread.
     torch.set_num_threads(1)
-    with threadpool_limits(1):
-        return _fit(architecture, train, groups, params, on_progress)
+    with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count(), initializer=_flush_denormals) as threads:
+        return _fit(architecture, train, groups, params, on_progress, threads)
+
+
+def _flush_denormals() -> None:
+    """Of this thread: gradients that vanish over a long answer become denormal, and arithmetic ten times as slow."""
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(1)
 
 
 def _fit(
@@ -83,6 +92,7 @@ def _fit(
     groups: np.ndarray,
     params: ProbeParams,
     on_progress: Callable[[int, int], None],
+    threads: ThreadPoolExecutor,
 ) -> FittedProbe:
     entry = ZOO[architecture]
     params = entry.params(params)
@@ -95,10 +105,16 @@ def _fit(
 
     curve: list[tuple[float, float, float]] = []
     kept, best, out_of_fold = 0, math.inf, torch.empty(0)
-    for steps in zip(*paths, strict=True):
+
+    def advance(number: int) -> tuple[TrainingStep, Tensor] | None:
+        step = next(paths[number], None)
+        return step and (step, predict(step.probe, train.subset(held_out[number]).states))
+
+    while all(advanced := list(threads.map(advance, numbers))):
+        steps, found = zip(*filter(None, advanced), strict=True)
         logits = torch.empty(len(train), 2)
-        for step, rows in zip(steps, held_out, strict=True):
-            logits[rows] = predict(step.probe, train.subset(rows).states)
+        for rows, of_rows in zip(held_out, found, strict=True):
+            logits[rows] = of_rows
         loss = float(
             probe_loss(
                 logits[counts], train.correct[counts], train.weight[counts], params.huber_lambda, params.huber_delta
@@ -113,7 +129,7 @@ def _fit(
     if best == math.inf:
         raise AbstainError(Code.NOT_TRAINABLE, f"training of {architecture} diverged: lower probe.learning_rate")
     path = entry.kind.path(train.subset(_where(counts)), params)
-    probe = next(islice(path, kept, None)).probe.eval()
+    probe = threads.submit(lambda: next(islice(path, kept, None))).result().probe.eval()
     probe.architecture = architecture
     on_progress(total, total)
     value, train_loss, held_out_loss = zip(*curve, strict=True)

@@ -4,12 +4,14 @@ Notes:
 
 * States are read when a batch needs them, once an epoch: memory is bounded by the batch, not by the data.
 * A batch's rows are of similar length: of answers as they come, padding would be half of the work.
+* Every path draws from a generator of its own, so that several may advance at once, in threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -35,23 +37,41 @@ class DescentProbe(Probe):
         draws = torch.Generator().manual_seed(params.seed)
         with _drawing_from(draws):
             probe = cls.of(train.states[0].shape[1], params)
+        for module in probe.modules():
+            if isinstance(module, Dropout):
+                module.draws = draws
         probe.prepare(train)
         optimizer = torch.optim.AdamW(
             probe.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True
         )
         for epoch in range(params.max_epochs):
-            with _drawing_from(draws):
-                loss = _one_epoch(probe, train, optimizer, params)
-            yield TrainingStep(epoch + 1, loss, probe)
+            yield TrainingStep(epoch + 1, _one_epoch(probe, train, optimizer, params, draws), probe)
 
 
-class DimensionDropout(nn.Dropout):
+class Dropout(nn.Module):
+    """Inverted dropout in training, drawn from `draws` (None: torch's global generator)."""
+
+    draws: torch.Generator | None = None
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.kept = 1 - share
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training:
+            return values
+        return values * self.mask(values).bernoulli_(self.kept, generator=self.draws).div_(self.kept)
+
+    def mask(self, values: Tensor) -> Tensor:
+        """An empty tensor of the mask's shape."""
+        return torch.empty_like(values)
+
+
+class DimensionDropout(Dropout):
     """Dropout of whole dimensions of a row: the same ones for all of its tokens (Gal and Ghahramani 2016)."""
 
-    def forward(self, states: Tensor) -> Tensor:
-        if not self.training:
-            return states
-        return states * super().forward(torch.ones_like(states[..., :1, :]))
+    def mask(self, values: Tensor) -> Tensor:
+        return torch.empty_like(values[..., :1, :])
 
 
 def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float, huber_delta: float) -> Tensor:
@@ -69,11 +89,13 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
     return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=huber_delta)
 
 
-def _one_epoch(probe: Probe, train: TrainingRows, optimizer: torch.optim.Optimizer, params: ProbeParams) -> float:
+def _one_epoch(
+    probe: Probe, train: TrainingRows, optimizer: torch.optim.Optimizer, params: ProbeParams, draws: torch.Generator
+) -> float:
     """One pass over `train`; the mean of the batches' losses."""
     probe.train()
     losses = []
-    for index in _batches_of_similar_length(train.lengths, params.batch_size):
+    for index in _batches_of_similar_length(train.lengths, params.batch_size, draws):
         states, lengths = pad([train.states[i] for i in index.tolist()])
         loss = probe_loss(
             probe(states, lengths), train.correct[index], train.weight[index], params.huber_lambda, params.huber_delta
@@ -86,18 +108,21 @@ def _one_epoch(probe: Probe, train: TrainingRows, optimizer: torch.optim.Optimiz
     return sum(losses) / len(losses)
 
 
-def _batches_of_similar_length(lengths: Tensor, size: int) -> list[Tensor]:
+def _batches_of_similar_length(lengths: Tensor, size: int, draws: torch.Generator) -> list[Tensor]:
     """All rows in random batches of `size`: `POOL` batches' rows are drawn, sorted by length and cut."""
-    drawn = torch.randperm(len(lengths))
+    drawn = torch.randperm(len(lengths), generator=draws)
     pools = (pool[lengths[pool].argsort(stable=True)] for pool in drawn.split(POOL * size))
     made = [batch for pool in pools for batch in pool.split(size)]
-    return [made[i] for i in torch.randperm(len(made)).tolist()]
+    return [made[i] for i in torch.randperm(len(made), generator=draws).tolist()]
+
+
+_GLOBAL_DRAWS = Lock()
 
 
 @contextmanager
 def _drawing_from(draws: torch.Generator) -> Iterator[None]:
     """Random numbers of `draws` for what can only use torch's global ones, which go on as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[]):
+    with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.set_rng_state(draws.get_state())
         yield
         draws.set_state(torch.get_rng_state())

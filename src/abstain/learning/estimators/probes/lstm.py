@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import last
-from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout
+from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, Dropout
 
 
 class LSTMProbe(DescentProbe):
@@ -52,7 +52,7 @@ class LSTMReader(nn.Module):
         super().__init__()
         self.drop_inputs = DimensionDropout(dropout)
         self.lstm = nn.LSTM(inputs, hidden)
-        self.drop_output = nn.Dropout(dropout)
+        self.drop_output = Dropout(dropout)
         self.head = nn.Linear(hidden, 2)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
