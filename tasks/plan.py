@@ -71,7 +71,7 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
 
             demand = count_demand(workspace)
     except AbstainError as error:
-        blocked = str(error)
+        blocked = error.coded
     earlier = computed_with_other_requirements(workspace)
     recorded = _stages(workspace.path / LOCK)
     stages = {name: _plan_of(name, reasons, name in recorded, workspace, demand) for name, reasons in stale.items()}

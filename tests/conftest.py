@@ -237,7 +237,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     project.edit_params("method: venn_abers", "method: isotonic")
     project.edit_params("min_slice: 20", "min_slice: 10")
     project.edit_params("  confidence: 0.95", "  confidence: 0.001")
-    for name in ("max_newest_drop: 0.02", "max_precision_drop: 0.08", "max_slice_drop: 0.15", "max_ece: 0.15"):
+    for name in (
+        "max_newest_drop: 0.02",
+        "max_precision_drop: 0.08",
+        "max_error_rate_excess: 0.03",
+        "max_slice_drop: 0.15",
+        "max_ece: 0.15",
+    ):
         project.edit_params(name, f"{name.partition(':')[0]}: 1.0")
     done = project.abstain("demo")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

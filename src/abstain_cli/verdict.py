@@ -22,7 +22,7 @@ def holdout_verdict(holdout: Mapping[str, Any]) -> str:
     target, at = holdout["target"], holdout["at_threshold"]
     metric, is_precision = target["metric"], target["metric"] == "precision"
     value = reached(metric, at)
-    if value is None:
+    if value is None or not at["coverage"]:
         return "cannot be judged: nothing is shown on the hold-out"
     rows, n_eff = (
         (at["shown"], at["shown_n_eff"]) if is_precision else (holdout["rows"], holdout["effective_sample_size"])
@@ -34,4 +34,12 @@ def holdout_verdict(holdout: Mapping[str, Any]) -> str:
     low, high = at[f"{metric}_low"], at[f"{metric}_high"]
     interval = f" (95 % interval {percent(low)} to {percent(high)})" if defined(low) and defined(high) else ""
     kept = "kept" if is_kept(metric, target["value"], value) else "missed"
-    return f"{kept} on the hold-out: {percent(value)}{interval} of {rows:,} {what}"
+    shown = "" if is_precision else f", {at['shown']:,} of them shown"
+    return f"{kept} on the hold-out: {percent(value)}{interval} of {rows:,} {what}{shown}{_doubt(low, high, target)}"
+
+
+def _doubt(low: float | None, high: float | None, target: Mapping[str, Any]) -> str:
+    """That the interval holds the target, so that either verdict may be chance."""
+    if low is None or high is None or not low < target["value"] < high:
+        return ""
+    return "; the interval holds the target, so this may be chance"

@@ -22,6 +22,7 @@ PARAMS = GateParams(
     erasure_margin=0.02,
     max_newest_drop=0.02,
     max_precision_drop=0.05,
+    max_error_rate_excess=0.05,
     max_slice_drop=0.15,
     min_slice=20,
     max_ece=0.15,
@@ -136,9 +137,9 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     wrong = (holdout.confidences["probe"] >= MEASURED.threshold) & (holdout.correct == 0)
     rate = wrong.mean()
     assert 0.01 < rate < 0.2
-    kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_precision_drop=0.02)
+    kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_error_rate_excess=0.02)
     assert kept.approved and check(kept, "error rate").value == pytest.approx(rate)
-    broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_precision_drop=0.01)
+    broken = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.015), max_error_rate_excess=0.01)
     assert failed(broken) == {"error rate"}
     assert "shown and incorrect, of all answers" in check(broken, "error rate").message
 

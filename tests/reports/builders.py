@@ -209,7 +209,14 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
             "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_n_eff": 90.0},
             "at_heuristic": at["heuristic"],
-            "without_twins": {"rows": 228, "twins": 12, "auroc": 0.7123, "precision": 0.8321, "coverage": 0.4567},
+            "without_twins": {
+                "rows": 228,
+                "twins": 12,
+                "auroc": 0.7123,
+                "precision": 0.8321,
+                "coverage": 0.4567,
+                "error_rate": 0.0767,
+            },
         },
         "newest": {"rows": 17, "drawn_unevenly": 0, "effective_sample_size": 17.0, "auroc": 0.7654},
     }

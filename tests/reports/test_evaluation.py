@@ -124,8 +124,9 @@ def test_headline_figures_without_near_duplicates_are_printed() -> None:
     probe, at = evaluated().probe, evaluated().at
     assert (
         f"12 of the {ROWS} answers of the hold-out have one. On the other 228 the AUROC is 0.712 (on all "
-        f"{figure(probe['auroc'])}), and 45.7 % of the answers are shown, 83.2 % of them correct (of all: "
-        f"{percent(at['coverage'])} of the answers are shown, {percent(at['precision'])} of them correct)."
+        f"{figure(probe['auroc'])}), and 45.7 % of the answers are shown, 83.2 % of them correct, 7.7 % "
+        f"shown and incorrect (of all: {percent(at['coverage'])} of the answers are shown, {percent(at['precision'])} of "
+        f"them correct, {percent(at['coverage'] * (1 - at['precision']))})."
     ) in first_lines(MARKDOWN)
     apart = "metrics.holdout.without_twins"
     none = first_lines(markdown_of(changed={f"{apart}.twins": 0, f"{apart}.rows": ROWS}))

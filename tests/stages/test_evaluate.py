@@ -140,6 +140,7 @@ def test_figures_without_twins_are_of_the_other_answers(bank: Params) -> None:
         "auroc": roc_auc_score(correct, rows["probe"], sample_weight=weight),
         "precision": np.average(correct[shown], weights=weight[shown]),
         "coverage": np.average(shown, weights=weight),
+        "error_rate": np.average(shown & (correct == 0), weights=weight),
     }
     assert artifacts.read_json(paths.METRICS)["holdout"]["without_twins"] == pytest.approx(figures)
 

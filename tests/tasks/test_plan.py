@@ -109,7 +109,7 @@ def test_plan_of_blocked_retrain_says_so_before_the_stages(
     monkeypatch.setattr(demand, "count_demand", fail)
     found = plan(tmp_path, dataset=["changed command"])
     first, *rest = lines(found, verbose=False)
-    assert first == "blocked: layer 99 requested: set llm.layer"
+    assert first == "blocked: A601: layer 99 requested: set llm.layer"
     assert [line.split()[0] for line in rest] == ["dataset", "features", "report"]
 
 

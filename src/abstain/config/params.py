@@ -213,6 +213,7 @@ class GateParams(FrozenModel):
     erasure_margin: OpenFraction
     max_newest_drop: Fraction
     max_precision_drop: Fraction
+    max_error_rate_excess: Fraction
     max_slice_drop: Fraction
     min_slice: Count
     max_ece: Fraction

@@ -132,7 +132,7 @@ class Code(StrEnum):
     GUARANTEE_MISSED = (
         "A402",
         "The answers that the candidate shows on the hold-out or in a slice are correct less often than guaranteed.",
-        "Review more answers there and retrain, or change threshold.target.",
+        "Review more answers there, and retrain.",
     )
     NEW_HOLDOUT = (
         "A403",
@@ -202,7 +202,7 @@ class Code(StrEnum):
     BAD_SETTING = (
         "A601",
         "A key or value in a YAML file, or an environment variable, is missing, unknown or invalid.",
-        "Write one that the message names, or see params.yaml and the README for the settings.",
+        "Write one that the message names, or see docs/reference for parameters and settings.",
     )
     UNKNOWN_NAME = (
         "A602",

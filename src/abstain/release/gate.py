@@ -298,12 +298,12 @@ def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params
 
 
 def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
-    """The guarantee itself where it is for the error rate, with the same tolerance as for precision."""
+    """The guarantee itself where it is for the error rate."""
     if measured.target_error_rate is None:
         return []
     shown = window.shown(measured.threshold)
     value = metrics.mean(shown * (1 - window.correct), window.weight)
-    limit = measured.target_error_rate + params.max_precision_drop
+    limit = measured.target_error_rate + params.max_error_rate_excess
     return [
         _at_most(
             Code.GUARANTEE_MISSED, "error rate", value, limit, "shown and incorrect, of all answers of the hold-out"

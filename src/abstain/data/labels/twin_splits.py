@@ -62,8 +62,8 @@ def _first_groups(rows: pd.DataFrame, max_component: float) -> pd.Series:
     """The group that decides the split of each row: the first of those that its own group was joined with."""
     codes, names = pd.factorize(rows["group"])
     clusters = _clusters(rows)
-    pairs = pd.DataFrame({"cluster": clusters.to_numpy(), "group": codes[clusters.index], "row": clusters.index})
-    pairs = pairs.drop_duplicates(["cluster", "group"])
+    found = pd.DataFrame({"cluster": clusters.to_numpy(), "group": codes[clusters.index], "row": clusters.index})
+    pairs = {name: of.to_numpy() for name, of in found.drop_duplicates(["cluster", "group"]).items()}  # rows ascend
     components, groups_of = _Components(len(names)), dict[int, list[int]]()
     decides: list[int] = []
     arrived = 0
@@ -71,12 +71,12 @@ def _first_groups(rows: pd.DataFrame, max_component: float) -> pd.Series:
         batch = slice(arrived, arrived + size)
         arrived += size
         components.grow(codes[batch])
-        new = pairs[pairs["row"].between(batch.start, batch.stop - 1)]
-        for cluster, group in zip(new["cluster"], new["group"], strict=True):
+        new = slice(*np.searchsorted(pairs["row"], [batch.start, batch.stop]))
+        for cluster, group in zip(pairs["cluster"][new], pairs["group"][new], strict=True):
             groups_of.setdefault(cluster, []).append(group)
-        for cluster in dict.fromkeys(new["cluster"]):
+        for cluster in dict.fromkeys(pairs["cluster"][new]):
             components.join(groups_of[cluster], max_component * arrived)
-        for group in range(len(decides), int(codes[:arrived].max()) + 1):
+        for group in range(len(decides), max(len(decides), int(codes[batch].max()) + 1)):
             first = components.first(group)
             decides.append(group if first == group else decides[first])
     return pd.Series(names[np.array(decides, int)[codes]], rows.index, dtype="str")

@@ -129,10 +129,13 @@ class ContextConditions:
 
     def forward_tokens(self, rows: Sequence[Interaction]) -> float:
         """Tokens that the base model runs for one answer by itself; the perturbation model's are not among them."""
-        rows, normal = rows[:COUNTED], tuple(self._normal.values())
-        own = forward_tokens(self.llm, self.settings, rows, (*normal, *self._baseline.values()))
-        copies = self.perturber.perturb(rows)
-        return own + sum(forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
+        own = (*self._normal.values(), *self._baseline.values())
+        return forward_tokens(self.llm, self.settings, rows, own) + self.forward_tokens_of_copies(rows)
+
+    def forward_tokens_of_copies(self, rows: Sequence[Interaction]) -> float:
+        """Those of `forward_tokens` that are of perturbed contexts, which no other scorer reads."""
+        copies, normal = self.perturber.perturb(rows[:COUNTED]), tuple(self._normal.values())
+        return sum(forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
 
     @cached_property
     def _normal(self) -> dict[str, FeatureRequest]:

@@ -80,7 +80,7 @@ class LabelledAnswers:
 
 def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
     """The requests of the stage `features`: all that do not need perturbed contexts."""
-    own = (served_site(params).reading, *_signal_requests(params, scorers))
+    own = (served_site(params).reading, *signal_requests(params, scorers))
     asked, *audits = labelled.variants.values()
     return [(asked, (*own, *(place.reading for place in sweep_sites(params)))), *((rows, own) for rows in audits)]
 
@@ -90,10 +90,10 @@ def choice_requests(
 ) -> list[Asked]:
     """The requests to choose one of `sites`: the states of training answers there, and what the stage `features` will
     read of these answers in the same passes."""
-    return [(train, (*(place.reading for place in sites), *_signal_requests(params, scorers)))]
+    return [(train, (*(place.reading for place in sites), *signal_requests(params, scorers)))]
 
 
-def _signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
+def signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
     """The requests of `scorers` and of the regressors."""
     own = feature_requests_of(scorers)
     if wants_regressors(params):

@@ -81,7 +81,8 @@ def _without_twins(evaluated: Evaluated) -> str:
         text = (
             f"{apart['twins']:,} of the {count(rows, 'answer')} of the hold-out have one. On the other "
             f"{apart['rows']:,} the AUROC is {figure(apart['auroc'])} (on all {figure(evaluated.probe['auroc'])}), and "
-            f"{_shows(apart)} (of all: {_shows(evaluated.at)})."
+            f"{_shows(apart)}, {percent(apart['error_rate'])} shown and incorrect (of all: {_shows(evaluated.at)}, "
+            f"{percent(reached('error_rate', evaluated.at))})."
         )
     return labelled("Near-duplicates in the training data", text)
 

@@ -111,6 +111,7 @@ def _without_twins(holdout: ReviewedSplit, threshold: float) -> dict[str, float]
     figures = {
         "auroc": metrics.auroc(correct, confidence, weight),
         **{name: at[name] for name in ("precision", "coverage")},
+        "error_rate": metrics.mean((confidence >= threshold) * (1 - correct), weight),
     }
     return {"rows": int(apart.sum()), "twins": int((~apart).sum()), **figures}
 
@@ -178,12 +179,12 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
 
 def _forward_tokens(candidate: Candidate) -> dict[str, float]:
     """What one answer costs each scorer."""
-    features, perturbed = candidate.features["forward_tokens"], candidate.conditions["forward_tokens"]
-    regressors = candidate.scorers.regressors
+    features, conditions = candidate.features["forward_tokens"], candidate.conditions
+    of_regressors = dict.fromkeys(candidate.scorers.regressors, conditions["forward_tokens"])
+    fusion = features[FUSION] + (conditions["forward_tokens_of_copies"] if of_regressors else 0)
     costs: dict[str, float] = (
-        dict.fromkeys(candidate.scorers.zoo, features[SERVED]) | features | dict.fromkeys(regressors, perturbed)
+        dict.fromkeys(candidate.scorers.zoo, features[SERVED]) | features | of_regressors | {FUSION: fusion}
     )
-    costs[FUSION] += perturbed if regressors else 0
     return costs
 
 

@@ -22,7 +22,12 @@ from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 from abstain.llm.signals.base import Answers, Scorer
 from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
-from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, served_site
+from abstain.llm.signals.feature_plan import (
+    LabelledAnswers,
+    all_feature_requests,
+    served_site,
+    signal_requests,
+)
 from abstain.llm.signals.registry import build_scorers
 from abstain.llm.signals.yes_no import neither
 from abstain.stages.shared import artifacts
@@ -69,7 +74,7 @@ def stage(params: Params) -> None:
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     probe = (served_site(params).reading,)
     costs = {one.name: one.readings for one in found.scorers} | {"probe": probe}
-    costs["fusion"] = (*probe, *readings)
+    costs["fusion"] = (*probe, *signal_requests(params, found.scorers))
     tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
     parts = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {parts}", flush=True)

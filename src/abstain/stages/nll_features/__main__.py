@@ -41,6 +41,7 @@ def stage(params: Params) -> None:
             "perturbation_model": read.perturber.model if read.perturber.asks else None,
             "perturbed": read.count(asked),
             "forward_tokens": read.forward_tokens(asked),
+            "forward_tokens_of_copies": read.forward_tokens_of_copies(asked),
         },
     )
 
