@@ -35,10 +35,12 @@ BEFORE_THE_CHOICE = "dataset"
 
 @dataclass(frozen=True)
 class Retrained:
-    """The outcome of a retrain: every stage in order, and its promotion (None where none was requested)."""
+    """The outcome of a retrain: every stage in order, its promotion (None where none was requested), and the page with
+    the candidate's report, which the next run writes anew."""
 
     stages: list[StageResult]
     outcome: Promotion | None
+    report: Path
 
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=2), validate_parameters=False)  # type: ignore[arg-type]
@@ -79,7 +81,8 @@ def retrain(
         ran = ", ".join(stage.stage for stage in stages if stage.status == "ran")
         if commit(workspace, f"Retrain: {ran or 'nothing was stale'}", "dvc.lock") and before is None:
             push(workspace)
-        return Retrained(stages, promote_candidate(workspace, new_holdout, before=before) if promote else None)
+        outcome = promote_candidate(workspace, new_holdout, before=before) if promote else None
+        return Retrained(stages, outcome, workspace.path / paths.REPORT / "report.html")
 
 
 def run_dag(workspace: Workspace, force: bool = False, last: str | None = None) -> list[StageResult]:

@@ -129,8 +129,9 @@ def retrain(
         result = flow(promote, accept_new_holdout, force, None if params is None else str(params), choose_layer)
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
+    console.print(f"report of this run: {result.report}", soft_wrap=True)
     if result.outcome:
-        console.print(_outcome(result.outcome))
+        console.print(_outcome(result.outcome), soft_wrap=True)
 
 
 @app.command()

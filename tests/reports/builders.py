@@ -121,7 +121,7 @@ def dataset() -> dict[str, Any]:
             {"split": "newest", "answers": 0, "groups": 0, "correct": None, "reviewed": 0},
         ],
         "labels": {"reviewed": 9, "thumb": 8, "tied_thumbs": 0},
-        "twins": {"joined_groups": 14, "left_out": 1, "holdout_in_training": 13},
+        "twins": {"joined_groups": 14, "left_out": 1, "holdout_in_training": 13, "validation_in_training": 9},
         "thumbs": {
             "weights": "estimated, agreement",
             "why": "40 answers have both",

@@ -135,7 +135,7 @@ def test_headline_figures_without_near_duplicates_are_printed() -> None:
     assert f"all {ROWS} answers of the hold-out have one" in every
     assert (
         "14 groups joined with another one, 1 answer left out of training, 13 in the hold-out that have one in the "
-        "training data."
+        "training data, 9 in the validation split."
     ) in section(MARKDOWN, "Data card")
 
 

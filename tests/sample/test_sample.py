@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from abstain.core import paths
 from abstain.core.contracts import ImportedInteraction, Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.near_duplicates import mask
+from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.ingest.pipeline.run import IngestReport, ingest
 from abstain.ingest.quarantine import QuarantinedRow
@@ -194,6 +196,21 @@ def test_of_the_incoming_rows_one_is_known_and_six_are_refused(taken: tuple[Inge
             r"A104 contexts: no ingested document holds 'no-such-page#0'",
         ],
     )
+
+
+@pytest.mark.heavy
+def test_holdout_is_large_and_of_many_topics_and_users_share_chunks(
+    taken: tuple[IngestReport, IngestReport, Path],
+) -> None:
+    frame, _ = read_training_table(DataStore(taken[2]), PARAMS.labels, PARAMS.split)
+    held = frame[(frame["split"] == "holdout") & (frame["source"] == "review")]
+    cited = {one.question.question_id: [context.chunk_id for context in one.contexts] for one in ANSWERED}
+    about = {one.question.question_id: one.question.fact.product for one in ANSWERED}
+    assert len(frame) >= 600 and len(held) >= 120
+    assert held["group"].nunique() >= 12 and held["interaction_id"].map(about).nunique() >= 20
+    first = Counter(chunks[0] for chunks in cited.values() if chunks)
+    assert sum(count for count in first.values() if count > 1) > len(cited) / 2
+    assert not frame["twin_in_training"].any()
 
 
 def assert_reasons(refused: tuple[QuarantinedRow, ...], expected: list[str]) -> None:

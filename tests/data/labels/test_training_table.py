@@ -254,7 +254,12 @@ def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
     frame, summary = training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
     assert set(asked["interaction_id"]) - set(frame["interaction_id"]) == {"later"}
     assert frame.loc[frame["twin_in_training"], "interaction_id"].tolist() == ["b"]
-    assert summary["twins"] == {"joined_groups": 0, "left_out": 1, "holdout_in_training": 1}
+    assert summary["twins"] == {
+        "joined_groups": 0,
+        "left_out": 1,
+        "holdout_in_training": 1,
+        "validation_in_training": 0,
+    }
     assert summary["labels"]["excluded"] == 1
 
 

@@ -73,7 +73,16 @@ def test_component_above_the_share_is_left_to_its_groups() -> None:
     assert not found["joined"].any() and not found["left_out"].any()
     assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
     flagged = twin_in_training(rows.assign(split=found["split"]))
-    assert rows["group"][flagged].tolist() == [held]
+    assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [held]
+
+
+def test_a_twin_of_training_in_validation_is_marked() -> None:
+    others = of_side("train", 30)
+    splits = assign_splits(pd.Series(others), pd.Series([OPENS] * len(others)), BY_GROUP)
+    validating, trained = (others[splits.tolist().index(name)] for name in ("validation", "train"))
+    rows = arrived([(validating, 1, None, 0), (validating, 2, None, 0), *fillers(20)], [(trained, 1, None, 1)])
+    flagged = twin_in_training(rows.assign(split=split_rows(rows, BY_GROUP)["split"]))
+    assert flagged[flagged].index.tolist() == [0]
 
 
 def test_later_twin_of_the_holdout_is_left_out() -> None:
@@ -135,8 +144,9 @@ def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params
     rows = arrived(*nights)
     found = split_rows(rows, params)
     flagged = twin_in_training(rows.assign(split=found["split"]))
-    assert not flagged[whole_components(rows) <= 0.3 * len(rows)].any()
-    assert (found["split"][flagged] == "holdout").all()
+    held = found["split"] == "holdout"
+    assert not flagged[held & (whole_components(rows) <= 0.3 * len(rows))].any()
+    assert found["split"][flagged].isin(["holdout", "validation"]).all()
     unsplit = rows.assign(split=found["split"].mask(found["left_out"], "train"))
     held = unsplit[unsplit["split"] == "holdout"]
     for at in found.index[found["left_out"]]:

@@ -57,7 +57,10 @@ def data_card(
         "twins": {
             "joined_groups": int(answers.loc[answers["joined"], "group"].nunique()),
             "left_out": int(answers["left_out"].sum()),
-            "holdout_in_training": int(answers["twin_in_training"].sum()),
+            **{
+                f"{name}_in_training": int(answers.loc[answers["split"] == name, "twin_in_training"].sum())
+                for name in ("holdout", "validation")
+            },
         },
         "thumbs": _thumbs(votes, weights, pool, known, params),
         "conflicts": {

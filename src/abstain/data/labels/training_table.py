@@ -70,7 +70,8 @@ def training_table(
     Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; inclusion_probability and the deciding
     review's complete, judged_correct and truthful are null without one; reviews_disagree where one review is for
     correct and another for incorrect, thumbs_disagree where the thumbs' majority contradicts the reviewers,
-    twin_in_training where a hold-out answer has a near-duplicate among those for training and validation.
+    twin_in_training where a hold-out answer has a near-duplicate among those for training and validation, or one for
+    validation among those for training.
 
     Raises `AbstainError` when a needed split lacks correct or incorrect answers.
     """

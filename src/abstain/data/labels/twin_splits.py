@@ -9,7 +9,7 @@ Notes:
 * What later twins then have on both sides is resolved at the cost of training: in a component that is small enough
   among the rows there are now, the rows for training and validation with a twin in the hold-out are left out
   (`excluded`). In larger ones they stay, because they could be most of the training rows; `twin_in_training` marks the
-  hold-out rows that they are twins of.
+  hold-out rows that they are twins of. It marks rows for validation with a twin in training, too: none is left out.
 * By time, no groups are joined: one repeated question would exclude the history of a whole group. Twins of the
   hold-out are left out in the same way.
 * Twins in the newest window change nothing: it shows what is asked now, repeated questions included.
@@ -17,7 +17,7 @@ Notes:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -48,14 +48,20 @@ def split_rows(rows: pd.DataFrame, params: SplitParams) -> pd.DataFrame:
 
 
 def twin_in_training(rows: pd.DataFrame) -> pd.Series:
-    """Whether a row of the hold-out has a twin among the rows for training and validation.
+    """Whether a row of the hold-out has a twin among the rows for training and validation, or one for validation among
+    those for training.
 
     Args:
         rows: split, question_twin and answer_twin, with a unique index.
     """
     clusters = _clusters(rows)
-    trained = clusters[rows.loc[clusters.index, "split"].isin(TRAINED_ON).to_numpy()]
-    return (rows["split"] == "holdout") & rows.index.isin(clusters.index[clusters.isin(trained)])
+    split = rows.loc[clusters.index, "split"]
+
+    def have_twin(name: str, among: Sequence[str]) -> pd.Series:
+        twins = clusters.isin(clusters[split.isin(among).to_numpy()])
+        return (rows["split"] == name) & rows.index.isin(clusters.index[twins])
+
+    return have_twin("holdout", TRAINED_ON) | have_twin("validation", ["train"])
 
 
 def _first_groups(rows: pd.DataFrame, max_component: float) -> pd.Series:

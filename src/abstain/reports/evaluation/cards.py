@@ -101,7 +101,8 @@ def _twins(twins: Mapping[str, int]) -> str:
     return (
         f"Near-duplicates (equal but for names and numbers): {count(twins['joined_groups'], 'group')} joined with "
         f"another one, {count(twins['left_out'], 'answer')} left out of training, "
-        f"{twins['holdout_in_training']:,} in the hold-out that have one in the training data."
+        f"{twins['holdout_in_training']:,} in the hold-out that have one in the training data, "
+        f"{twins['validation_in_training']:,} in the validation split."
     )
 
 
