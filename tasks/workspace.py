@@ -28,6 +28,11 @@ from abstain.core.files import write_atomically
 from tasks.shell import git, run, succeeds
 
 BRANCH = "main"
+READ_BY_RUNS = (
+    *("src", "flows", "tasks", "data.dvc", "dvc.yaml", "dvc.lock", "params.yaml", "registry.json", "release.dvc"),
+    *("sources.yaml", "requirements.lock", "approvals", ".dvc", ".dvcignore", ".gitignore"),
+)
+"""What a run reads of a checkout: other changes, such as an export or a page of the documentation, stop no command."""
 SHIPPED_REMOTE = "url = ../.abstain/dvc-remote"
 
 
@@ -89,12 +94,13 @@ def ensure_origin(root: Path, settings: Settings) -> str:
     """The git URL that runs clone from; the local bare repository is made from the checkout when it is missing."""
     if settings.origin is not None:
         return settings.origin
-    changed = git(root, "status", "--porcelain").splitlines()
+    changed = [line[3:] for line in git(root, "status", "--porcelain", "--", *READ_BY_RUNS).splitlines()]
     if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise AbstainError(
             Code.NO_CHECKOUT,
-            f"{root} has uncommitted changes ({changed[0][3:]}{' and more' if len(changed) > 1 else ''}), and a run "
-            "works on commits: commit or stash them",
+            f"{changed[0]}{more} in {root}: not committed, and a run works on commits: `git add` and `git commit` what "
+            "belongs to the project, or `git stash --include-untracked`",
         )
     bare = settings.home.resolve() / "origin.git"
     if not bare.is_dir():

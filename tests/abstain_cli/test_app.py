@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 import typer
 
-from abstain.config.settings import Settings
+from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain_cli import app as cli
 from abstain_cli.usage import RENAMED
+from tasks.shell import git
+from tasks.workspace import ensure_origin
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import release, requests
@@ -60,15 +63,35 @@ def test_outside_a_repository(project: Project, tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_a_dirty_tree_is_refused_at_once(project: Project) -> None:
     (project.root / "params.yaml").open("a").write("# mine\n")
-    fails(project.abstain("retrain"), "uncommitted changes", "params.yaml", "commit or stash")
+    fails(project.abstain("retrain"), "params.yaml in", "not committed", "`git commit`")
     assert not (project.home / "origin.git").exists()
     project.git("checkout", "--quiet", "params.yaml")
+
+
+def test_only_changes_to_what_a_run_reads_stop_it(plain_clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(plain_clone / "home"))
+    (plain_clone / "reviews.xlsx").touch()
+    (plain_clone / "README.md").write_text("Mine")
+    assert ensure_origin(plain_clone, load_settings()) == str(plain_clone / "home" / "origin.git")
+    (plain_clone / "src").mkdir()
+    (plain_clone / "src" / "mine.py").touch()
+    with pytest.raises(AbstainError, match=r"^src/ in .*: not committed"):
+        ensure_origin(plain_clone, load_settings())
 
 
 @pytest.mark.heavy
 def test_before_the_first_run(project: Project) -> None:
     for command in (["status"], ["score", "-q", "a", "-a", "b"]):
         fails(project.abstain(*command), "no run has been made", "abstain retrain")
+
+
+@pytest.fixture
+def plain_clone(tmp_path: Path) -> Path:
+    """A git repository with a README alone, committed."""
+    for command in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "A project"]):
+        (tmp_path / "README.md").write_text("Theirs")
+        git(tmp_path, "-c", "user.name=t", "-c", "user.email=t@localhost", *command)
+    return tmp_path
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
