@@ -84,6 +84,15 @@ def test_where_not_even_a_heuristic_reaches_the_target_the_nearest_threshold_is_
     assert "No guarantee can be made" in text and found["message"] in text
 
 
+def test_too_few_reviews_of_a_kind_leave_confidences_uncalibrated(bank: Params) -> None:
+    write_labels("split == 'validation' and correct == 0", source="thumb")
+    tune_threshold.stage(bank)
+    assert artifacts.read_json(paths.CALIBRATION) == {"method": "none"}
+    export_onnx.stage(bank)
+    evaluate.stage(bank)
+    assert artifacts.read_json(paths.EVALUATION)["calibration"]["method"] == "none"
+
+
 def test_thumbs_guarantee_nothing_but_choose_what_to_test(bank: Params) -> None:
     write_labels("split == 'train'", source="thumb")
     tune_threshold.stage(bank)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapie.risk_control import BinaryClassificationController, control_fwer
 from mapie.risk_control import precision as mapie_precision
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
@@ -358,6 +358,18 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     assert isinstance(of_quarter, NoControlledThreshold) and of_quarter.more_reviews == 4 * made.more_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
     assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
+
+
+def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_best_truth_needs() -> None:
+    """2 of 10 + 20 are incorrect and 5 % are tolerated: a truth of 1.2 % would show as many one time in twenty."""
+    few = graded((0.9, 9, 1)), graded((0.9, 19, 1))
+    made = control_risk(*few, asked(0.05, "error_rate"), tested_share=0.25)
+    assert isinstance(made, NoControlledThreshold) and made.at_least
+    best = beta.ppf(0.05, 2, 29)
+    assert made.reviews_needed == reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
+    assert f"bring at least {made.more_reviews:,} more reviews" in str(made)
+    many = graded((0.9, 900, 100))
+    assert "more of them will not help" in str(control_risk(many, many, asked(0.05, "error_rate")))
 
 
 def test_uneven_reviews_say_what_they_are_worth_and_need_more() -> None:

@@ -92,9 +92,8 @@ def calibrate(
     """Probabilities in place of `scores` (split -> (rows, scorers)), by calibrators fitted on the validation split.
 
     An answer without a score has no probability. A scorer that scored too few of the validation split's answers to be
-    calibrated has no probabilities at all; raises `AbstainError` where that split itself has too few.
+    calibrated has no probabilities at all.
     """
-    fit_calibrator(method, np.full(len(validation.rows), 0.5), validation.correct, validation.weight, seed)
     calibrators: dict[Any, Calibrator] = {}
     for name in validation.scores:
         known = ~np.isnan(validation.raw(str(name)))

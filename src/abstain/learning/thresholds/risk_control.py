@@ -33,7 +33,7 @@ from abstain.config.params import ThresholdParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import checked_rows, thin
-from abstain.learning.metrics.weighted_metrics import Weight
+from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
 from abstain.learning.thresholds.selection import Threshold, operating_point
 
 Metric = Literal["precision", "error_rate"]
@@ -138,19 +138,22 @@ class NoControlledThreshold(_Outcome):
 
     `threshold` is the one nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for all
     answers. `reviews_needed` answers, sampled like these, would give a guarantee with a chance of 80 % if these
-    estimates are true. None: no number of them would, because the estimate is not better than the target.
+    estimates are true. Where the estimate is not better than the target, they are those `at_least` needed if the truth
+    is the best that these answers do not exclude at 95 %; None where no number of them would do.
     `more_reviews` are to be given for that, in all splits together.
     """
 
     reviews_needed: int | None
     more_reviews: int | None
+    at_least: bool
 
     def __str__(self) -> str:
         message = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._counted()}"
         change = "lower" if self.metric == "precision" else "raise"
         if self.more_reviews is not None:
+            about = "at least" if self.at_least else "about"
             return (
-                f"{message}; about {self.reviews_needed:,} would be needed: bring about {self.more_reviews:,} more "
+                f"{message}; {about} {self.reviews_needed:,} would be needed: bring {about} {self.more_reviews:,} more "
                 f"reviews, or {change} threshold.target"
             )
         reached = self.precision if self.metric == "precision" else self.error_rate
@@ -293,15 +296,16 @@ def _no_guarantee(
     showing = tried[tried <= tested.confidence.max()]
     threshold = float(showing[-1] if len(showing) else tried[-1])
 
+    def needed_for(reached: float, coverage: float) -> int | None:
+        return reviews_needed(params.metric, params.target, params.confidence, reached, coverage, tested.even_share)
+
     def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
         point = operating_point(answers.confidence, answers.correct, threshold, answers.weight)
         figures = _figures(point, params)
-        reached = figures[params.metric]
-        return figures, reviews_needed(
-            params.metric, params.target, params.confidence, reached, point.coverage, tested.even_share
-        )
+        return figures, needed_for(figures[params.metric], point.coverage)
 
-    figures, needed = judge(tested.joined(training))
+    joined = tested.joined(training)
+    figures, needed = judge(joined)
     if needed is not None and needed <= rows:
         if not len(showing):
             raise AbstainError(
@@ -310,8 +314,26 @@ def _no_guarantee(
                 "training answer has: score both on one scale, the training split out of fold",
             )
         figures, needed = judge(tested)
+    at_least = needed is None
+    if at_least:
+        needed = needed_for(_best_not_excluded(joined, figures, params), figures["coverage"])
     more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
-    return NoControlledThreshold(**figures, rows=rows, n_eff=n_eff, reviews_needed=needed, more_reviews=more)
+    return NoControlledThreshold(
+        **figures, rows=rows, n_eff=n_eff, reviews_needed=needed, more_reviews=more, at_least=at_least
+    )
+
+
+def _best_not_excluded(answers: ReviewedAnswers, figures: dict[str, Any], params: ThresholdParams) -> float:
+    """The best precision (error rate) under which `answers` could be as bad as `figures` with a chance of 5 % (Clopper
+    and Pearson)."""
+    from scipy.stats import beta
+
+    rows = effective_sample_size(answers._weight)
+    wrong, counted = figures["error_rate"] * rows, rows
+    if params.metric == "precision":
+        counted = figures["coverage"] * rows
+    least = float(beta.ppf(0.05, wrong, counted - wrong + 1)) if wrong > 0 else 0.0
+    return 1 - least if params.metric == "precision" else least
 
 
 def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def _read_candidate(params: Params) -> Candidate:
             name: _read_changed(params, name, rows, scorers) for name in params.audits.run if name in COUNTERFACTUALS
         },
         base_model=read_base_model(),
+        calibration=artifacts.read_json(paths.CALIBRATION)["method"],
         threshold=artifacts.read_json(paths.THRESHOLD),
         choice=artifacts.read_json(paths.CHOICE),
         ablations=artifacts.read_json(paths.ABLATIONS),
@@ -81,8 +82,8 @@ def _reviewed_splits(
     rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
-    probabilities = calibrate(validation, scores, params.calibration.method, params.calibration.seed)
     shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way, to served scores
+    probabilities = calibrate(validation, scores, shipped.method, params.calibration.seed)
     for split, of in scores.items():
         probabilities[split][SERVED] = shipped.apply(of[SERVED].to_numpy(float))
     return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}

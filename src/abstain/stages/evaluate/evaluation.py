@@ -34,8 +34,8 @@ class Candidate:
 
     `validation`, `holdout` and `newest` are scored by all `scorers`. `interactions`, `ideal_answers` (None where there
     is none) and `rouge` are of the hold-out's rows, in this order. `changed` has, by audit, the scores of the changed
-    answers: a part of the hold-out's rows. `threshold`, `choice`, `ablations`, `features`, `conditions` and
-    `regressors` are the parsed summaries of their stages.
+    answers: a part of the hold-out's rows. `calibration` is the method that was fitted. `threshold`, `choice`,
+    `ablations`, `features`, `conditions` and `regressors` are the parsed summaries of their stages.
     """
 
     scorers: ScoreTable
@@ -47,6 +47,7 @@ class Candidate:
     rouge: np.ndarray
     changed: Mapping[str, pd.DataFrame]
     base_model: str
+    calibration: str
     threshold: Mapping[str, Any]
     choice: Mapping[str, Any]
     ablations: Mapping[str, Any]
@@ -157,7 +158,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
         "min_rows": params.gate.min_slice,
-        "calibration": {"method": params.calibration.method, "by_method": calibration},
+        "calibration": {"method": candidate.calibration, "by_method": calibration},
         "at_own_threshold": {
             name: at_tuned_threshold(
                 candidate.validation.said_by(name), holdout.said_by(name), params.threshold, candidate.rouge

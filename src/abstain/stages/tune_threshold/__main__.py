@@ -46,9 +46,12 @@ def stage(params: Params) -> None:
     if heuristic and not isinstance(found, ControlledThreshold):
         chosen |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
     artifacts.write_json(paths.THRESHOLD, {**chosen, "heuristic": heuristic.to_dict() if heuristic else None})
-    calibrator = fit_calibrator(
-        params.calibration.method, tested.confidence, tested.correct, tested.weight, params.calibration.seed
-    )
+    rows = tested.confidence, tested.correct, tested.weight
+    try:
+        calibrator = fit_calibrator(params.calibration.method, *rows, params.calibration.seed)
+    except AbstainError as error:
+        print(f"not calibrated: {error.coded}")
+        calibrator = fit_calibrator("none", *rows)
     artifacts.write_json(paths.CALIBRATION, calibrator.to_dict())
 
 
