@@ -11,6 +11,7 @@ from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Review
+from abstain.data.labels.training_table import uncounted_verdicts
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import uniform
 from abstain.ingest.pipeline.parsing import ParsedRow
@@ -78,17 +79,18 @@ def check_verdicts(
 
     `now` and `reviewer` are those of `read_verdicts`.
     """
-    privacy = Privacy.open(load_params(workspace.path / paths.PARAMS).privacy, load_settings())
+    params, store = load_params(workspace.path / paths.PARAMS), DataStore(workspace.path / paths.DATA)
+    privacy = Privacy.open(params.privacy, load_settings())
     ids = {row.cells["interaction_id"] for row in rows}
     stored: dict[str, list[Review]] = {}
-    for review in DataStore(workspace.path / paths.DATA).rows(Review):
+    for review in store.rows(Review):
         if review.interaction_id in ids:
             stored.setdefault(review.interaction_id, []).append(review)
 
     def as_stored(review: Review) -> Review:
         return privacy.apply(ParsedRow("", 0, b"", review=review)).review or review
 
-    return read_verdicts(rows, now, stored, reviewer, as_stored)
+    return read_verdicts(rows, now, stored, reviewer, as_stored, uncounted_verdicts(store, params.split, now))
 
 
 def _trained_on(workspace: Workspace) -> set[str]:

@@ -48,6 +48,7 @@ def export(
     from abstain.config.params import load_params
     from abstain.core import paths
     from abstain.core.files import write_atomically
+    from abstain.data.labels.training_table import uncounted_verdicts
     from abstain.data.store.dataset import DataStore
     from abstain.review.export import describe_sample, export_sample
     from abstain.review.sampling import draw
@@ -65,9 +66,10 @@ def export(
     threshold = None
     with open_workspace() as workspace:
         store = DataStore(workspace.path / paths.DATA)
-        delay = load_params(workspace.path / paths.PARAMS).validation.max_feedback_delay_days
+        params, now = load_params(workspace.path / paths.PARAMS), datetime.now(UTC)
         begin, end = (moment and moment.replace(tzinfo=UTC) for moment in (since, until))
-        window = read_time_window(store, begin, end, datetime.now(UTC) - timedelta(days=delay))
+        oldest = now - timedelta(days=params.validation.max_feedback_delay_days)
+        window = read_time_window(store, begin, end, oldest, uncounted_verdicts(store, params.split, now))
         if random_share < 1:
             from tasks.review import prioritise
 

@@ -11,15 +11,19 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
+from abstain.data.labels.training_table import uncounted_verdicts
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from abstain.review.time_window import IMPORTED
 from abstain.review.verdicts import REMEDIES
+from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
+from tasks.review import check_verdicts
 from tests.conftest import ROOT
 from tests.data.builders import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
@@ -60,11 +64,25 @@ def review(*arguments: str) -> str:
 
 
 @pytest.mark.heavy
+def test_frozen_holdout_is_neither_drawn_nor_taken(data: Path) -> None:
+    params = load_params(data.parent / "params.yaml")
+    uncounted = uncounted_verdicts(DataStore(data), params.split, NOW)
+    frozen = params.split.model_copy(update={"holdout_frozen_at": None})
+    assert len(uncounted) == 30 and uncounted_verdicts(DataStore(data), frozen, NOW) == {}
+    review("export", "-n", "100")
+    _, rows = read_workbook(data.parent / "reviews.xlsx")
+    assert {one.cells["interaction_id"] for one in rows} == {f"q-{n}" for n in range(100)} - uncounted.keys()
+    verdicts = check_verdicts(SimpleNamespace(path=data.parent), rows, NOW)  # type: ignore[arg-type]
+    assert (verdicts.blank, verdicts.problems) == (70, ())
+
+
+@pytest.mark.heavy
 def test_export_prints_what_was_drawn_and_where(data: Path) -> None:
     said = review("export", "-n", "20").splitlines()
     assert said == [
         "nothing is in production, so no confidence is known: every row is drawn at random",
-        "100 answers asked from 2026-09-01 12:00 to 2026-09-11 09:36 UTC, 0 reviewed",
+        "70 answers asked from 2026-09-01 12:00 to 2026-09-11 09:36 UTC, 0 reviewed",
+        "30 more are not drawn: a verdict on them would count nowhere (docs/reviews.md)",
         "to review now: 20 at random",
         "reviews.xlsx: open it in a spreadsheet, or run `abstain review serve reviews.xlsx`",
     ]

@@ -142,3 +142,13 @@ def test_every_row_is_one_of_three(cells: list[dict[str, str]]) -> None:
     found = read(*rows)
     assert len(found.reviews) + found.blank + len(found.problems) == len(rows)
     assert all("\n" not in problem for problem in found.problems)
+
+
+def test_verdict_that_counts_nowhere_is_not_taken_unless_it_is_stored_already() -> None:
+    uncounted = {"i-1": "the hold-out, whose verdicts are those given before 2026-11-01 00:00 UTC"}
+    found = read(row(**GOOD), row("i-2", **GOOD), uncounted=uncounted)
+    assert [review.interaction_id for review in found.reviews] == ["i-2"]
+    (problem,) = found.problems
+    assert "is of the hold-out" in problem and "would count nowhere" in problem
+    (stored,) = read(row(**GOOD)).reviews
+    assert read(row(**GOOD), stored=(stored,), uncounted=uncounted).reviews == (stored,)

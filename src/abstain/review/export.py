@@ -53,6 +53,8 @@ def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
         f"{len(window.frame):,} answers asked from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC, "
         f"{int(window.frame['reviewed'].sum()):,} reviewed"
     )
+    if window.left_out:
+        yield f"{window.left_out:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
     yield f"to review now: {drawn}" + (f"; {before} drawn ones were reviewed before" if before else "")
     if len(design.strata) < len(STRATA):
         by = " and ".join(design.strata).replace("_", " ") or "nothing"

@@ -31,19 +31,25 @@ class TimeWindow:
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
     thumb (up, down or none: the last one given), reviewed, queued (the review came through this queue), and
     recorded_probability, the inclusion probability that the review carries (nan where it has none). `reviews` are each
-    reviewer's latest review of the reviewed ones.
+    reviewer's latest review of the reviewed ones. `left_out` interactions are not in it, because a verdict on them
+    would count nowhere.
     """
 
     since: datetime
     until: datetime
     frame: pd.DataFrame
     reviews: Mapping[str, tuple[Review, ...]]
+    left_out: int = 0
 
 
 def read_time_window(
-    store: DataStore, since: datetime | None = None, until: datetime | None = None, oldest: datetime | None = None
+    store: DataStore,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    oldest: datetime | None = None,
+    uncounted: Collection[str] = (),
 ) -> TimeWindow:
-    """The window of `store`; by default the last `DAYS` days of its interactions.
+    """The window of `store`, without the interactions `uncounted`; by default the last `DAYS` days of its interactions.
 
     Reviews of questions asked before `oldest` would be too late for ingest. Raises `AbstainError` for a window that
     begins before it, and for a window without questions; the message has the range of the data.
@@ -60,6 +66,15 @@ def read_time_window(
         )
     since = since or max(min(newest, until) - timedelta(days=DAYS), oldest or first, first)
     frame = asked[(asked["asked_at"] >= since) & (asked["asked_at"] < until)].set_index("interaction_id")
+    counted = frame[~frame.index.isin(list(uncounted))]
+    if counted.empty and not frame.empty:
+        raise AbstainError(
+            Code.NO_ROWS,
+            f"a verdict on any of the {len(frame):,} questions asked from {since:%Y-%m-%d %H:%M} to "
+            f"{until:%Y-%m-%d %H:%M} UTC would count nowhere: they are of the frozen hold-out, or are not "
+            "trained on because of it; move --since and --until",
+        )
+    left_out, frame = len(frame) - len(counted), counted
     if frame.empty:
         raise AbstainError(
             Code.NO_ROWS,
@@ -74,7 +89,7 @@ def read_time_window(
     frame["reviewed"] = frame.index.isin(list(reviews))
     frame["queued"] = frame.index.isin(list(queued))
     frame["recorded_probability"] = pd.Series(recorded, dtype=float).reindex(frame.index)
-    return TimeWindow(since, until, frame, reviews)
+    return TimeWindow(since, until, frame, reviews, left_out)
 
 
 def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Interaction]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
@@ -40,6 +41,7 @@ def read_verdicts(
     stored: Mapping[str, Sequence[Review]],
     reviewer: str | None = None,
     as_stored: Callable[[Review], Review] = lambda review: review,
+    uncounted: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdicts:
     """The reviews in `rows`; a row with a problem does not affect others.
 
@@ -49,6 +51,8 @@ def read_verdicts(
         stored: the reviews in data/, by interaction.
         reviewer: the reviewer of rows that name none.
         as_stored: converts a review to the form that ingest stores: redacted, its reviewer's pseudonym.
+        uncounted: the interactions whose verdict would count nowhere, each with the reason; one in data/ may come
+            again.
     """
     reviews: dict[tuple[str, str], Review] = {}
     problems: list[str] = []
@@ -61,7 +65,10 @@ def read_verdicts(
             review = _read(row, now, reviewer)
             if (review.interaction_id, review.reviewer) in reviews:
                 raise _problem(row, "reviewer", f"is {review.reviewer}, as in a row above", "delete one of the two")
-            review = _dated(row, review, as_stored(review), stored.get(review.interaction_id, ()))
+            existing = stored.get(review.interaction_id, ())
+            review = _dated(row, review, as_stored(review), existing)
+            if (why := uncounted.get(review.interaction_id)) and as_stored(review) not in existing:
+                raise _problem(row, KEY, f"is of {why}", "this verdict would count nowhere, so leave it out")
         except ValueError as problem:
             problems.append(str(problem))
         else:

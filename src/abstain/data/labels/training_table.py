@@ -51,9 +51,30 @@ def read_training_table(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """`training_table` of everything in `store`. Raises `AbstainError` as that, and for a broken row."""
     frames = read_frames(store)
+    return training_table(_with_twins(store, frames.interactions), frames.feedback, frames.reviews, labels, split)
+
+
+def uncounted_verdicts(store: DataStore, split: SplitParams, at: datetime) -> dict[str, str]:
+    """The interactions of `store` of which a verdict given `at` that moment counts nowhere, each with the reason."""
+    asked = _in_order(_with_twins(store, read_frames(store).interactions))
+    splits = split_rows(asked, split)
+    reasons = pd.Series(None, asked.index, object)
+    if split.holdout_frozen_at is not None and at >= split.holdout_frozen_at:
+        frozen = f"the hold-out, whose verdicts are those given before {split.holdout_frozen_at:%Y-%m-%d %H:%M} UTC"
+        reasons[splits["split"] == "holdout"] = frozen
+    reasons[splits["split"] == "excluded"] = "a group that occurs in the hold-out or later, and is not trained on"
+    reasons[splits["left_out"]] = "a near-duplicate of the hold-out, which is not trained on"
+    return {str(key): str(why) for key, why in reasons.set_axis(asked["interaction_id"]).dropna().items()}
+
+
+def _with_twins(store: DataStore, interactions: pd.DataFrame) -> pd.DataFrame:
     twins = find_twins(store.part_rows(part, Interaction) for part in store.parts(Interaction))
-    interactions = frames.interactions.join(twins, on="interaction_id")
-    return training_table(interactions, frames.feedback, frames.reviews, labels, split)
+    return interactions.join(twins, on="interaction_id")
+
+
+def _in_order(interactions: pd.DataFrame) -> pd.DataFrame:
+    """The columns that decide splits, in the order of arrival."""
+    return interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
 
 
 def training_table(
@@ -75,7 +96,7 @@ def training_table(
 
     Raises `AbstainError` when a needed split lacks correct or incorrect answers.
     """
-    asked = interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
+    asked = _in_order(interactions)
     ids = pd.Index(asked["interaction_id"])
     if not ids.is_unique:
         raise AbstainError(
