@@ -1,17 +1,18 @@
-"""The parameters of a full comparison: params.yaml with the keys of params.full.yaml in place of its own."""
+"""The parameters of a full comparison on the sample: those that are shipped, with the keys of params.full.yaml."""
 
 from pathlib import Path
 
 import yaml
 
 from abstain.config.params import Params
-from tasks.run_params import replace_keys
+from abstain.config.yaml_editor import edit, parse
+from abstain.core import paths
+from abstain.sample.shipped import shipped_files
 
 ROOT = Path(__file__).parents[1]
 
 
 def full_params() -> Params:
     """All scorers, sweeps, audits and regressors."""
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    replace_keys(content, yaml.safe_load((ROOT / "params.full.yaml").read_text()))
-    return Params.model_validate(content)
+    full = parse((ROOT / "params.full.yaml").read_text())
+    return Params.model_validate(yaml.safe_load(edit(shipped_files()[paths.PARAMS], full)))

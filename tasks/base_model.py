@@ -24,7 +24,7 @@ def base_model_prepared() -> Iterator[None]:
 
     An error is not raised here: the first stage that loads the model meets it, too.
     """
-    if (load_settings().home / "models").is_dir():
+    if any(load_settings().models.glob("*")):
         yield
         return
     with ThreadPoolExecutor(1) as pool:

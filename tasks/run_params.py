@@ -6,14 +6,13 @@ stays as it is: only the release and the results of a promoted version keep them
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import yaml
-from ruamel.yaml import YAML
 
-from abstain.config.params import Params
+from abstain.config.params import Params, require_keys
+from abstain.config.yaml_editor import edit, parse
 from abstain.config.yaml_model import check, read_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -37,7 +36,7 @@ def write_params(workspace: Workspace, file: Path) -> None:
             Code.BAD_SETTING,
             f"{file} holds no parameters: give the keys that differ from params.yaml, in their sections",
         )
-    edit_params(workspace, _editor().load(file.read_text(encoding="utf-8")), file)
+    edit_params(workspace, parse(file.read_text(encoding="utf-8")), file)
 
 
 def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = paths.PARAMS) -> None:
@@ -45,13 +44,12 @@ def edit_params(workspace: Workspace, values: dict[str, Any], source: Path = pat
 
     Raises `AbstainError` naming `source` and the key where the result is not valid; nothing is written then.
     """
-    target, editor = workspace.path / paths.PARAMS, _editor()
-    merged = editor.load(target.read_text(encoding="utf-8"))
-    replace_keys(merged, values)
-    text = io.StringIO()
-    editor.dump(merged, text)
-    check(yaml.safe_load(text.getvalue()), source, Params)
-    write_atomically(target, text.getvalue().encode())
+    target = workspace.path / paths.PARAMS
+    text = edit(target.read_text(encoding="utf-8"), values)
+    content = yaml.safe_load(text)
+    require_keys(content, paths.PARAMS)
+    check(content, source, Params)
+    write_atomically(target, text.encode())
 
 
 def commit_params(workspace: Workspace, file: Path) -> str:
@@ -70,26 +68,3 @@ def restore_params(workspace: Workspace, before: str) -> None:
 def withdraw(workspace: Workspace, before: str) -> None:
     """Leave out of history what the run has committed since `before`; its results stay in the cache of DVC."""
     workspace.git("reset", "-q", "--hard", before)
-
-
-def _editor() -> YAML:
-    """Reads and writes YAML with its comments, quotes and layout."""
-    editor = YAML()
-    editor.preserve_quotes = True
-    editor.width = 4096
-    editor.indent(mapping=2, sequence=4, offset=2)
-    editor.representer.add_representer(type(None), _null)
-    return editor
-
-
-def _null(representer: Any, _value: None) -> Any:
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
-
-
-def replace_keys(section: Any, differing: dict[str, Any]) -> None:
-    """Give `section`, in place, the values of `differing`; a section in it takes over only the keys that it gives."""
-    for key, value in differing.items():
-        if isinstance(value, dict) and isinstance(section.get(key), dict):
-            replace_keys(section[key], value)
-        else:
-            section[key] = value

@@ -21,10 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from abstain.config.settings import Settings, load_settings
+from abstain.config.template import template
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.data.store.dataset import write_empty
+from abstain.sample.shipped import DATA_POINTER, digest_of
 from tasks.shell import git, run, succeeds
 
 BRANCH = "main"
@@ -78,10 +81,8 @@ def open_workspace() -> Iterator[Workspace]:
     root, settings = project_root(), load_settings()
     origin = ensure_origin(root, settings)
     path = settings.home.resolve() / "workspace"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        _take(lock.fileno())
-        workspace = Workspace(path, lock.fileno())
+    with alone(path.with_suffix(".lock")) as lock:
+        workspace = Workspace(path, lock)
         if not path.is_dir():
             _clone(origin, path, settings)
         _synchronise(workspace, root if settings.origin is None else None)
@@ -124,19 +125,25 @@ def origin_snapshot() -> tuple[Path, str]:
         if settings.origin is None:
             raise AbstainError(
                 Code.NO_VERSION,
-                f"no run has been made from {root} yet: run `abstain retrain` (or `abstain demo`) first",
+                f"no run has been made from {root} yet: run `abstain retrain` first; what `abstain demo` made is in "
+                f"{settings.home / 'demo'}",
             )
         _clone(settings.origin, path, settings)
     git(path, "fetch", "-q", "--tags", "--force", "origin")
     return path, f"origin/{BRANCH}"
 
 
-def _take(lock: int) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("another run is at work in the workspace; waiting for it to end", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+@contextmanager
+def alone(file: Path) -> Iterator[int]:
+    """Hold the lock `file`, for which this process waits; gives its descriptor."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another run is at work; waiting for it to end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
 
 
 def _clone(origin: str, path: Path, settings: Settings) -> None:
@@ -177,7 +184,7 @@ def _configure_dvc(path: Path, settings: Settings) -> None:
 
 
 def _bring_data(workspace: Workspace) -> None:
-    """Check out the recorded files: from the cache, from the remote, or, for the sample's data, by writing them.
+    """Check out the recorded files: from the cache, from the remote, or, if no row is a user's, by writing them.
 
     Stage outputs that the remote lacks are computed again later; missing data is an error.
     """
@@ -185,14 +192,17 @@ def _bring_data(workspace: Workspace) -> None:
     if workspace.dvc_succeeds("checkout", *quiet):
         return
     workspace.dvc_succeeds("pull", *quiet)
-    if workspace.dvc_succeeds("status", "--quiet", "data.dvc"):
+    if workspace.dvc_succeeds("status", "--quiet", str(DATA_POINTER)):
         return
-    data = workspace.path / paths.DATA
+    data, recorded = workspace.path / paths.DATA, (workspace.path / DATA_POINTER).read_text()
     shutil.rmtree(data, ignore_errors=True)
-    run(["python", "-m", "abstain.sample", str(data)], workspace.path, inherit=[workspace.lock])
+    if digest_of(recorded) == digest_of(template("data.yaml")):
+        write_empty(data)
+    else:  # perhaps the sample's
+        run(["python", "-m", "abstain.sample", str(data)], workspace.path, inherit=[workspace.lock])
     workspace.dvc("add", "--quiet", str(paths.DATA))
-    if workspace.git("status", "--porcelain", "data.dvc"):
-        workspace.git("checkout", "--quiet", "data.dvc")
+    if workspace.git("status", "--porcelain", str(DATA_POINTER)):
+        workspace.git("checkout", "--quiet", str(DATA_POINTER))
         shutil.rmtree(data)
         raise AbstainError(
             Code.DAMAGED_DATA,

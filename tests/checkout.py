@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
+import yaml
+
+from abstain.config.params import Params
+from abstain.sample.shipped import copy_as_shipped, shipped_files
+
 ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = ROOT / "src" / "abstain" / "config" / "template"
+SHIPPED = {str(path): text for path, text in shipped_files().items()}
+"""The project's state as it is shipped, by file: `abstain init` may have changed this clone's."""
 
 
 def tracked_files() -> list[str]:
@@ -17,7 +24,10 @@ def tracked_files() -> list[str]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """Copy `tracked_files`, as they are now, to `folder`."""
-    for name in tracked_files():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
+    """Copy `tracked_files`, as they are now, to `folder`, but the project's state as it is shipped."""
+    copy_as_shipped(ROOT, tracked_files(), folder)
+
+
+def shipped_params() -> Params:
+    """The parameters that are shipped."""
+    return Params.model_validate(yaml.safe_load(SHIPPED["params.yaml"]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.checkout import ROOT, tracked_files
+from tests.checkout import ROOT, SHIPPED, tracked_files
 
 STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
 
@@ -50,7 +50,7 @@ def stages() -> dict[str, dict]:
 
 
 def params() -> dict[str, dict]:
-    return yaml.safe_load((ROOT / "params.yaml").read_text())
+    return yaml.safe_load(SHIPPED["params.yaml"])
 
 
 def paths_of(entries: list) -> list[str]:

@@ -54,7 +54,8 @@ NewHoldout = Annotated[
 
 @app.command()
 def demo() -> None:
-    """Run the whole loop on the shipped sample: ingest, retrain, promote, score."""
+    """Run the whole loop on the shipped sample, in a project of its own: ingest, retrain, promote, score."""
+    from tasks.demo_project import demo_project
     from tasks.server import server_for_run
 
     with server_for_run():
@@ -62,9 +63,9 @@ def demo() -> None:
 
     from abstain_cli.demo import summary
 
-    with step_progress(console):
+    with demo_project() as project, step_progress(console):
         result = run_demo()
-    console.print(summary(result))
+    console.print(summary(result, project))
 
 
 @app.command()
@@ -243,7 +244,7 @@ def _prepare() -> None:
 
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if sys.argv[1] in {"demo", "ingest", "retrain", "promote", "rollback", "plan", "latency"}:
+    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency"}:
         ensure_origin(project_root(), load_settings())  # report a missing git or a dirty tree before a server starts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from flows.demo import Demo
 
 
-def summary(demo: Demo) -> Table:
-    """The demo's result as a small table."""
+def summary(demo: Demo, project: Path) -> Table:
+    """The demo's result as a small table; `project` is where it was made."""
     ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
     holdout = demo.metrics["holdout"]
     probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
@@ -43,5 +44,6 @@ def summary(demo: Demo) -> Table:
     by_cost = sorted((tokens, name) for name, tokens in costs.items() if tokens)
     table.add_row("tokens of an answer", ", ".join(f"{name} {tokens:.0f}" for tokens, name in by_cost))
     table.add_row("report", str(demo.bundle / "report.html"))
+    table.add_row("go on with it", f"cd {project}")
     table.add_row("Prefect UI", running_server() or f"run `make up`, then {UI}")
     return table

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from abstain_cli import perturb as perturb_cli
 from abstain_cli.app import app
-from tests.conftest import ROOT
+from tests.checkout import TEMPLATE
 from tests.llm.builders import save_tiny_model
 
 TEXT = "Fees are due in May."
@@ -17,7 +17,7 @@ TEXT = "Fees are due in May."
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     torch.set_num_threads(1)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(TEMPLATE)
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(perturb_cli.console, "width", 160)
     return str(save_tiny_model(tmp_path / "tiny-bank"))

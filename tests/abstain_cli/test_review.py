@@ -24,7 +24,7 @@ from abstain.review.verdicts import REMEDIES
 from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
 from tasks.review import check_verdicts
-from tests.conftest import ROOT
+from tests.checkout import SHIPPED
 from tests.data.builders import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
 from tests.review.test_time_window import take
@@ -49,7 +49,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(sys.modules, "flows.ingest", SimpleNamespace(ingest=flow))
     monkeypatch.setattr(review_cli.console, "width", 160)
     monkeypatch.setattr(review_cli, "datetime", SimpleNamespace(now=lambda zone: NOW))
-    (tmp_path / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     rows = [row(f"q-{n}", asked_at=later(n / 10).isoformat(), product=("cards", "loans")[n % 2]) for n in range(100)]
     take(tmp_path / "data", *rows)
     return tmp_path / "data"

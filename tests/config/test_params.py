@@ -9,9 +9,9 @@ import yaml
 from abstain.config.params import CorrectnessTarget, load_params
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
+from tests import checkout
 
-REPOSITORY = Path(__file__).parents[2]
-SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
+SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load(checkout.SHIPPED["params.yaml"])
 
 
 def write(folder: Path, text: str) -> Path:
@@ -24,8 +24,8 @@ def changed(folder: Path, section: str, **values: Any) -> Path:
     return write(folder, yaml.safe_dump({**SHIPPED, section: {**SHIPPED[section], **values}}))
 
 
-def test_the_projects_own_params_say_what_is_used() -> None:
-    params = load_params(REPOSITORY / "params.yaml")
+def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
+    params = load_params(write(tmp_path, checkout.SHIPPED["params.yaml"]))
     assert params.model_dump(mode="json", exclude={"split": {"holdout_frozen_at"}, "labels": {"require"}}) == {
         section: {k: v for k, v in values.items() if k not in ("holdout_frozen_at", "require")}
         for section, values in SHIPPED.items()
@@ -64,10 +64,12 @@ def test_an_unknown_key_is_named_with_the_nearest(
         load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, section: {**SHIPPED.get(section, {}), **values}})))
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    less = {name: value for name, value in SHIPPED["gate"].items() if name != "seed"}
-    with pytest.raises(AbstainError, match="params.yaml: gate.seed: Field required$"):
-        load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, "gate": less})))
+def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
+    less = {name: value for name, value in SHIPPED["gate"].items() if name not in ("seed", "max_ece")}
+    rest = {name: keys for name, keys in SHIPPED.items() if name != "audits"}
+    message = "params.yaml lacks audits.run, gate.seed, gate.max_ece, .* run `abstain init --upgrade`$"
+    with pytest.raises(AbstainError, match=message):
+        load_params(write(tmp_path, yaml.safe_dump({**rest, "gate": less})))
 
 
 @pytest.mark.parametrize(

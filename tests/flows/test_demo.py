@@ -41,14 +41,17 @@ def test_ends_with_a_promoted_version_and_its_figures(trained: tuple[Project, st
     assert read == accepted + duplicate + held + quarantined and quarantined > 0 and duplicate > 0
 
 
-def test_leaves_the_checkout_untouched(project: Project) -> None:
-    assert project.git("status", "--porcelain") == ""
-    assert not (project.root / "data").exists() and not (project.root / "artifacts").exists()
+def test_leaves_no_trace_in_the_project(shipped: Project, project: Project) -> None:
+    for one in (shipped, project):
+        assert one.git("status", "--porcelain") == ""
+        assert not (one.root / "data").exists() and not (one.root / "artifacts").exists()
+    assert shipped.git("tag") == "" and len(shipped.git("log", "--oneline").splitlines()) == 2
+    assert {"origin.git", "workspace", "releases"} & {path.name for path in shipped.home.iterdir()} == set()
 
 
-def test_a_second_run_computes_nothing_and_says_why(project: Project) -> None:
+def test_a_second_run_computes_nothing_and_says_why(shipped: Project, project: Project) -> None:
     before = project.git("rev-parse", "origin/main", cwd=project.workspace)
-    again = project.abstain("demo")
+    again = shipped.abstain("demo")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"none: all {len(STAGES)} are cached, nothing changed" in again.stdout
     assert "probe v1.0.0 (unchanged)" in again.stdout

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.config.params import load_params
 from abstain.learning.evaluation import audits, curves
 from abstain.learning.evaluation.examples import examples
 from abstain.learning.evaluation.leaderboard import leaderboard
@@ -21,7 +20,7 @@ from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.metrics.weighted_metrics import brier, ece, effective_sample_size, mean
 from abstain.reports.evaluation import Evaluated
 from abstain.reports.plots import plot_tables
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 from tests.learning.evaluation.builders import grouped
 
 ROWS, GROUPS = 240, 40
@@ -111,7 +110,7 @@ def evaluated(
         part[last] = value
     curves_read = {name: pd.DataFrame(rows) for name, rows in tables.items()}
     drawn = plot_tables(curves_read, metrics, evaluation)
-    return Evaluated(load_params(ROOT / "params.yaml").probe, **parts, tables=drawn)
+    return Evaluated(shipped_params().probe, **parts, tables=drawn)
 
 
 def dataset() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
@@ -22,7 +21,7 @@ from abstain.review.sampling import Design, draw
 from abstain.review.time_window import IMPORTED, read_time_window
 from abstain.review.verdicts import read_verdicts
 from abstain.review.workbook import to_bytes
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
 from tests.review.builders import cells_of, fill, rows_of
 from tests.review.test_time_window import take
@@ -88,7 +87,7 @@ def weights(data: Path) -> pd.Series:
     """The inclusion probability that the label of each reviewed answer carries, by interaction."""
     reviews = pd.DataFrame([review.model_dump() for review in DataStore(data).rows(Review)])
     codes, names = pd.factorize(reviews["interaction_id"])
-    params = load_params(ROOT / "params.yaml").labels
+    params = shipped_params().labels
     labels = resolve(last_verdicts(reviews.assign(row=codes), params), params)
     return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
 

@@ -14,9 +14,7 @@ import pytest
 import torch
 import yaml
 
-from abstain.config.params import load_params
 from abstain.config.settings import Settings
-from abstain.core import paths
 from abstain.core.contracts import ImportedInteraction, Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.near_duplicates import mask
@@ -37,10 +35,11 @@ from abstain.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
 from abstain.sample.handbook import SEED, build_handbook
 from abstain.sample.questions import build_questions, source_digest
 from abstain.sample.write import EXPORTED, INCOMING_FROM, AnsweredQuestion, answered_questions, write_sample
+from tests.checkout import SHIPPED, shipped_params
 from tests.conftest import MODELS, ROOT, Project
 from tests.data.builders import bytes_of
 
-PARAMS = load_params(ROOT / paths.PARAMS)
+PARAMS = shipped_params()
 PAGES = build_handbook()
 ANSWERED = list(answered_questions(PAGES))
 META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(encoding="utf-8"))
@@ -255,7 +254,9 @@ def test_the_command_writes_what_dvc_records(tmp_path: Path) -> None:
     ):
         done = project.command(command, where)
         assert done.returncode == 0, done.stdout + done.stderr
-    recorded, made = (yaml.safe_load((root / "data.dvc").read_text())["outs"][0] for root in (ROOT, folder))
+    recorded, made = (
+        yaml.safe_load(text)["outs"][0] for text in (SHIPPED["data.dvc"], (folder / "data.dvc").read_text())
+    )
     assert made == recorded
 
 

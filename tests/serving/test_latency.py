@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from abstain.config.params import Params, load_params
+from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.signals.entailment import Entailment
 from abstain.serving.latency import Latency, latencies
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 from tests.llm.builders import WINDOW, save_tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, save_encoder
 
@@ -21,7 +21,7 @@ PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", 
 
 @pytest.fixture
 def params(tmp_path: Path) -> Params:
-    shipped = load_params(ROOT / "params.yaml")
+    shipped = shipped_params()
     model = str(save_tiny_model(tmp_path / "tiny-bank"))
     llm = {"model": model, "layout": "rag-plain-v1", "layer": 1, "site": "mlp", "too_long": "refuse"}
     changes = {

@@ -18,7 +18,7 @@ from abstain.core import paths
 from abstain.data.store.splits import uniform
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
-from tests.conftest import ROOT
+from tests.checkout import SHIPPED
 from tests.data.builders import NOW, later, row, thumb, verdict, write_lines
 from tests.llm.builders import WINDOW
 
@@ -48,7 +48,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
 
 def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
     """This project's parameters, shortened for a base model of four layers; `changes` by section."""
-    raw = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    raw = yaml.safe_load(SHIPPED["params.yaml"])
     for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)}), *changes.items()):
         raw[section] |= values
     return Params.model_validate(raw)

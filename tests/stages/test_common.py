@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import write_table
@@ -18,7 +17,7 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import read_base_model, read_labelled_states
 from abstain.stages.train_probe import __main__ as train_probe
-from tests.conftest import ROOT
+from tests.checkout import SHIPPED, shipped_params
 from tests.data.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
 
 D = 6
@@ -86,7 +85,7 @@ def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
 def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> None:
     """A label of a row without states must not be paired with its neighbour's states: then nothing would be learnt."""
     frame, states = write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(120)])
-    params = load_params(ROOT / "params.yaml")
+    params = shipped_params()
     train_probe.stage(params.model_copy(update={"probe": params.probe.model_copy(update={"zoo": ("linear",)})}))
     out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")["linear"]
     assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
@@ -98,7 +97,7 @@ def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> Non
 def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_inputs([1, 1])
     paths.FEATURES.write_bytes(b"damaged")
-    (workspace / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    (workspace / "params.yaml").write_text(SHIPPED["params.yaml"])
     with pytest.raises(SystemExit) as left:
         artifacts.run(train_probe.stage)
     message = "error A507: artifacts/features.safetensors is no readable table of states: run `abstain retrain` again\n"

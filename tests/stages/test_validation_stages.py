@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from abstain.config.params import Params, load_params
+from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
@@ -17,7 +17,8 @@ from abstain.ingest.sources.files import explicit_sources
 from abstain.reports.data_reports.validation import validation_report
 from abstain.stages.dataset import __main__ as dataset
 from abstain.stages.validate import __main__ as validate
-from tests.conftest import ROOT, read_json
+from tests.checkout import shipped_params
+from tests.conftest import read_json
 from tests.data.builders import NOW, row, thumb, verdict, write_lines
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ QUALITY = paths.ARTIFACTS / "quality.json"
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return load_params(ROOT / "params.yaml")
+    return shipped_params()
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from tasks.git_commit import commit, push
 from tasks.promotion import Promotion, promote_candidate
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace
+from tests.checkout import SHIPPED
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
 from tests.release.test_gate import related, window
@@ -81,7 +82,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plain:
     made = Plain(tmp_path / "workspace", -1, tmp_path / "kept")
     made.git("checkout", "-q", "-B", BRANCH)
     for name in ("params.yaml", "registry.json", ".gitignore"):
-        text = (ROOT / name).read_text().replace("bootstrap: 1000", "bootstrap: 100")
+        text = (SHIPPED.get(name) or (ROOT / name).read_text()).replace("bootstrap: 1000", "bootstrap: 100")
         (made.path / name).write_text(text)
     (made.path / "requirements.lock").write_text("abstain==0\n")
     commit(made, "A project", "params.yaml", "registry.json", ".gitignore", "requirements.lock")

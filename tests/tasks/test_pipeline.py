@@ -11,7 +11,7 @@ import pytest
 from tasks import pipeline
 from tasks.stage_times import Reading
 from tasks.workspace import Workspace
-from tests.conftest import ROOT
+from tests.checkout import SHIPPED
 
 
 @pytest.mark.parametrize(("force", "options"), [(False, []), (True, ["--force"])])
@@ -34,7 +34,7 @@ def test_a_stage_that_is_not_stale_starts_no_command(tmp_path: Path, monkeypatch
 
 
 def test_a_run_remembers_what_it_read_and_how_long_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     recorded: list[tuple[str, float, Reading | None]] = []
 
     def run(command: list[str], folder: Path, on_line: Callable[[str], None], **_: object) -> str:

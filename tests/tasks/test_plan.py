@@ -28,7 +28,8 @@ from tasks.plan import (
 )
 from tasks.stage_times import Reading, record_run
 from tasks.workspace import Workspace
-from tests.conftest import ROOT, new_project
+from tests.checkout import SHIPPED
+from tests.conftest import new_project
 from tests.test_dependencies import STAGES, TREE
 
 DAG = 'strict digraph {\n"data.dvc";\n"dataset";\n"features";\n"report";\n"dataset" -> "features";\n"features" -> "report";\n}'
@@ -82,7 +83,7 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository("torch==1\n", {"dataset": "a", "features": "b"})
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     wanted = Demand(3, 10, 4, {"features": 500})
     monkeypatch.setattr(demand, "count_demand", lambda workspace: wanted)
     found = plan(tmp_path, dataset=["changed command"])

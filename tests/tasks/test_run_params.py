@@ -14,7 +14,7 @@ from abstain.core.errors import AbstainError
 from tasks.git_commit import commit
 from tasks.run_params import commit_params, write_params
 from tasks.workspace import BRANCH, Workspace
-from tests.conftest import ROOT
+from tests.checkout import SHIPPED
 from tests.tasks.conftest import Candidates, Plain
 
 FULL = """
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def plain(tmp_path: Path) -> Workspace:
     """A folder with the project's params.yaml."""
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     return Workspace(tmp_path, -1)
 
 
@@ -74,7 +74,7 @@ def test_invalid_file_is_an_error_that_names_file_and_key(
     with pytest.raises(AbstainError) as raised:
         write_params(plain, file)
     assert message in str(raised.value)
-    assert (plain.path / "params.yaml").read_text() == (ROOT / "params.yaml").read_text()
+    assert (plain.path / "params.yaml").read_text() == SHIPPED["params.yaml"]
 
 
 def test_missing_file_is_an_error_with_the_remedy(plain: Workspace, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from tasks.shell import run, succeeds
 from tasks.stopping import Stopped, require_going_on, stopping_together
+from tests.checkout import SHIPPED
 from tests.conftest import ROOT, Project
 from tests.tasks.test_server import wait_until
 
@@ -140,7 +141,7 @@ def project(tmp_path: Path, prefect_server: str) -> Project:
     (tmp_path / "empty").mkdir()
     stages = "".join(f"  {name}: {{cmd: python stage.py {name}, outs: [out/{name}]}}\n" for name in STAGES)
     files = {
-        ".dvc/config": (ROOT / ".dvc" / "config").read_text(),
+        ".dvc/config": SHIPPED[".dvc/config"],
         ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
         ".dvc/config.local": f"[cache]\n    dir = {project.home / 'dvc-cache'}\n",
         ".gitignore": "/out\n",

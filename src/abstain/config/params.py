@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from abstain.config.yaml_model import FrozenModel, load
+from abstain.config.yaml_model import FrozenModel, check, read_yaml
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.core.timestamps import Timestamp
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -242,5 +244,26 @@ class Params(FrozenModel):
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check `path`. Raises `AbstainError` naming the first invalid key and its valid values."""
-    return load(path, Params, "run this in the root of the project")
+    """Read and check `path`. Raises `AbstainError` naming the keys that are missing, or the first invalid one and its
+    valid values."""
+    content = read_yaml(path, "run this in the root of the project")
+    require_keys(content, path)
+    return check(content, path, Params)
+
+
+def require_keys(content: Any, path: Path) -> None:
+    """Raise `AbstainError` naming all keys that `content` of `path` lacks, as after a merge of a newer release.
+
+    Where it has a key that `Params` does not declare, which may be misspelt, nothing is raised.
+    """
+    sections = {name: field.annotation.model_fields for name, field in Params.model_fields.items()}  # type: ignore[union-attr]
+    declared = [f"{name}.{key}" for name, keys in sections.items() for key in keys]
+    if not isinstance(content, dict) or not all(isinstance(keys, dict) for keys in content.values()):
+        return
+    given = {f"{name}.{key}" for name, keys in content.items() for key in keys}
+    missing = [name for name in declared if name not in given]
+    if missing and given <= set(declared):
+        raise AbstainError(
+            Code.BAD_SETTING,
+            f"{path} lacks {', '.join(missing)}, which this release reads: run `abstain init --upgrade`",
+        )

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.config.params import load_params
 from abstain.data.store.profile import MEASURES, Profile
 from abstain.data.validation.drift import stability_index, validate_drift, windows
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 
-QUALITY = load_params(ROOT / "params.yaml").quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})
+QUALITY = shipped_params().quality.model_copy(update={"max_drift": 0.25, "min_drift_rows": 50})
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 500))
 
 

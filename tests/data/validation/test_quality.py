@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.config.params import load_params
 from abstain.data.validation.quality import text_digest, text_digests, validate_training
 from abstain.data.validation.results import ValidationResult
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 from tests.data.builders import interaction
 
-QUALITY = load_params(ROOT / "params.yaml").quality
+QUALITY = shipped_params().quality
 SPLITS = ("train", "validation", "holdout", "newest")
 
 

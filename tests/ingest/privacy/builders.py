@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from abstain.config.params import PrivacyParams, load_params
+from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy import redaction
 from abstain.ingest.privacy.recognizers import Find
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 
-SHIPPED = load_params(ROOT / "params.yaml").privacy
+SHIPPED = shipped_params().privacy
 
 DIGITS = "0123456789"
 IBAN_LENGTHS = {"AT": 20, "BE": 16, "CH": 21, "DE": 22, "DK": 18, "ES": 24, "FR": 27, "NO": 15, "PL": 28}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from abstain.ingest.privacy.pieces import WINDOW
 from abstain.ingest.privacy.recognizers import EntityHit, Find, pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge
+from tests.checkout import ROOT, TEMPLATE
 from tests.ingest.privacy import builders
 from tests.ingest.privacy.builders import params
 
@@ -194,8 +195,8 @@ print(json.dumps([before, needless, redacted, ours, heavy, home, len(tried) - ou
 
 def test_the_network_is_never_asked_and_nothing_is_said_or_left(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "always::UserWarning", "-c", NETWORK, str(builders.ROOT / "params.yaml")],
-        env={"HOME": str(tmp_path), "PYTHONPATH": str(builders.ROOT / "src"), "PATH": "/usr/bin:/bin"},
+        [sys.executable, "-W", "always::UserWarning", "-c", NETWORK, str(TEMPLATE / "params.yaml")],
+        env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -9,6 +9,7 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.sources.config import AnySource, load_sources
 from abstain.ingest.sources.files import ExplicitFiles, FileSource
 from abstain.ingest.sources.sql import SqlSource, TableConfig
+from tests.checkout import TEMPLATE
 from tests.conftest import ROOT
 from tests.data.builders import row, write_lines
 from tests.ingest.sources.databases import new_database, run
@@ -51,7 +52,7 @@ def test_sources_every_key_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_sources_shipped_file_is_the_inbox(tmp_path: Path) -> None:
-    (inbox,) = load_sources(ROOT / "sources.yaml", tmp_path / "home")
+    (inbox,) = load_sources(TEMPLATE / "sources.yaml", tmp_path / "home")
     assert list(inbox.read({})) == []  # its folder was created
     write_lines(tmp_path / "home" / "inbox" / "a.jsonl", row())
     assert len(list(inbox.read({}))) == 1

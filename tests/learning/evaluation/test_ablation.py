@@ -9,7 +9,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from abstain.config.params import load_params
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
@@ -24,9 +23,9 @@ from abstain.learning.evaluation.ablation import (
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Resamples
 from abstain.learning.thresholds.selection import tune_threshold
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 
-PARAMS = load_params(ROOT / "params.yaml")
+PARAMS = shipped_params()
 THRESHOLD = PARAMS.threshold.model_copy(update={"metric": "precision", "target": 0.7, "min_shown": 5})
 RESAMPLES = Resamples(100, 1)
 ROWS, D = 360, 5

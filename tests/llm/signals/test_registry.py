@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from abstain.config.params import Params, load_params
+from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import prompts as layout
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
-from tests.conftest import ROOT
+from tests.checkout import shipped_params
 from tests.llm.builders import save_speaking_model
 from tests.llm.signals.builders import save_encoder
 
@@ -24,7 +24,7 @@ EVERY_NAME = (
 
 
 def params_for(model: Path, **scorers: object) -> Params:
-    params = load_params(ROOT / "params.yaml")
+    params = shipped_params()
     changed = {"enabled": NAMES, "entailment_model": None, "extractive_qa_model": None, **scorers}
     llm = params.llm.model_copy(update={"model": str(model)})
     return params.model_copy(update={"llm": llm, "scorers": params.scorers.model_copy(update=changed)})

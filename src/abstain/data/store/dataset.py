@@ -58,6 +58,8 @@ _ORDER = (
     "sources",
 )
 """The order in which a batch's files are moved in: referenced files come first, the sources' states last."""
+LISTS = ("documents.jsonl", "chunks.jsonl", "batches.jsonl")
+"""The files of one list each that a data folder has, be it empty."""
 
 
 class DocumentVersion(Row):
@@ -157,7 +159,7 @@ class DataStore:
 
     def require_interactions(self) -> DataStore:
         """This store, for a stage that needs interactions: raises `AbstainError` where there are none."""
-        if not self.parts(Interaction):
+        if not any(part.stat().st_size for part in self.parts(Interaction)):
             raise AbstainError(Code.NO_ROWS, "no interactions in data/: run `abstain ingest FILE...` first")
         return self
 
@@ -231,9 +233,15 @@ class Staging:
         for contract, table in TABLES.items():
             if table not in self._parts and not self._store.parts(contract):
                 self.write(f"{table}/{self.batch}.jsonl", b"")
-        for name in ("documents.jsonl", "chunks.jsonl"):
+        for name in LISTS:
             if not (folder / name).exists() and not (self.folder / name).exists():
                 self.write(name, b"")
+
+
+def write_empty(folder: Path) -> None:
+    """Write a data folder without a row, in which every dependency of the DAG exists."""
+    for name in (*(f"{table}/000000.jsonl" for table in TABLES.values()), *LISTS):
+        write_atomically(folder / name, b"")
 
 
 def suffix_of(source: str) -> str:

@@ -1,0 +1,68 @@
+"""A project as it is shipped: the state of the sample in place of a project's own.
+
+Parameters, sources, registry, pointer to the data and DVC remote are the state of a project. What is shipped is made
+from the template of a new project and the sample's differences, so that `abstain demo` and the tests have it in a clone
+that `abstain init` has changed, too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from abstain.config.template import template
+from abstain.config.yaml_editor import edit, parse
+from abstain.core import paths
+from abstain.release.registry import Registry
+
+DATA_POINTER, DVC_CONFIG = Path("data.dvc"), Path(".dvc/config")
+MADE_BY_RUNS = (Path("dvc.lock"), Path("release.dvc"), paths.APPROVALS)
+"""State that runs commit, and that is not shipped."""
+MARK = "# As shipped, with the sample: `abstain init` writes this file for a project of its own.\n"
+"""The first line of a shipped file, by which a merge tells a newer release from the project's own branches."""
+
+
+def shipped_files() -> dict[Path, str]:
+    """The state that is shipped, by path in the project."""
+    params = edit(template("params.yaml"), parse(_sample("params.yaml")))
+    return {
+        paths.PARAMS: MARK + params,
+        paths.SOURCES: MARK + template("sources.yaml"),
+        paths.REGISTRY: Registry().to_json(),
+        DATA_POINTER: _sample("data.yaml"),
+        DVC_CONFIG: template("dvc.config"),
+    }
+
+
+def copy_as_shipped(project: Path, names: Iterable[str], folder: Path) -> list[str]:
+    """Copy the files `names` of the project to `folder` as they are now, but its state as it is shipped.
+
+    Returns the names of what is there then.
+    """
+    shipped = shipped_files()
+    copied = [
+        name
+        for name in map(Path, names)
+        if name not in shipped and not any(name.is_relative_to(made) for made in MADE_BY_RUNS)
+    ]
+    for name in copied:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project / name, folder / name)
+    for name, text in shipped.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return [str(name) for name in (*copied, *shipped)]
+
+
+def digest_of(pointer: str) -> str:
+    """The digest of the data that the text of a `data.dvc` records."""
+    digest: str = yaml.safe_load(pointer)["outs"][0]["md5"]
+    return digest
+
+
+def _sample(name: str) -> str:
+    return (resources.files("abstain.sample") / name).read_text(encoding="utf-8")
