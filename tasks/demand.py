@@ -59,7 +59,7 @@ def count_demand(workspace: Workspace) -> Demand:
 def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[Interaction]]:
     """The workspace's parameters, the interactions that have a label under them, and those that are trained on."""
     params = load_params(workspace.path / paths.PARAMS)
-    store = DataStore(workspace.path / paths.DATA)
+    store = DataStore(workspace.path / paths.DATA).require_interactions()
     table, _ = read_training_table(store, params.labels, params.split)
     rows = store.interactions(table["interaction_id"])
     train = [rows[at] for at in np.flatnonzero(table["split"] == "train").tolist()]

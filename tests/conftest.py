@@ -27,6 +27,7 @@ import yaml
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from abstain.config.yaml_editor import edit, parse
 from tasks.shell import QUIET
 from tests.checkout import ROOT, copy_checkout
 from tests.ports import free_port
@@ -217,9 +218,8 @@ def cut_sample(project: Project, every: int, params: dict[str, dict[str, Any]]) 
     sample = project.root / "src" / "abstain" / "sample"
     answers = sample / "answers.jsonl"
     answers.write_text("".join(answers.read_text().splitlines(keepends=True)[::every]))
-    own = yaml.safe_load((sample / "params.yaml").read_text())
-    merged = {name: own.get(name, {}) | params.get(name, {}) for name in own | params}
-    (sample / "params.yaml").write_text(yaml.safe_dump(merged, default_flow_style=None))
+    own, differing = sample / "params.yaml", parse(yaml.safe_dump(params, default_flow_style=None))
+    own.write_text(edit(own.read_text(), differing))
     for command in (["python", "-m", "abstain.sample", "data"], ["dvc", "add", "--quiet", "data"]):
         done = project.command(command)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli import cache, explain, import_rows, kb, latency, perturb, plan, quarantine, review, score, study
+from abstain_cli import cache, explain, import_rows, init, kb, latency, perturb, plan, quarantine, review, score, study
 from abstain_cli.progress_bar import step_progress
 from abstain_cli.usage import in_one_line, reject_renamed
 
@@ -36,6 +36,7 @@ app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
+app.command("init")(init.init)
 app.command("generate")(score.generate)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
@@ -221,7 +222,7 @@ def main() -> None:
     except AbstainError as error:
         print(f"error {error.coded}", file=sys.stderr)
         sys.exit(2 if error.code is Code.USAGE else 1)
-    except KeyboardInterrupt:  # before the command has begun; in a command, typer makes a status of it
+    except (KeyboardInterrupt, typer.Abort):  # before the command, or at a question; else typer makes a status of it
         _print_stopped()
         sys.exit(INTERRUPTED)
     except SystemExit as end:

@@ -59,7 +59,9 @@ _ORDER = (
 )
 """The order in which a batch's files are moved in: referenced files come first, the sources' states last."""
 LISTS = ("documents.jsonl", "chunks.jsonl", "batches.jsonl")
-"""The files of one list each that a data folder has, be it empty."""
+"""The files that are a dependency of the DAG each."""
+NO_ROWS = b"\n"
+"""The content of one of `LISTS` without a row: DVC warns of an empty file, each time."""
 
 
 class DocumentVersion(Row):
@@ -235,13 +237,15 @@ class Staging:
                 self.write(f"{table}/{self.batch}.jsonl", b"")
         for name in LISTS:
             if not (folder / name).exists() and not (self.folder / name).exists():
-                self.write(name, b"")
+                self.write(name, NO_ROWS)
 
 
 def write_empty(folder: Path) -> None:
     """Write a data folder without a row, in which every dependency of the DAG exists."""
-    for name in (*(f"{table}/000000.jsonl" for table in TABLES.values()), *LISTS):
-        write_atomically(folder / name, b"")
+    for table in TABLES.values():
+        write_atomically(folder / table / "000000.jsonl", b"")
+    for name in LISTS:
+        write_atomically(folder / name, NO_ROWS)
 
 
 def suffix_of(source: str) -> str:

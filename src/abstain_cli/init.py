@@ -1,0 +1,103 @@
+"""`abstain init`: a project of one's own in place of the sample's, from options, questions or defaults.
+
+abstain init                                       on a terminal: asks; else every default holds
+abstain init --model Qwen/Qwen3-8B --remote s3://team-abstain/dvc
+abstain init --upgrade                             after the merge of a newer release
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+
+if TYPE_CHECKING:
+    from tasks.new_project import Choices
+
+
+def init(
+    model: Annotated[
+        str | None, typer.Option(help="the base model: embedded, a Hugging Face id[@revision], or a folder")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="its prompt layout")] = None,
+    target: Annotated[
+        float | None, typer.Option(min=0, max=1, help="largest share of all answers to be shown and incorrect")
+    ] = None,
+    on_infeasible: Annotated[
+        str | None,
+        typer.Option(metavar="heuristic|fail", help="a version without a guarantee: live and marked, or rejected"),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="PATH|URL", help="where `abstain ingest` finds feedback: a folder or bucket")
+    ] = None,
+    remote: Annotated[
+        str | None, typer.Option(metavar="PATH|URL", help="the DVC remote: a folder or bucket for data and versions")
+    ] = None,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="add the parameters that a merged release has brought")
+    ] = False,
+) -> None:
+    """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
+    from tasks.new_project import Choices, is_started, start_project, upgrade_project
+    from tasks.workspace import project_root
+
+    given = Choices(model, layout, target, on_infeasible, source, remote)
+    if upgrade:
+        if given != Choices():
+            raise AbstainError(Code.USAGE, "--upgrade keeps every value: give it without the other options")
+        added = upgrade_project()
+        for name in added:
+            print(f"added: {name}")
+        print("`abstain plan` says what a retrain costs now" if added else "params.yaml has every parameter: unchanged")
+        return
+    root = project_root()
+    if not is_started(root) and sys.stdin.isatty() and sys.stdout.isatty():
+        given = _ask(given)
+    if not start_project(_absolute(given)):
+        print("the project was started before: nothing was changed")
+        return
+    print(f"started: {root} has no rows and no versions; params.yaml, sources.yaml and .dvc/config are committed")
+    print("next: `abstain ingest FILE`, then `abstain retrain`")
+
+
+def _ask(given: Choices) -> Choices:
+    """`given`, with an answer on the terminal for whatever is missing."""
+    import yaml
+
+    from abstain.config.template import template
+    from tasks.new_project import Choices
+
+    params = yaml.safe_load(template("params.yaml"))
+    questions: dict[str, tuple[str, Any]] = {
+        "model": ("Base model (embedded, Hugging Face id, or folder)", params["llm"]["model"]),
+        "layout": ("Prompt layout", params["llm"]["layout"]),
+        "target": ("Largest share of all answers to be shown and incorrect", params["threshold"]["target"]),
+        "on_infeasible": ("Versions without a guarantee (heuristic: live, fail: rejected)", "heuristic"),
+        "source": ("Folder or bucket of feedback", "inbox"),
+        "remote": ("DVC remote (folder or bucket)", "local"),
+    }
+    answers = {}
+    for name, (question, default) in questions.items():
+        value = getattr(given, name)
+        answer = value if value is not None else typer.prompt(question, default=default)
+        answers[name] = None if answer == default else answer
+    return Choices(**answers)
+
+
+def _absolute(choices: Choices) -> Choices:
+    """`choices` whose folders, given relative to the current one, are absolute."""
+    from dataclasses import replace
+
+    places = {"source": choices.source, "remote": choices.remote}
+    return replace(
+        choices,
+        **{
+            name: str(Path(place).expanduser().resolve()) if place and "://" not in place else place
+            for name, place in places.items()
+        },
+    )
