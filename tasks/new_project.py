@@ -11,7 +11,6 @@ Notes:
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,18 +61,13 @@ class Choices:
 
     def files(self) -> dict[Path, str]:
         """The state of the new project. Raises `AbstainError` naming an invalid value."""
-        values = {
-            "llm": {"model": self.model, "layout": self.layout},
-            "threshold": {"target": self.target, "on_infeasible": self.on_infeasible},
-        }
-        given = {
-            name: {key: value for key, value in keys.items() if value is not None} for name, keys in values.items()
-        }
-        params = edit(template("params.yaml"), {name: keys for name, keys in given.items() if keys})
+        llm = {"model": self.model, "layout": self.layout}
+        threshold = {"target": self.target, "on_infeasible": self.on_infeasible}
+        params = edit(template("params.yaml"), {"llm": _given(llm), "threshold": _given(threshold)})
         check(yaml.safe_load(params), paths.PARAMS, Params)
         sources, config = template("sources.yaml"), template("dvc.config")
         if self.source is not None:
-            sources = sources.replace("url: inbox ", f"url: {json.dumps(self.source)} ")
+            sources = edit(sources, {"sources": {0: {"url": self.source}}})
         if self.remote is not None:
             config = config.replace(SHIPPED_REMOTE, f"url = {self.remote}")
         return {

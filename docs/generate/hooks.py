@@ -16,9 +16,10 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 from reference import commands, parameters, settings
 
-ROOT = Path(__file__).parents[2]
+from abstain.config.template import template
+
 GENERATED: dict[str, Callable[[], str]] = {
-    "parameters": lambda: parameters((ROOT / "params.yaml").read_text(encoding="utf-8")),
+    "parameters": lambda: parameters(template("params.yaml")),
     "settings": settings,
     "commands": commands,
 }

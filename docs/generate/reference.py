@@ -51,7 +51,7 @@ def parameters(text: str) -> str:
         ]
         intro = [comments[section].get("", ""), model.__dict__.get("__doc__") or ""]
         blocks += [heading(2, section), *(linked(_sentence(line)) for line in intro if line)]
-        blocks.append(table(("key", "as shipped", "type", "meaning"), rows, words=("as shipped", "type", "meaning")))
+        blocks.append(table(("key", "default", "type", "meaning"), rows, words=("default", "type", "meaning")))
     return document(blocks)
 
 

@@ -93,11 +93,7 @@ def _absolute(choices: Choices) -> Choices:
     """`choices` whose folders, given relative to the current one, are absolute."""
     from dataclasses import replace
 
-    places = {"source": choices.source, "remote": choices.remote}
-    return replace(
-        choices,
-        **{
-            name: str(Path(place).expanduser().resolve()) if place and "://" not in place else place
-            for name, place in places.items()
-        },
-    )
+    def place(given: str | None) -> str | None:
+        return str(Path(given).expanduser().resolve()) if given and "://" not in given else given
+
+    return replace(choices, source=place(choices.source), remote=place(choices.remote))

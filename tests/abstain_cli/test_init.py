@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -73,38 +75,79 @@ def test_outside_a_clone_is_one_line(project: Project, tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("error A506: ") and done.stderr.count("\n") == 1
 
 
-def test_five_commands_lead_to_a_version(project: Project, tmp_path: Path) -> None:
-    """Of the five, clone and `make setup` are the fixture's."""
-    model = save_speaking_model(tmp_path / "model", max_position_embeddings=8192)
-    started = project.abstain("init", "--model", str(model), "--remote", str(tmp_path / "remote"))
-    assert started.returncode == 0, started.stdout + started.stderr
-    assert project.git("status", "--porcelain") == ""
+@dataclass(frozen=True)
+class Assistant:
+    """A project after `abstain init`, `ingest` and `retrain`, with what each command said."""
 
-    repro = project.command(["dvc", "repro"])
-    lines = (repro.stdout + repro.stderr).splitlines()
-    assert repro.returncode != 0 and not [line for line in lines if line.startswith(("WARNING", "Traceback"))]
-    assert "error A109: no interactions in data/: run `abstain ingest FILE...` first" in lines
-    blocked = project.abstain("plan")
-    assert blocked.stdout.startswith("blocked: no interactions in data/"), blocked.stdout + blocked.stderr
+    project: Project
+    said: dict[str, subprocess.CompletedProcess[str]]
 
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Assistant:
+    """After the five commands, of which clone and `make setup` are those of all projects of the tests.
+
+    The few lines that are edited make it fast.
+    """
+    folder = tmp_path_factory.mktemp("started")
+    model = save_speaking_model(folder / "model", max_position_embeddings=8192)
+    project = replace(new_project(folder), server=prefect_server)
+    said = {"init": project.abstain("init", "--model", str(model), "--remote", str(folder / "remote"))}
+    said |= {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
     project.edit_params("zoo: [linear, lstm, attention]", "zoo: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.edit_params("bootstrap: 1000", "bootstrap: 100")
     project.compare_with("mean_log_prob")
-    file = tmp_path / "feedback"
-    write_sample(file)
-    (file / "incoming.jsonl").unlink()
-    history = file / "history.jsonl"
+    write_sample(folder / "feedback")
+    (folder / "feedback" / "incoming.jsonl").unlink()
+    history = folder / "feedback" / "history.jsonl"
     history.write_text("".join(history.read_text().splitlines(keepends=True)[::3]))
-    taken = project.abstain("ingest", str(file))
-    assert taken.returncode == 0 and "| 0 | quarantined |" in taken.stdout, taken.stdout + taken.stderr
-    trained = project.abstain("retrain")
-    assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert "promoted: probe v1.0.0 is in production" in trained.stdout
-    status = project.abstain("status").stdout
-    assert "in production: probe v1.0.0, without a guarantee" in status
+    said |= {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
+    return Assistant(project, said)
 
+
+def test_five_commands_lead_to_a_version(started: Assistant) -> None:
+    project, said = started.project, started.said
+    for name in ("init", "ingest", "retrain"):
+        assert said[name].returncode == 0, said[name].stdout + said[name].stderr
+    assert "| 0 | quarantined |" in said["ingest"].stdout
+    assert "promoted: probe v1.0.0 is in production" in said["retrain"].stdout
+    assert "in production: probe v1.0.0, without a guarantee" in project.abstain("status").stdout
     history = project.git("log", "--format=%s", "main", cwd=project.home / "origin.git").splitlines()
     assert {"Start a project in place of the sample's", "Promote probe v1.0.0"} <= set(history)
     assert json.loads((project.root / "registry.json").read_text())["history"] == []
     assert project.git("status", "--porcelain") == ""
+
+
+def test_empty_project_says_in_one_line_what_to_do(started: Assistant) -> None:
+    repro, plan = started.said["repro"], started.said["plan"]
+    lines = (repro.stdout + repro.stderr).splitlines()
+    assert repro.returncode != 0 and not [line for line in lines if line.startswith(("WARNING", "Traceback"))]
+    assert "error A109: no interactions in data/: run `abstain ingest FILE...` first" in lines
+    assert plan.stdout.startswith("blocked: no interactions in data/"), plan.stdout + plan.stderr
+
+
+def test_second_assistant_shares_the_cache_and_the_server_alone(started: Assistant, tmp_path: Path) -> None:
+    """As docs/howto/two-assistants.md has it."""
+    first, folder = started.project, started.project.root.parent
+    second = replace(new_project(tmp_path), server=first.server)
+    abstain = ["env", f"ABSTAIN_FEATURES={first.home / 'features'}", "python", "-m", "abstain_cli.app"]
+    runs = flow_runs(first)
+    assert second.abstain("init", "--model", str(folder / "model")).returncode == 0
+    site = yaml.safe_load(first.git("show", "main:params.yaml", cwd=first.home / "origin.git"))["llm"]
+    second.edit_params("layer: auto ", f"layer: {site['layer']} ")
+    second.edit_params("site: residual ", f"site: {site['site']} ")
+    second.edit_params("kinds: [gradient_boosting]", "kinds: []")
+    second.compare_with("mean_log_prob")
+    taken = second.command([*abstain, "ingest", str(folder / "feedback")])
+    assert taken.returncode == 0, taken.stdout + taken.stderr
+    assert re.search(r"features +runs .* 0 tokens", second.command([*abstain, "plan"]).stdout)
+    assert re.search(r"features +runs .* [1-9][\d,]+ tokens", second.abstain("plan").stdout)
+    assert "nothing is in production" in second.abstain("status").stdout
+    assert flow_runs(first) == runs + 1
+
+
+def flow_runs(project: Project) -> int:
+    """The number of runs on the server that the project reports to."""
+    count = urlopen(Request(f"{project.server}/flow_runs/count", b"{}", {"Content-Type": "application/json"}))
+    return int(count.read())

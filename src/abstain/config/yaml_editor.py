@@ -15,8 +15,11 @@ def parse(text: str) -> Any:
     return _editor().load(text)
 
 
-def edit(text: str, values: Mapping[str, Any]) -> str:
-    """`text` with `values` in place of its own; a section in `values` takes over only the keys that it gives."""
+def edit(text: str, values: Mapping[Any, Any]) -> str:
+    """`text` with `values` in place of its own; a section in `values` takes over only the keys that it gives.
+
+    A number as key is a position in a list.
+    """
     content = parse(text)
     _replace_keys(content, values)
     return _dump(content)
@@ -35,11 +38,12 @@ def add_missing(text: str, template: str) -> tuple[str, list[str]]:
     return (_dump(content) if added else text), added
 
 
-def _replace_keys(section: Any, differing: Mapping[str, Any]) -> None:
-    """Give `section`, in place, the values of `differing`; a section in it takes over only the keys that it gives."""
+def _replace_keys(section: Any, differing: Mapping[Any, Any]) -> None:
     for key, value in differing.items():
-        if isinstance(value, Mapping) and isinstance(section.get(key), Mapping):
-            _replace_keys(section[key], value)
+        inside = section[key] if isinstance(section, list) or key in section else None
+        is_entry = isinstance(inside, list) and isinstance(value, Mapping) and all(isinstance(at, int) for at in value)
+        if is_entry or (isinstance(value, Mapping) and isinstance(inside, Mapping)):
+            _replace_keys(inside, value)
         else:
             section[key] = value
 

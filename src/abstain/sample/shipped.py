@@ -3,6 +3,8 @@
 Parameters, sources, registry, pointer to the data and DVC remote are the state of a project. What is shipped is made
 from the template of a new project and the sample's differences, so that `abstain demo` and the tests have it in a clone
 that `abstain init` has changed, too.
+
+    python -m abstain.sample.shipped       write it in this folder, after a change of the template or of the sample
 """
 
 from __future__ import annotations
@@ -66,3 +68,9 @@ def digest_of(pointer: str) -> str:
 
 def _sample(name: str) -> str:
     return (resources.files("abstain.sample") / name).read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if not paths.PARAMS.is_file() or not paths.PARAMS.read_text(encoding="utf-8").startswith(MARK):
+        raise SystemExit("error: params.yaml is not as shipped: run this in a clone without a project of its own")
+    copy_as_shipped(Path(), (), Path())

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import difflib
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.config.template import template
+from abstain.config.yaml_editor import add_missing, edit
+from tests.checkout import ROOT, SHIPPED
+
+PARAMS = template("params.yaml")
+KEYS = [f"{section}.{key}" for section, keys in yaml.safe_load(PARAMS).items() for key in keys]
+
+
+def without(names: set[str]) -> str:
+    """The template without these keys; a section whose keys are all gone is gone, too."""
+    kept, section = [], ""
+    for line in PARAMS.splitlines(keepends=True):
+        if line[0].isalpha():
+            section = line.partition(":")[0]
+            if all(f"{section}.{key}" in names for key in yaml.safe_load(PARAMS)[section]):
+                continue
+        if line.startswith("  ") and f"{section}.{line.strip().partition(':')[0]}" in names:
+            continue
+        kept.append(line)
+    return "".join(kept)
+
+
+def test_edit_keeps_every_other_byte() -> None:
+    assert edit(PARAMS, {}) == PARAMS
+    changed = edit(PARAMS, {"gate": {"seed": 4}, "probe": {"serve": "linear"}})
+    lines = [line for line in difflib.ndiff(PARAMS.splitlines(), changed.splitlines()) if line[0] == "+"]
+    assert [line.split("#")[0].split() for line in lines] == [["+", "serve:", "linear"], ["+", "seed:", "4"]]
+
+
+def test_edit_reaches_an_entry_of_a_list() -> None:
+    assert edit("a:\n  - b: 1   # one\n    c: 2\n", {"a": {0: {"c": 3}}}) == "a:\n  - b: 1   # one\n    c: 3\n"
+
+
+@pytest.mark.heavy
+@settings(max_examples=10)
+@given(names=st.sets(st.sampled_from(KEYS), max_size=8))
+def test_add_missing_restores_keys_comments_and_order(names: set[str]) -> None:
+    text, added = add_missing(without(names), PARAMS)
+    assert list(filter(None, text.splitlines())) == list(filter(None, PARAMS.splitlines()))
+    assert {name for name in names if name not in added} == {name for name in names if name.partition(".")[0] in added}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_are_the_template_with_the_sample_s_differences(name: str) -> None:
+    """Unless this clone has a project of its own."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if "As shipped" not in (ROOT / "params.yaml").read_text(encoding="utf-8").partition("\n")[0]:
+        pytest.skip("`abstain init` has been run here")
+    assert text == SHIPPED[name]
