@@ -52,7 +52,7 @@ def test_other_label_policy_reads_nothing_and_moves_no_answer(
     project.edit_params("require: [correct, truthful, complete]", "require: [correct]")
     stages = plan()
     assert stages["validate"][0] == "cached"
-    assert stages["dataset"][:2] == ["runs", "parameter labels.require changed"]
+    assert stages["dataset"][:2] == ["runs", "parameter labels changed"]
     assert stages["features"][0] == "runs" and stages["features"][2] == "0 tokens"
     params, store = shipped_params(), DataStore(project.workspace / "data")
     policies = [params.labels, params.labels.model_copy(update={"require": ("correct",)})]
