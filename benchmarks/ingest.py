@@ -9,8 +9,8 @@ Notes:
   comment on every fifth, a review of every twentieth, 1,600 bytes together. One in a hundred is broken, and another one
   in a hundred is a duplicate.
 * Each command is a process; its peak memory is the kernel's, of the largest process that it started.
-* The project is the last commit of this checkout: uncommitted changes are not measured. Its parameters are those of
-  params.yaml: personal data is redacted, and users become pseudonyms.
+* The project is the last commit of this checkout, with the state that is shipped: uncommitted changes are not measured.
+  Personal data is redacted, and users become pseudonyms.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ WORDS = (
 FIRST = datetime(2026, 6, 1, tzinfo=UTC)
 USERS = 20_000
 ABSTAIN = (sys.executable, "-m", "abstain_cli.app")
+SHIP = "from pathlib import Path as P; from abstain.sample.shipped import copy_as_shipped as c; c(P(), (), P())"
 REPRO = """set -e
 dvc repro --quiet validate dataset
 git add dvc.lock
@@ -76,6 +77,8 @@ class Project:
     def make(cls, folder: Path) -> Project:
         project = cls(folder)
         project.run(["git", "clone", "-q", str(ROOT), str(project.root)], ROOT)
+        project.run([sys.executable, "-c", SHIP], project.root)
+        project.run(["git", "commit", "-q", "--all", "--allow-empty", "-m", "As shipped"], project.root)
         project.run([*ABSTAIN, "quarantine", "list"], project.root)  # which makes the workspace
         return project
 
