@@ -1,10 +1,12 @@
 """The flow that ingests feedback and documents.
 
 abstain ingest             what is new in the sources of sources.yaml; or, from the Prefect UI: deployment ingest/hourly
-abstain ingest FILE...     these files or folders, whole
+abstain ingest FILE...     these files or folders, whole; with --mapping: the exports of another tool
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from prefect import flow, get_run_logger
 
@@ -12,7 +14,9 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources import Source
 from abstain.ingest.sources.config import load_sources
+from abstain.ingest.sources.export import explicit_export
 from abstain.ingest.sources.files import explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from tasks.failures import coded_failures
@@ -25,14 +29,18 @@ ATTEMPTS = 3
 
 @flow(validate_parameters=False)
 @coded_failures()
-def ingest(files: list[str] | None = None) -> IngestReport:
-    """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them), or the new rows of the
-    configured sources.
+def ingest(files: list[str] | None = None, mapping: str | None = None) -> IngestReport:
+    """Ingest `files` (JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them; exports of another tool, as
+    the file `mapping` explains them), or the new rows of the configured sources.
 
     A row that is already there is a duplicate, not an error. Where another run pushed first, the batch is ingested
     again on top of that run's data.
     """
-    given = explicit_sources(files) if files else ()
+    given: Sequence[Source] = ()
+    if mapping is not None:
+        given = (explicit_export(files or (), mapping),)
+    elif files:
+        given = explicit_sources(files)
     for attempt in range(ATTEMPTS):
         with open_workspace() as workspace:
             sources = given or load_sources(workspace.path / paths.SOURCES, load_settings().home)

@@ -75,6 +75,10 @@ def ingest(
         list[str] | None,
         typer.Argument(help="JSON Lines, CSV, Parquet, Markdown, HTML; folders or URLs of them; none: sources.yaml"),
     ] = None,
+    mapping: Annotated[
+        str | None,
+        typer.Option(metavar="MAPPING", help="the files are exports of another tool, explained by this file"),
+    ] = None,
 ) -> None:
     """Validate feedback and documents and add accepted rows, as one commit."""
     from tasks.server import server_for_run
@@ -83,7 +87,7 @@ def ingest(
         from flows.ingest import ingest as flow
 
     with step_progress(console):
-        report = flow(files)
+        report = flow(files, mapping)
     console.print(report.to_markdown())
 
 

@@ -245,7 +245,7 @@ def test_sql_url_expands_variables(database: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FEEDBACK_FILE", database.name)
     assert parse_url("sqlite:///${FEEDBACK_FILE}", "warehouse", database.parent).database == str(database)
     monkeypatch.setenv("FEEDBACK_PASSWORD", "p@ss/${word}:%")
-    completed = source("postgresql://ann:${FEEDBACK_PASSWORD}@host/x").in_home(Path())
+    completed = source("postgresql://ann:${FEEDBACK_PASSWORD}@host/x").in_home(Path(), Path())
     parsed = parse_url(completed.url, "warehouse")
     assert (parsed.password, parsed.host, parsed.drivername) == ("p@ss/${word}:%", "host", "postgresql+psycopg")
     assert "word" not in repr(completed)

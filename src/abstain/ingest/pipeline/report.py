@@ -21,7 +21,8 @@ class IngestReport:
 
     `newly_refused` are the quarantined rows that were not reported before. `joined` counts the outcomes of rows held by
     earlier batches whose interaction came with this one. `quarantine`, relative to the data folder, is the file of the
-    newly quarantined rows. Raises `RuntimeError` when the counts do not add up: a row would have been lost.
+    newly quarantined rows. `source_notes` are lines of the sources themselves. Raises `RuntimeError` when the counts do
+    not add up: a row would have been lost.
     """
 
     read: int
@@ -36,6 +37,7 @@ class IngestReport:
     quarantine: str | None = None
     redacted: Mapping[str, int] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    source_notes: tuple[str, ...] = ()
     validation: ValidationResult | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class IngestReport:
             notes.append(f"redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}")
         if self.ignored:
             notes.append(f"ignored, of no known kind: {', '.join(self.ignored)}")
-        return notes
+        return [*notes, *self.source_notes]
 
 
 def kinds(reasons: Iterable[str]) -> list[str]:

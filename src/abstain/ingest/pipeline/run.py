@@ -122,6 +122,7 @@ def _report(
         quarantine=f"{FOLDER}/{intake.quarantined_in}.jsonl" if intake.quarantined_in else None,
         redacted=dict(privacy.counts),
         ignored=tuple(name for reading in readings for name in reading.outcome.ignored),
+        source_notes=tuple(privacy.redact(note) for reading in readings for note in reading.outcome.notes),
         validation=ValidationResult.merge(intake.results) if intake.results else None,
     )
 

@@ -21,15 +21,16 @@ from abstain.ingest.pipeline.parsing import ParsedRow
 class SourceState:
     """The result of a reading that reached its end.
 
-    `state` is JSON for the next `Source.read`; `ignored` names skipped files. A source that mirrors a folder of
-    documents also reports the `doc_id`s that are `present` (None for other sources) and those given earlier that have
-    `vanished`.
+    `state` is JSON for the next `Source.read`; `ignored` names skipped files, and `notes` are lines for the report. A
+    source that mirrors a folder of documents also reports the `doc_id`s that are `present` (None for other sources) and
+    those given earlier that have `vanished`.
     """
 
     state: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     present: frozenset[str] | None = None
     vanished: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 class SourceReader:
@@ -73,8 +74,9 @@ class SourceModel(FrozenModel):
     name: str
 
     @abstractmethod
-    def in_home(self, home: Path) -> Self:
-        """Return this source with its relative paths resolved against `home`."""
+    def in_home(self, home: Path, project: Path) -> Self:
+        """Return this source with its relative paths resolved: places of data against `home`, files of the project
+        against the folder `project`."""
 
     @abstractmethod
     def read(self, state: Mapping[str, Any]) -> SourceReader:

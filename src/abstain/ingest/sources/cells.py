@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
@@ -29,6 +29,13 @@ _OBJECTS = frozenset({"contexts", "thumb", "review"})
 _IDS = frozenset({"interaction_id", "user", "reviewer", "group"})
 _TIMES = frozenset({"asked_at", "given_at", "reviewed_at"})
 _WORDS = {"true": True, "false": False}
+
+
+class TableRecord(NamedTuple):
+    """A record of a table: its number, and its values by column, as text (CSV) or typed."""
+
+    number: int
+    cells: Mapping[str, Any]
 
 
 def column_problem(columns: Sequence[str]) -> str | None:
@@ -60,6 +67,11 @@ def object_of(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[s
             target = fields.setdefault(part, {}) if is_inner else fields
             target[name if is_inner else column] = value
     return fields
+
+
+def plain_value(value: Any) -> Any:
+    """Return a cell of any column as JSON has it; None if it is missing."""
+    return _convert("", value, naive_is_utc=False)
 
 
 def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:

@@ -10,10 +10,11 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from abstain.config.yaml_model import FrozenModel, load
+from abstain.ingest.sources.export import ExportSource
 from abstain.ingest.sources.files import FileSource
 from abstain.ingest.sources.sql import SqlSource
 
-AnySource = FileSource | SqlSource
+AnySource = FileSource | SqlSource | ExportSource
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # no dot, so that a source never looks like a document's file
 
@@ -34,10 +35,10 @@ class _SourcesFile(FrozenModel):
 
 
 def load_sources(path: Path, home: Path) -> tuple[AnySource, ...]:
-    """Parse the file `path`, with paths relative to the folder `home`.
+    """Parse the file `path`. Places of data are relative to the folder `home`, mapping files to the folder of `path`.
 
     Raises:
         AbstainError: a key or URL is wrong; the message names it and, for a key, the nearest valid one.
     """
     sources = load(path, _SourcesFile, "run this in the root of the project").sources
-    return tuple(source.in_home(home.resolve()) for source in sources)
+    return tuple(source.in_home(home.resolve(), path.parent.resolve()) for source in sources)

@@ -1,4 +1,4 @@
-"""CSV: a header that names fields of the contracts, and records that may extend over several lines.
+"""CSV: a header that names columns, and records that may extend over several lines.
 
 An unclosed quote would swallow all rows after it, so quoting is strict: only the line with the quote is refused, and
 reading goes on with the line after it.
@@ -14,7 +14,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, ImportedFeedback, ImportedInteraction, ImportedReview, Review
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
-from abstain.ingest.sources.cells import column_problem, object_of
+from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
 from abstain.ingest.sources.lines import LIMIT, TooLong
 
 KNOWN = frozenset(
@@ -30,19 +30,31 @@ _REREAD = 4 * LIMIT
 
 
 def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Iterator[ParsedRow]:
-    """Yield one row a record below the header; records without a filled cell are skipped.
+    """Yield one row a record below a header of `KNOWN` columns. For arguments and errors see `csv_records`."""
+    for record in csv_records(lines, source, shown, KNOWN):
+        if isinstance(record, TableRecord):
+            yield parse_object(object_of(record.cells), source, record.number)
+        else:
+            yield record
+
+
+def csv_records(
+    lines: Iterable[bytes | TooLong], source: str, shown: str, known: frozenset[str] | None = None
+) -> Iterator[TableRecord | ParsedRow]:
+    """Yield each record below the header that has a filled cell; a refused row for one that cannot be read.
 
     Args:
         lines: the lines of the file, in UTF-8.
-        source: the source of the rows; `ParsedRow.line` is the line in which a record begins, from 1.
+        source: the source of the refused rows; records are numbered by the line in which they begin, from 1.
         shown: the file's name in error messages.
+        known: the columns of which the header must name one; None: it may name any.
 
     Raises:
         AbstainError: the header names no known column or one twice, or too many quotes are not closed.
     """
     csv.field_size_limit(LIMIT)
     feed = _Feed(lines)
-    delimiter, columns = _read_header(feed, shown)
+    delimiter, columns = _read_header(feed, shown, known)
     records = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
         feed.record.clear()
@@ -67,15 +79,15 @@ def read_csv(lines: Iterable[bytes | TooLong], source: str, shown: str) -> Itera
             continue
         number, _ = feed.record[0]
         if len(cells) == len(columns):
-            yield parse_object(object_of(dict(zip(columns, cells, strict=True))), source, number)
+            yield TableRecord(number, dict(zip(columns, cells, strict=True)))
         else:
             raw = b"\n".join(line for _, line in feed.record if isinstance(line, bytes)).rstrip(b"\r\n")
             reason = f"line: {len(cells)} cells, but the header names {len(columns)} columns: they are shifted"
             yield ParsedRow(source, number, raw, (reason,))
 
 
-def _read_header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
-    """Return the delimiter by which the first line names most known columns, and the names of all columns."""
+def _read_header(feed: _Feed, shown: str, known: frozenset[str] | None) -> tuple[str, list[str]]:
+    """Return the delimiter by which the first line names most (known) columns, and the names of all columns."""
     try:
         text = next((line for line in feed if line.strip()), "")
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -83,8 +95,10 @@ def _read_header(feed: _Feed, shown: str) -> tuple[str, list[str]]:
     except csv.Error as error:
         raise AbstainError(Code.WRONG_FORMAT, f"{shown}: its first line holds no column names: {error}") from None
     headers = {delimiter: [cell.strip() for cell in row] for delimiter, row in rows.items()}
-    delimiter, columns = max(headers.items(), key=lambda header: len(KNOWN.intersection(header[1])))
-    if not KNOWN.intersection(columns):
+    delimiter, columns = max(
+        headers.items(), key=lambda header: len(header[1] if known is None else known.intersection(header[1]))
+    )
+    if known is not None and not known.intersection(columns):
         raise AbstainError(
             Code.WRONG_FORMAT,
             f"{shown}: its first line names no known column: begin with a line such as interaction_id,given_at,thumb",

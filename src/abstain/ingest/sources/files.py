@@ -48,14 +48,9 @@ class FileSource(SourceModel):
     mirror: bool = Field(False, description="documents that are gone here are removed")
     scheduled: ClassVar[bool] = True
 
-    def in_home(self, home: Path) -> Self:
-        """Return this source with an absolute path; a relative folder is created, so that users find it."""
-        if "://" in self.url:
-            return self
-        path = Path(self.url).expanduser()
-        if not path.is_absolute() and not self.url.lower().endswith(SUFFIXES):
-            (home / path).mkdir(parents=True, exist_ok=True)
-        return self.model_copy(update={"url": str(home / path)})
+    def in_home(self, home: Path, project: Path) -> Self:
+        """Return this source with an absolute path."""
+        return self.model_copy(update={"url": resolved_url(self.url, home, SUFFIXES)})
 
     def read(self, state: Mapping[str, Any]) -> SourceReader:
         """Read every file that is new or has changed since the reading that gave `state`.
@@ -106,7 +101,7 @@ class FileSource(SourceModel):
                     if file.name not in {existing.name for existing in storage.list().files}:
                         continue  # the file was deleted; if the whole folder was, `list` raises
                     version = None
-                    yield _refuse(file, error)
+                    yield refused_file(file, error)
             entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": entries}
         if not self.mirror:
@@ -128,11 +123,21 @@ def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
     return tuple(ExplicitFiles(name=redacted_url(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
 
 
+def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
+    """`url`, absolute where it is a path. A relative folder, named unlike files, is created, so that users find it."""
+    if "://" in url:
+        return url
+    path = Path(url).expanduser()
+    if not path.is_absolute() and not url.lower().endswith(suffixes):
+        (home / path).mkdir(parents=True, exist_ok=True)
+    return str(home / path)
+
+
 def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 
-def _refuse(file: Stored, error: AbstainError) -> ParsedRow:
+def refused_file(file: Stored, error: AbstainError) -> ParsedRow:
     """Return the row that stands for an unreadable file; its `digest` is the same for every attempt at this version."""
     digest = hashlib.sha256(f"{file.name}\0{file.version}".encode("utf-8", "surrogateescape")).hexdigest()
     reason = f"file: {error.message.removeprefix(f'{file.shown}: ')}"
@@ -149,7 +154,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
     chunks = storage.chunks(file)
     if KINDS.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
         chunks = utf8(chunks)
-    chunks = _require_text(chunks, file)
+    chunks = require_text(chunks, file)
     if is_document(name):
         content = whole(chunks)
         if isinstance(content, TooLong):
@@ -166,7 +171,7 @@ def _read_file(storage: Storage, file: Stored) -> Iterator[ParsedRow]:
                 yield parse_line(line.removesuffix(b"\r"), file.name, number)
 
 
-def _require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
+def require_text(chunks: Iterator[bytes], file: Stored) -> Iterator[bytes]:
     """Yield `chunks`. Raises `AbstainError` at the end if all of them are blank."""
     is_blank = True
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Parquet: typed columns that are named like the fields of the contracts, read by record batches."""
+"""Parquet: typed columns, read by record batches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import translate_errors
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
-from abstain.ingest.sources.cells import column_problem, object_of
+from abstain.ingest.sources.cells import TableRecord, column_problem, object_of
 
 BATCH = 1000
 """Rows held in memory at once."""
 
 
 def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow]:
-    """Yield one row a record, numbered from 1.
+    """Yield one row a record of columns that are named like the fields of the contracts; see `parquet_records`."""
+    for record in parquet_records(file, shown):
+        yield parse_object(object_of(record.cells), source, record.number)
+
+
+def parquet_records(file: IO[bytes], shown: str) -> Iterator[TableRecord]:
+    """Yield every record, numbered from 1.
 
     Args:
         file: the open Parquet file, which must be seekable.
-        source: the source of the rows.
         shown: the file's name in error messages.
 
     Raises:
@@ -42,7 +47,7 @@ def read_parquet(file: IO[bytes], source: str, shown: str) -> Iterator[ParsedRow
             return
         for cells in _records(batch):
             number += 1
-            yield parse_object(object_of(cells), source, number)
+            yield TableRecord(number, cells)
 
 
 def _records(batch: Any) -> list[dict[str, Any]]:

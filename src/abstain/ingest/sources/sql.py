@@ -119,7 +119,7 @@ class SqlSource(SourceModel):
     late_by_days: Annotated[float, Field(ge=0)] = Field(1, description="how far before the watermark readings begin")
     naive_is_utc: bool = Field(False, description="read timestamps without a time zone as UTC; else they are refused")
 
-    def in_home(self, home: Path) -> Self:
+    def in_home(self, home: Path, project: Path) -> Self:
         """Return this source with its URL complete. Raises `AbstainError` for an unset variable or a malformed URL."""
         url = parse_url(self.url, self.name, home).render_as_string(hide_password=False)
         return self.model_copy(update={"url": url})

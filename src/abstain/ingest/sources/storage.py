@@ -124,7 +124,8 @@ class Storage:
 
 def _translate_errors(name: str) -> AbstractContextManager[None]:
     """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
-    return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}")
+    remedy = "check its place and permissions, or write it again"
+    return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}: {remedy}")
 
 
 def _version(info: Mapping[str, Any]) -> str | None:

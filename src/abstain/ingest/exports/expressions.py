@@ -1,0 +1,117 @@
+"""JMESPath (https://jmespath.org), in which a mapping says where a value stands, with two functions of our own.
+
+from_json(text)   the value that JSON in a text stands for; what is no such text stays as it is
+utc(time)         a time without a zone as UTC, a number as seconds since 1970; what has a zone stays as it is
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import jmespath
+from jmespath import exceptions, functions
+from pydantic import BeforeValidator
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+
+
+class Expression:
+    """One JMESPath expression. Raises `ValueError` where it is none."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._compiled = jmespath.compile(text)
+        except exceptions.JMESPathError as error:
+            raise ValueError(
+                f"'{text}' is no JMESPath expression ({_reason(error)}): write a field's name, in double quotes where "
+                "it has other characters than letters, digits and _; a fixed text in single quotes"
+            ) from None
+        self.text = text
+        self.fields = frozenset(_fields(self._compiled.parsed))
+        """Every name of a field in it."""
+
+    def of(self, record: Any) -> Any:
+        """The value that it has in `record`; None where there is none. Raises `AbstainError` for a wrong function."""
+        try:
+            return self._compiled.search(record, _OPTIONS)
+        except exceptions.JMESPathError as error:
+            raise AbstainError(
+                Code.BAD_SETTING, f"'{self.text}': {_reason(error)}: correct the expression in the mapping"
+            ) from None
+
+
+def _parse(value: Any) -> Expression:
+    if isinstance(value, Expression):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no expression: a fixed value is written \"'{value}'\"")
+    return Expression(value)
+
+
+ExpressionText = Annotated[Any, BeforeValidator(_parse)]
+"""An `Expression` as a field of a pydantic model."""
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """Every name of a field in `value`, at any depth, JSON in texts included."""
+    if isinstance(value, dict):
+        yield from value
+        for inner in value.values():
+            yield from names_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from names_in(inner)
+    elif isinstance(value, str) and value[:1] in ("{", "["):
+        parsed = from_json(value)
+        if not isinstance(parsed, str):
+            yield from names_in(parsed)
+
+
+def from_json(value: Any) -> Any:
+    """See the module."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def utc(value: Any) -> Any:
+    """See the module. What is no time stays as it is, for the contract to refuse."""
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return datetime.fromtimestamp(value, UTC).isoformat()
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return value
+    return value if moment.tzinfo else moment.replace(tzinfo=UTC).isoformat()
+
+
+class _Functions(functions.Functions):  # type: ignore[misc]
+    @functions.signature({"types": []})  # type: ignore[untyped-decorator]
+    def _func_from_json(self, value: Any) -> Any:
+        return from_json(value)
+
+    @functions.signature({"types": []})  # type: ignore[untyped-decorator]
+    def _func_utc(self, value: Any) -> Any:
+        return utc(value)
+
+
+_OPTIONS = jmespath.Options(custom_functions=_Functions())
+
+
+def _fields(node: Any) -> Iterator[str]:
+    if node["type"] == "field":
+        yield node["value"]
+    for child in node["children"]:
+        if isinstance(child, dict):
+            yield from _fields(child)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())

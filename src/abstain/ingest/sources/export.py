@@ -1,0 +1,184 @@
+"""An export of another tool as a source: one or more files that a mapping explains, read together.
+
+A score and the answer that it judges may stand in different files, and so may the scores of one review. So the files
+are read as a whole as soon as one of them, or the mapping, has changed; known rows are duplicates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+from pydantic_core import from_json
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.filesystem import redacted_url
+from abstain.core.json_lines import repeated_keys
+from abstain.ingest.exports.mapping import load_mapping
+from abstain.ingest.exports.rows import ExportRecord, ExportRows
+from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.sources import SourceModel, SourceReader, SourceState
+from abstain.ingest.sources.cells import TableRecord, plain_value
+from abstain.ingest.sources.csv_file import csv_records
+from abstain.ingest.sources.files import CSV, JSON_LINES, PARQUET, refused_file, require_text, resolved_url
+from abstain.ingest.sources.lines import TooLong, lines, utf8
+from abstain.ingest.sources.parquet_file import parquet_records
+from abstain.ingest.sources.storage import Storage, Stored
+
+JSON = (".json", ".json.gz")
+SUFFIXES = JSON + JSON_LINES + CSV + PARQUET
+
+_File = tuple[Storage, Stored]
+
+_KINDS = "JSON (.json), JSON Lines (.jsonl), CSV (.csv), these packed too (.gz), or Parquet (.parquet)"
+
+
+class ExportSource(SourceModel):
+    """A folder or file of exports that scheduled runs read. A file that cannot be read is one refused row."""
+
+    kind: Literal["export"] = "export"
+    url: str = Field(min_length=1, description="a path, or an fsspec URL")
+    mapping: str = Field(min_length=1, description="the mapping file, relative to sources.yaml")
+    scheduled: ClassVar[bool] = True
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The places whose files are read together."""
+        return (self.url,)
+
+    def in_home(self, home: Path, project: Path) -> Self:
+        """Return this source with absolute paths."""
+        url = resolved_url(self.url, home, SUFFIXES)
+        return self.model_copy(update={"url": url, "mapping": str(project / Path(self.mapping).expanduser())})
+
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
+        """Read all files where one of them or the mapping has changed since the reading that gave `state`.
+
+        Raises:
+            AbstainError: the place or the mapping is missing or wrong; while iterating, the mapping does not fit the
+                files; and, unless `scheduled`, a file cannot be read to its end, or nothing in the files is mapped.
+        """
+        path = Path(self.mapping)
+        mapping = load_mapping(path)
+        files: list[_File] = []
+        ignored: list[str] = []
+        for storage in map(Storage, self.urls):
+            listing = storage.list()
+            named = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
+            others = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
+            if (not named and not self.scheduled) or (others and not listing.is_folder):
+                raise AbstainError(Code.WRONG_FORMAT, f"{storage.url}: no export to read: {_KINDS}")
+            files += [(storage, file) for file in named]
+            ignored += others
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        versions = {file.name: file.version for _, file in files}
+        now = {"files": versions, "mapping": digest}
+        if now == state and None not in versions.values():
+            return SourceReader(_nothing(SourceState(now, tuple(ignored))))
+        return SourceReader(self._rows(files, ExportRows(mapping, path.name), now, tuple(ignored)))
+
+    def _rows(
+        self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], ignored: tuple[str, ...]
+    ) -> Generator[ParsedRow, None, SourceState]:
+        read: list[_File] = []
+        for storage, file in files:
+            try:
+                export.survey(export.parts(_records(storage, file), file.shown))
+                read.append((storage, file))
+            except AbstainError as error:
+                if not self.scheduled or error.code is Code.BAD_SETTING:
+                    raise
+                state["files"][file.name] = None
+                yield refused_file(file, error)
+        export.check()
+        if not self.scheduled:
+            export.require_rows(self.name)
+        for storage, file in read:
+            yield from export.rows(export.parts(_records(storage, file), file.shown))
+        yield from export.reviews()
+        return SourceState(state, ignored, notes=export.notes())
+
+
+class ExplicitExport(ExportSource):
+    """An export that a user named: an error if it cannot be read, or if nothing in it is mapped."""
+
+    more_urls: tuple[str, ...] = ()
+    scheduled: ClassVar[bool] = False
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url, *self.more_urls)
+
+
+def explicit_export(urls: Sequence[str], mapping: str) -> ExplicitExport:
+    """Return `urls` as the files of one export. Raises `AbstainError` if there are none."""
+    if not urls:
+        raise AbstainError(Code.USAGE, f"--mapping explains the files that are named: name one: {_KINDS}")
+    name = ", ".join(redacted_url(url).rstrip("/").rpartition("/")[2] or url for url in urls)
+    return ExplicitExport(name=name, url=urls[0], more_urls=tuple(urls[1:]), mapping=mapping)
+
+
+def _nothing(state: SourceState) -> Generator[ParsedRow, None, SourceState]:
+    yield from ()
+    return state
+
+
+def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
+    """Yield every record of one file. Raises `AbstainError` where it cannot be read to its end: it was cut, then."""
+
+    def of_table(record: TableRecord) -> ExportRecord:
+        return ExportRecord({name: plain_value(cell) for name, cell in record.cells.items()}, file.name, record.number)
+
+    name = file.name.lower()
+    if name.endswith(PARQUET):
+        with storage.open(file) as opened:
+            yield from map(of_table, parquet_records(opened, file.shown))
+        return
+    chunks = require_text(utf8(storage.chunks(file)), file)
+    if name.endswith(JSON):
+        for number, fields in enumerate(_unwrapped(_parse(b"".join(chunks), file.shown)), start=1):
+            yield _object(fields, file, number)
+    elif name.endswith(CSV):
+        for record in csv_records(lines(chunks), file.name, file.shown):
+            if isinstance(record, ParsedRow):
+                raise _damaged(f"{file.shown} line {record.line}", record.reasons[0].removeprefix("line: "))
+            yield of_table(record)
+    else:
+        for number, line in enumerate(lines(chunks), start=1):
+            where = f"{file.shown} line {number}"
+            if isinstance(line, TooLong):
+                raise _damaged(where, line.row(file.name, number).reasons[0].removeprefix("line: "))
+            if line.strip():
+                yield _object(_parse(line, where), file, number)
+
+
+def _parse(content: bytes, where: str) -> Any:
+    try:
+        parsed = from_json(content)
+    except ValueError as error:
+        raise _damaged(where, f"is no JSON to its end ({error})") from None
+    if keys := repeated_keys(content.decode()):
+        raise _damaged(where, f"the key '{keys[0]}' comes twice in one object")
+    return parsed
+
+
+def _unwrapped(content: Any) -> list[Any]:
+    """The records of a JSON file: the items of an array, or of the page of an API, else the one object."""
+    if isinstance(content, dict) and isinstance(content.get("data"), list):
+        return list(content["data"])
+    return content if isinstance(content, list) else [content]
+
+
+def _object(fields: Any, file: Stored, number: int) -> ExportRecord:
+    if not isinstance(fields, dict):
+        raise _damaged(f"{file.shown} record {number}", f"is no JSON object but {json.dumps(fields)[:40]}")
+    return ExportRecord(fields, file.name, number)
+
+
+def _damaged(where: str, problem: str) -> AbstainError:
+    return AbstainError(Code.WRONG_FORMAT, f"{where}: {problem}: the file was cut or changed: export it again")

@@ -1,0 +1,370 @@
+"""What holds for the exports of every tool: exactly once, corrections, holding, and bad input in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import DataStore
+from abstain.ingest.exports.expressions import Expression, utc
+from abstain.ingest.exports.mapping import load_mapping
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources import Source
+from abstain.ingest.sources.config import load_sources
+from abstain.ingest.sources.export import ExportSource, explicit_export
+from tests.checkout import ROOT
+from tests.data.builders import PARAMS, accept_all, alone, thumb, write_lines
+
+FIXTURES = Path(__file__).parent / "fixtures"
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+ANSWER = """
+answers:
+  asked_at: asked_at
+  question: question
+  answer: answer
+  model: model
+"""
+FEEDBACK = """
+thumbs:
+  scores:
+    user-feedback: {1: up, 0: down}
+reviews:
+  reviewers: [ann, bob]
+  verdicts:
+    correctness:
+      right: {complete: true, correct: true, truthful: true}
+      wrong: {correct: false, truthful: false}
+    completeness: {1: {complete: true}, 0: {complete: false}}
+"""
+LANGFUSE = "format: langfuse\ninteraction_id: trace_id\n"
+
+
+def score(key: str, name: str, value: Any, *, at: str = "2026-10-05T10:00:00Z", **changes: Any) -> dict[str, Any]:
+    """A score as Langfuse's API gives it."""
+    kind = "CATEGORICAL" if isinstance(value, str) else "NUMERIC"
+    own = {"stringValue": value, "value": 0} if isinstance(value, str) else {"value": value}
+    more = {"source": "ANNOTATION", "authorUserId": "ann", "updatedAt": at, "dataType": kind}
+    return {"id": key, "traceId": "t-1", "name": name, **own, **more, **changes}
+
+
+def observation(**changes: Any) -> dict[str, Any]:
+    own = {"id": "o", "traceId": "t-1", "type": "GENERATION", "startTime": "2026-10-05T09:00:00Z"}
+    parts = {"asked_at": "2026-10-05T09:00:00Z", "question": "What?", "answer": "That.", "model": "m@1"}
+    return {**own, **parts, **changes}
+
+
+def write_mapping(folder: Path, text: str) -> str:
+    (folder / "mapping.yaml").write_text(text)
+    return str(folder / "mapping.yaml")
+
+
+def export(folder: Path, *records: Any, mapping: str = LANGFUSE + ANSWER + FEEDBACK) -> Source:
+    folder.mkdir(exist_ok=True)
+    (folder / "export.json").write_text(json.dumps(records))
+    return explicit_export([str(folder / "export.json")], write_mapping(folder, mapping))
+
+
+def take(data: Path, source: Source, *, remember: bool = False) -> IngestReport:
+    return ingest([source], data, PARAMS, NOW, validate=accept_all, remember=remember)
+
+
+def stored(data: Path, contract: type[Any]) -> list[Any]:
+    return list(DataStore(data).rows(contract))
+
+
+def refuses(source: Source, *words: str, code: Code = Code.WRONG_FORMAT) -> None:
+    with pytest.raises(AbstainError) as refused:
+        list(source.read({}))
+    assert refused.value.code is code and "\n" not in str(refused.value)
+    for word in words:
+        assert word in str(refused.value), str(refused.value)
+
+
+def test_export_read_again_gives_duplicates(tmp_path: Path) -> None:
+    records = [observation(), score("s-1", "user-feedback", 1), score("s-2", "correctness", "right")]
+    source = export(tmp_path / "in", *records)
+    first, second = take(tmp_path / "data", source), take(tmp_path / "data", source)
+    assert (first.accepted, first.read) == (3, 3) and (second.duplicate, second.read) == (3, 3)
+
+
+def test_score_before_its_trace_is_held_and_joined(tmp_path: Path) -> None:
+    scores = [score("s-1", "user-feedback", 1), score("s-2", "correctness", "right")]
+    assert take(tmp_path / "data", export(tmp_path / "a", *scores)).held == 2
+    assert take(tmp_path / "data", export(tmp_path / "a", *scores)).duplicate == 2
+    assert take(tmp_path / "data", export(tmp_path / "b", observation())).joined == {"accepted": 2}
+    assert len(stored(tmp_path / "data", Feedback)) == len(stored(tmp_path / "data", Review)) == 1
+
+
+def test_feedback_alone_is_taken_where_the_answer_is_known(tmp_path: Path) -> None:
+    take(tmp_path / "data", export(tmp_path / "a", observation()))
+    later = export(tmp_path / "b", score("s-1", "user-feedback", 0), mapping=LANGFUSE + FEEDBACK)
+    assert take(tmp_path / "data", later).accepted == 1
+    (down,) = stored(tmp_path / "data", Feedback)
+    assert (down.interaction_id, down.thumb) == ("t-1", "down")
+
+
+def test_score_with_another_value_is_a_newer_row_of_the_same_person(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    before = [score("s-1", "user-feedback", 1), score("s-2", "correctness", "right")]
+    take(data, export(tmp_path / "in", observation(), *before))
+    after = [
+        score("s-1", "user-feedback", 0, at="2026-10-06T10:00:00Z"),
+        score("s-2", "correctness", "wrong", at="2026-10-06T10:00:00Z"),
+        score("s-3", "completeness", 0, at="2026-10-05T11:00:00Z"),
+    ]
+    take(data, export(tmp_path / "in", observation(), *after))
+    thumbs, reviews = stored(data, Feedback), stored(data, Review)
+    assert [(row.user, row.thumb) for row in thumbs] == [("score s-1", "up"), ("score s-1", "down")]
+    assert [(row.reviewer, row.correct, row.complete) for row in reviews] == [
+        ("ann", True, True),
+        ("ann", False, False),
+    ]
+    assert reviews[1].reviewed_at.day == 6
+
+
+def test_changed_value_of_an_unchanged_time_is_refused(tmp_path: Path) -> None:
+    take(tmp_path / "data", export(tmp_path / "in", observation(), score("s-1", "user-feedback", 1)))
+    changed = ingest(
+        [export(tmp_path / "in", observation(), score("s-1", "user-feedback", 0))],
+        tmp_path / "data",
+        PARAMS.model_copy(update={"max_failed_fraction": 1.0}),
+        NOW,
+        validate=accept_all,
+    )
+    assert (changed.quarantined, changed.duplicate) == (1, 1)
+    assert any("thumb" in reason for reason in changed.reasons)
+
+
+def test_review_is_taken_when_it_has_all_verdicts(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    part = [observation(), score("s-2", "correctness", "wrong")]
+    report = take(data, export(tmp_path / "in", *part))
+    assert stored(data, Review) == [] and any("without complete (1)" in note for note in report.source_notes)
+    take(data, export(tmp_path / "in", *part, score("s-3", "completeness", 0, at="2026-10-07T10:00:00Z")))
+    (review,) = stored(data, Review)
+    assert (review.correct, review.complete, review.reviewed_at.day) == (False, False, 7)
+
+
+def test_scores_of_one_time_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    scores = [score("s-1", "correctness", "right"), score("s-2", "completeness", 0)]
+    rows = list(export(tmp_path / "in", *scores).read({}))
+    assert ["complete" in reason for row in rows for reason in row.reasons] == [True]
+
+
+def test_what_is_not_mapped_is_listed_with_counts(tmp_path: Path) -> None:
+    records = [
+        observation(),
+        score("s-1", "toxicity", 0.1),
+        score("s-2", "toxicity", 0.2),
+        score("s-3", "user-feedback", 3),
+        score("s-4", "correctness", "right", authorUserId="eve"),
+        score("s-5", "correctness", "right", authorUserId=None),
+        score("s-6", "correctness", "right", source="EVAL"),
+        score("s-7", "correctness", "x" * 50),
+    ]
+    report = take(tmp_path / "data", export(tmp_path / "in", *records))
+    assert report.accepted == 1
+    for part in (
+        "not mapped: toxicity (2)",
+        "not mapped: user-feedback = 3 (1), correctness = a longer text (1)",
+        "not among reviews.reviewers, not taken: correctness (1)",
+        "without a reviewer, not taken: correctness (1)",
+        "given by a machine, not taken: correctness (1)",
+        "no record has: completeness",
+    ):
+        assert any(part in note for note in report.source_notes), part
+        assert part in report.to_markdown() or "=" in part
+    assert not any("x" * 50 in note for note in report.source_notes)
+
+
+def test_files_of_one_command_are_read_together(tmp_path: Path) -> None:
+    paths = [FIXTURES / "langfuse" / f"{name}.jsonl" for name in ("scores", "observations_v2")]
+    for path in paths:
+        (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    mapping = (ROOT / "docs" / "howto" / "exports" / "langfuse.md").read_text().split("```yaml\n")[1].split("```")[0]
+    source = explicit_export([str(tmp_path / f"{path.name}.gz") for path in paths], write_mapping(tmp_path, mapping))
+    report = take(tmp_path / "data", source)
+    assert report.held == 0 and report.contracts == {"interactions": 2, "feedback": 2, "reviews": 1, "documents": 0}
+    assert len(stored(tmp_path / "data", Interaction)[0].contexts) == 2
+
+
+def test_csv_and_parquet_of_a_tool_give_the_rows_of_its_json(tmp_path: Path) -> None:
+    import pandas as pd
+
+    records = [score("s-1", "user-feedback", 1), score("s-2", "user-feedback", 0, traceId="t-2")]
+    table = pd.DataFrame(records)
+    table.to_csv(tmp_path / "a.csv", index=False)
+    table.assign(updatedAt=pd.to_datetime(table["updatedAt"])).to_parquet(tmp_path / "b.parquet")
+    table.to_json(tmp_path / "c.json", orient="records")
+    mapping = write_mapping(tmp_path, LANGFUSE + FEEDBACK)
+    given = [
+        [row.feedback for row in explicit_export([str(tmp_path / name)], mapping).read({})]
+        for name in ("a.csv", "b.parquet", "c.json")
+    ]
+    assert len(given[0]) == 2 and None not in given[0] and given[0] == given[1] == given[2]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_export_cut_in_the_middle_gives_nothing(tmp_path: Path, name: str, scheduled: bool) -> None:
+    import pandas as pd
+
+    records = [score(f"s-{number}", "user-feedback", 1, comment="fine, really") for number in range(9)]
+    file, table = tmp_path / "in" / name, pd.DataFrame(records)
+    file.parent.mkdir()
+    if name.endswith(".csv"):
+        table.to_csv(file, index=False)
+    elif name.endswith(".parquet"):
+        table.to_parquet(file)
+    elif name.endswith(".json"):
+        file.write_text(json.dumps(records))
+    else:
+        lines = "\n".join(map(json.dumps, records)).encode()
+        file.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    file.write_bytes(file.read_bytes()[:-30])
+    mapping, code = write_mapping(tmp_path, LANGFUSE + FEEDBACK), Code.WRONG_FORMAT
+    if name.endswith(".gz"):
+        code = Code.NOT_READABLE
+    if scheduled:
+        rows = list(ExportSource(name="a", url=str(file.parent), mapping=mapping).read({}))
+        assert [row.code for row in rows] == [code]
+    else:
+        refuses(explicit_export([str(file)], mapping), name, " again", code=code)
+
+
+@pytest.mark.parametrize("page", ["langfuse", "phoenix", "label_studio", "argilla", "open_webui"])
+def test_export_of_another_tool_is_refused_with_its_name(tmp_path: Path, page: str) -> None:
+    needed = "\nreviews: {reviewed_at: at, reviewers: all, verdicts: {a: {b: {correct: true}}}}\n"
+    for other in ("langfuse", "phoenix", "label_studio", "argilla", "open_webui"):
+        mapping = write_mapping(tmp_path, f"format: {page}\ninteraction_id: id\n{needed}")
+        if other != page:
+            refuses(explicit_export([str(FIXTURES / other)], mapping), f"format: {other}", "mapping.yaml")
+    unknown = write_lines(tmp_path / "own.jsonl", {"a": 1})
+    refuses(explicit_export([str(unknown)], mapping), "own.jsonl record 1", "its fields are a")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (("question: question", "question: questoin"), ["answers.question", "'questoin'", "did you mean 'question'?"]),
+        (("trace_id", "span_id"), ["interaction_id", "'span_id'", "in none of the 2 records"]),
+        (
+            ("  scores:", "  user: from_json(metadata).customer\n  scores:"),
+            ["thumbs.user", "'customer'", "did you mean"],
+        ),
+    ],
+)
+def test_mapping_of_a_field_that_is_not_there_gives_nothing(
+    tmp_path: Path, changes: tuple[str, str], words: list[str]
+) -> None:
+    mapping = (LANGFUSE + ANSWER + FEEDBACK).replace(*changes)
+    more = {"metadata": json.dumps({"custmer": "u"})}
+    source = export(tmp_path / "in", observation(), score("s-1", "user-feedback", 1, **more), mapping=mapping)
+    refuses(source, "mapping.yaml", *words, code=Code.BAD_SETTING)
+    with pytest.raises(AbstainError):
+        take(tmp_path / "data", source)
+    assert not (tmp_path / "data").exists() or not any((tmp_path / "data").rglob("*.jsonl"))
+
+
+def test_field_that_is_null_in_every_record_is_there(tmp_path: Path) -> None:
+    mapping = (LANGFUSE + ANSWER + FEEDBACK).replace("  scores:", "  user: metadata.customer\n  scores:")
+    records = [observation(), score("s-1", "user-feedback", 1, metadata={"customer": None})]
+    assert take(tmp_path / "data", export(tmp_path / "in", *records, mapping=mapping)).accepted == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("format: langfuse\ninteraction_id: a\nthumb: {}", ["unknown key 'thumb'", "did you mean 'thumbs'?"]),
+        ("format: langfus\ninteraction_id: a", ["format", "langfuse"]),
+        ("format: table\ninteraction_id: a", ["it maps nothing"]),
+        ("format: table\ninteraction_id: a b\nthumbs: {scores: {a: {b: up}}}", ["interaction_id", "double quotes"]),
+        ("format: table\ninteraction_id: a\nthumbs: {scores: {a: {b: up}}}", ["thumbs.given_at is missing"]),
+        ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {yes: up}}}", ["quote"]),
+        ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: good}}}", ["thumbs.scores", "'up' or 'down'"]),
+        (
+            "format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: up}}}\n"
+            "reviews: {reviewers: all, verdicts: {a: {1: {correct: true}}}}",
+            ["the score 'a' is a thumb and part of a review"],
+        ),
+        (
+            "format: langfuse\ninteraction_id: a\nreviews: {reviewers: all, verdicts: {a: {1: {corect: true}}}}",
+            ["reviews.verdicts", "corect"],
+        ),
+    ],
+)
+def test_wrong_mapping_is_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(AbstainError) as refused:
+        load_mapping(Path(write_mapping(tmp_path, text)))
+    assert refused.value.code is Code.BAD_SETTING and "\n" not in str(refused.value)
+    for word in ("mapping.yaml", *words):
+        assert word in str(refused.value), str(refused.value)
+
+
+def test_export_in_which_nothing_is_mapped_is_refused(tmp_path: Path) -> None:
+    source = export(tmp_path / "in", score("s-1", "toxicity", 0.1), mapping=LANGFUSE + FEEDBACK)
+    refuses(source, "toxicity (1)", "mapping.yaml", code=Code.NO_ROWS)
+    refuses(export(tmp_path / "in", mapping=LANGFUSE + FEEDBACK), "0 records", code=Code.NO_ROWS)
+
+
+def test_scheduled_export_takes_the_other_files_and_reads_only_what_changed(tmp_path: Path) -> None:
+    folder, data = tmp_path / "in", tmp_path / "data"
+    folder.mkdir()
+    write_mapping(tmp_path, LANGFUSE + ANSWER + FEEDBACK)
+    (tmp_path / "sources.yaml").write_text("sources: [{name: langfuse, kind: export, url: in, mapping: mapping.yaml}]")
+    (source,) = load_sources(tmp_path / "sources.yaml", tmp_path)
+    write_lines(folder / "a.jsonl", observation())
+    write_lines(folder / "b.jsonl", score("s-1", "user-feedback", 1), '{"id": "s-2", "na')
+    first = take(data, source, remember=True)
+    assert (first.accepted, first.quarantined) == (1, 1)
+    write_lines(folder / "b.jsonl", score("s-1", "user-feedback", 1), score("s-2", "correctness", "right"))
+    assert take(data, source, remember=True).accepted == 2
+    assert take(data, source, remember=True).read == 0
+    write_mapping(tmp_path, LANGFUSE + ANSWER + FEEDBACK.replace("[ann, bob]", "all"))
+    assert take(data, source, remember=True).duplicate == 3
+
+
+def test_documented_source_is_read(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "exports" / "index.md").read_text()
+    (tmp_path / "sources.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+    (source,) = load_sources(tmp_path / "sources.yaml", tmp_path)
+    assert isinstance(source, ExportSource) and source.mapping == str(tmp_path / "mappings" / "langfuse.yaml")
+
+
+def test_times_without_a_zone_and_numbers_are_utc_where_the_mapping_says_so() -> None:
+    assert utc("2026-10-05 09:30:00.5") == "2026-10-05T09:30:00.500000+00:00"
+    assert utc(1791192600) == "2026-10-05T09:30:00+00:00"
+    assert [utc(value) for value in ("2026-10-05T09:30:00+02:00", "soon", None, True, 1e20)] == [
+        "2026-10-05T09:30:00+02:00",
+        "soon",
+        None,
+        True,
+        1e20,
+    ]
+
+
+def test_expression_reads_json_in_texts() -> None:
+    record = {"input": '[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]', "plain": "text"}
+    assert Expression("from_json(input)[?role=='user'].content | [-1]").of(record) == "b"
+    assert Expression("from_json(plain)").of(record) == "text" and Expression("from_json(none).a").of(record) is None
+    with pytest.raises(AbstainError, match="'join"):
+        Expression("join('', none)").of(record)
+
+
+def test_feedback_of_other_sources_and_of_an_export_is_one_record(tmp_path: Path) -> None:
+    from abstain.ingest.sources.files import explicit_sources
+
+    take(tmp_path / "data", export(tmp_path / "in", observation()))
+    row = alone(thumb(), "t-1") | {"given_at": "2026-10-05T12:00:00Z"}
+    (source,) = explicit_sources([str(write_lines(tmp_path / "own.jsonl", row))])
+    assert take(tmp_path / "data", source).accepted == 1
