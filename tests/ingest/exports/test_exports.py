@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Interaction, Review
@@ -18,7 +21,7 @@ from abstain.ingest.exports.expressions import Expression, utc
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources import Source
+from abstain.ingest.sources import Source, SourceReader
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.export import ExportSource, explicit_export
 from tests.checkout import ROOT
@@ -332,6 +335,100 @@ def test_scheduled_export_takes_the_other_files_and_reads_only_what_changed(tmp_
     assert take(data, source, remember=True).read == 0
     write_mapping(tmp_path, LANGFUSE + ANSWER + FEEDBACK.replace("[ann, bob]", "all"))
     assert take(data, source, remember=True).duplicate == 3
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.just("2026-10-05T10:00:00Z"),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["id", "value", "text"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def changed(value: Any, draw: Any) -> Any:
+    """`value` with a few of its parts replaced by any others, or left out."""
+    if draw(st.integers(0, 30)) == 0:
+        return draw(JSON_VALUES)
+    if isinstance(value, dict):
+        return {key: changed(inner, draw) for key, inner in value.items() if draw(st.integers(0, 40))}
+    return [changed(inner, draw) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("tool", ["langfuse", "phoenix", "label_studio", "argilla", "open_webui"])
+@given(data=st.data())
+@settings(max_examples=25, phases=[Phase.generate])  # what is damaged is long, and slow to shrink
+def test_any_damage_to_an_export_gives_rows_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, tool: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("in")
+    for file in (FIXTURES / tool).iterdir():
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        damaged = [json.dumps(changed(json.loads(line), data.draw)) for line in lines]
+        (folder / file.name).write_text("\n".join(damaged))
+    page = (ROOT / "docs" / "howto" / "exports" / f"{tool.replace('_', '-')}.md").read_text()
+    source = explicit_export([str(folder)], write_mapping(folder.parent, page.split("```yaml\n")[1].split("```")[0]))
+    reading = source.read({})
+    try:
+        rows = list(reading)
+    except AbstainError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(reason and "\n" not in reason for row in rows for reason in row.reasons)
+        assert all("\n" not in note for note in reading.outcome.notes)
+
+
+@pytest.mark.heavy
+@given(data=st.data())
+@settings(max_examples=12)
+def test_records_in_any_files_order_and_interruptions_are_taken_once(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("once")
+    records = [observation(traceId=f"t-{number}") for number in range(3)]
+    records += [score(f"s-{number}", "user-feedback", number % 2, traceId=f"t-{number}") for number in range(4)]
+    records += [score(f"v-{number}", "correctness", "right", traceId=f"t-{number}") for number in range(4)]
+    for _ in range(3):
+        part = data.draw(st.lists(st.sampled_from(records), min_size=1, unique_by=id))
+        stop = data.draw(st.none() | st.integers(0, len(part)))
+        with suppress(Killed):
+            take(folder / "data", interrupted(export(folder / "in", *part), stop))
+    take(folder / "data", export(folder / "in", *data.draw(st.permutations(records))))
+    store = folder / "data"
+    assert sorted(row.interaction_id for row in stored(store, Interaction)) == ["t-0", "t-1", "t-2"]
+    assert sorted(row.user for row in stored(store, Feedback)) == ["score s-0", "score s-1", "score s-2"]
+    assert sorted(row.interaction_id for row in stored(store, Review)) == ["t-0", "t-1", "t-2"]
+    assert sum(1 for path in DataStore(store).held().values() for _ in path.open()) == 2
+
+
+class Killed(Exception):
+    """A run that ends in the middle."""
+
+
+def interrupted(source: Source, stop: int | None) -> Source:
+    """`source`, of which the reading ends by `Killed` before row `stop`, if at all."""
+
+    class Interrupted:
+        name = source.name
+
+        def read(self, state: Any) -> SourceReader:
+            def rows() -> Any:
+                reading = source.read(state)
+                for number, row in enumerate(reading):
+                    if number == stop:
+                        raise Killed
+                    yield row
+                return reading.outcome
+
+            return SourceReader(rows())
+
+    return Interrupted()
 
 
 def test_documented_source_is_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ utc(time)         a time without a zone as UTC, a number as seconds since 1970; 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from pydantic import BeforeValidator
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.suggest import nearest
 
 
 class Expression:
@@ -42,6 +44,36 @@ class Expression:
             raise AbstainError(
                 Code.BAD_SETTING, f"'{self.text}': {_reason(error)}: correct the expression in the mapping"
             ) from None
+
+
+class TrackedExpression:
+    """An expression that knows whether the records that it was read from have what it names."""
+
+    def __init__(self, expression: Expression) -> None:
+        self._expression = expression
+        self.records = 0
+        self._found, self._unseen, self._names = False, set(expression.fields), Counter[str]()
+
+    def of(self, record: Any) -> Any:
+        """As `Expression.of`."""
+        value = self._expression.of(record)
+        self.records += 1
+        self._found = self._found or value not in (None, False)
+        if not self._found and self._unseen:
+            names = set(names_in(record))
+            self._unseen -= names
+            self._names.update(names)
+        return value
+
+    def problem(self) -> str | None:
+        """A field that it names, and no record had, with a hint; None where it ever had a value, or all its fields."""
+        if not self.records or self._found or not self._unseen:
+            return None
+        missing = min(self._unseen)
+        close = nearest(missing, self._names)
+        known = ", ".join(name for name, _ in self._names.most_common(8))
+        hint = f"did you mean '{close}'?" if close else f"fields there: {known}"
+        return f"the field '{missing}' is in none of the {self.records:,} records that it is read from: {hint}"
 
 
 def _parse(value: Any) -> Expression:

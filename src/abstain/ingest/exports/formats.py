@@ -114,8 +114,10 @@ def _argilla_records(record: Record) -> Iterator[Record]:
     others = {key: value for key, value in record.items() if ".responses" not in key}
     for key in record.keys() - others.keys():
         if key.endswith(".responses"):
-            values = record[key] or []
-            users, status = (record.get(f"{key}.{part}") or [None] * len(values) for part in ("users", "status"))
+            values = _column(record, key)
+            users, status = (_column(record, f"{key}.{part}") or [None] * len(values) for part in ("users", "status"))
+            if not len(values) == len(users) == len(status):
+                raise ValueError(f"{key}, its users and its status are not of one length")
             responses = [
                 {"value": value, "user_id": user, "status": state}
                 for value, user, state in zip(values, users, status, strict=True)
@@ -141,9 +143,9 @@ def _open_webui_records(record: Record) -> Iterator[Record]:
         (_object(one["history"]) for one in (_object(chat.get("chat")), chat, snapshot) if "history" in one), {}
     )
     found = history.get("messages")
-    messages = {one.get("id"): one for one in _objects(list(found.values()) if isinstance(found, dict) else found)}
-    message = messages.get(_object(record.get("meta")).get("message_id"))
-    question = messages.get(message.get("parentId")) if message else None
+    messages = {str(one.get("id")): one for one in _objects(list(found.values()) if isinstance(found, dict) else found)}
+    message = messages.get(str(_object(record.get("meta")).get("message_id")))
+    question = messages.get(str(message.get("parentId"))) if message else None
     yield record | {"message": message, "question": question}
 
 
@@ -227,6 +229,14 @@ def tool_of(record: Record) -> str | None:
         if name != "table" and any(known.recognizes(part) for part in known.records(record)):
             return name
     return None
+
+
+def _column(record: Record, key: str) -> list[Any]:
+    """The list in `key`, empty where there is none. Raises `ValueError` for another value."""
+    value = record.get(key)
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{key} is no list")
+    return value or []
 
 
 def _object(value: Any) -> Record:

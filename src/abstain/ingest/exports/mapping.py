@@ -126,6 +126,11 @@ class ExportMapping(FrozenModel):
             return frozenset()
         return frozenset(self.reviews.verdicts) | ({self.reviews.ideal_answer} if self.reviews.ideal_answer else set())
 
+    @property
+    def score_names(self) -> frozenset[str]:
+        """All scores that give a row."""
+        return self.thumb_names | self.review_names
+
     def expressions(self) -> dict[str, Expression]:
         """Every expression of the file, by its key."""
         found: dict[str, Expression] = {"interaction_id": self.interaction_id}

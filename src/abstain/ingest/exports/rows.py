@@ -12,21 +12,19 @@ Notes:
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.suggest import nearest
-from abstain.ingest.exports.expressions import Expression, names_in
+from abstain.ingest.exports.expressions import Expression, TrackedExpression
 from abstain.ingest.exports.formats import FORMATS, Record, Score, tool_of
-from abstain.ingest.exports.mapping import ExportMapping, value_text
+from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, value_text
+from abstain.ingest.exports.reviews import ReviewKey, ScoredPart, missing_verdicts, review_row
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 
-VERDICTS = ("complete", "correct", "truthful")
-_OLDEST = datetime.min.replace(tzinfo=UTC)
 _SHOWN = 40
 """The longest value of a score that a note quotes, in characters: a longer one is a text that someone wrote."""
 
@@ -39,44 +37,17 @@ class ExportRecord(NamedTuple):
     number: int
 
 
-class _Said(NamedTuple):
-    """What one score says of a review."""
-
-    at: Any
-    says: Mapping[str, Any]
-    source: str
-    number: int
-
-
-class _TrackedExpression:
-    """An expression of the mapping: in how many records it was looked for, and whether it ever had a value."""
-
-    def __init__(self, expression: Expression) -> None:
-        self.expression, self.records, self.found = expression, 0, False
-        self.unseen, self.names = set(expression.fields), Counter[str]()
-
-    def of(self, record: Record) -> Any:
-        value = self.expression.of(record)
-        self.records += 1
-        self.found = self.found or value not in (None, False)
-        if not self.found and self.unseen:
-            there = set(names_in(record))
-            self.unseen -= there
-            self.names.update(there)
-        return value
-
-
 class ExportRows:
     """The rows of one export. `survey` takes the records of each file, `check` ends it, `rows` takes them again."""
 
     def __init__(self, mapping: ExportMapping, name: str) -> None:
         self._mapping, self._name = mapping, name
         self._format = FORMATS[mapping.format]
-        self._uses = {key: _TrackedExpression(expression) for key, expression in mapping.expressions().items()}
-        self._columns = frozenset[str]().union(*(use.expression.fields for use in self._uses.values()))
-        self._columns -= mapping.thumb_names | mapping.review_names
+        self._tracked = {key: TrackedExpression(one) for key, one in mapping.expressions().items()}
+        used = frozenset[str]().union(*(one.fields for one in mapping.expressions().values()))
+        self._used = used - mapping.thumb_names - mapping.review_names
         self._contexts: dict[str, list[Any]] = {}
-        self._reviews: dict[tuple[str, str, str], list[_Said]] = {}
+        self._reviews: dict[str, tuple[ReviewKey, list[ScoredPart]]] = {}
         self._records = self._answers = 0
         self._scores = Counter[str]()
         self._left_out: dict[str, Counter[str]] = {}
@@ -85,58 +56,42 @@ class ExportRows:
         """The parts of all `records` of the file `shown`. Raises `AbstainError` where one is of another tool."""
         found: list[ExportRecord] = []
         for record in records:
+            where = f"{shown} record {record.number}"
             try:
                 parts = list(self._format.records(record.fields))
             except ValueError as error:
-                raise AbstainError(
-                    Code.WRONG_FORMAT, f"{shown} record {record.number}: {error}: export it again"
-                ) from None
+                raise AbstainError(Code.WRONG_FORMAT, f"{where}: {error}: export it again") from None
             for part in parts:
                 if not self._format.recognizes(part):
                     other = tool_of(record.fields)
                     remedy = f"write `format: {other}` in {self._name}" if other else "name an export of that tool"
+                    names = ", ".join(sorted(record.fields)[:6])
                     raise AbstainError(
-                        Code.WRONG_FORMAT,
-                        f"{shown} record {record.number}: is not of {self._format.title} (its fields are "
-                        f"{', '.join(sorted(record.fields)[:6])}): {remedy}",
+                        Code.WRONG_FORMAT, f"{where}: is not of {self._format.title} (its fields are {names}): {remedy}"
                     )
                 found.append(record._replace(fields=part))
         return found
+
+    # The survey
 
     def survey(self, parts: Iterable[ExportRecord]) -> None:
         """Take the parts of one file, which was read to its end."""
         for part in parts:
             self._records += 1
-            retrievals, fields = self._mapping.retrievals, part.fields
-            if retrievals and self._format.is_answer(fields) and self._uses["retrievals.where"].of(fields):
-                key = str(self._uses["retrievals.join"].of(fields))
-                self._contexts.setdefault(key, []).extend(_list(self._uses["retrievals.contexts"].of(fields)))
-            if self._is_answer(part, survey=True):
-                self._answers += 1
-                for key, use in self._uses.items():
-                    if key == "interaction_id" or (key.startswith("answers.") and key != "answers.where"):
-                        use.of(fields)
-            for score in self._format.scores(fields, self._columns):
+            if self._format.is_answer(part.fields):
+                self._survey_answer(part.fields)
+            for score in self._scores_of(part):
                 self._survey_score(score, part)
 
     def check(self) -> None:
-        """Raise `AbstainError` where the mapping names what no record has, or the export has nothing that it maps."""
-        for key, use in self._uses.items():
-            if use.records and not use.found and use.unseen:
-                missing = min(use.unseen)
-                close = nearest(missing, use.names)
-                known = ", ".join(name for name, _ in use.names.most_common(8))
-                remedy = f"did you mean '{close}'?" if close else f"fields there: {known}"
-                raise AbstainError(
-                    Code.BAD_SETTING,
-                    f"{self._name}: {key}: the field '{missing}' is in none of the {use.records:,} records that it is "
-                    f"read from: {remedy}",
-                )
+        """Raise `AbstainError` where the mapping names a field that no record has."""
+        for key, tracked in self._tracked.items():
+            if problem := tracked.problem():
+                raise AbstainError(Code.BAD_SETTING, f"{self._name}: {key}: {problem}")
 
     def require_rows(self, shown: str) -> None:
         """Raise `AbstainError` where the export `shown` gives no row at all."""
-        mapped = self._mapping.thumb_names | self._mapping.review_names
-        if self._answers or any(self._scores[name] for name in mapped):
+        if self._answers or any(self._scores[name] for name in self._mapping.score_names):
             return
         names = ", ".join(f"{name} ({count:,})" for name, count in self._scores.most_common(8)) or "none"
         raise AbstainError(
@@ -145,120 +100,113 @@ class ExportRows:
             "thumbs or reviews, or export again",
         )
 
-    def rows(self, parts: Iterable[ExportRecord]) -> Iterator[ParsedRow]:
-        """The answers and thumbs of one file, after the survey."""
-        for part in parts:
-            if self._is_answer(part):
-                yield parse_object(self._answer(part.fields), part.source, part.number)
-            for score in self._format.scores(part.fields, self._columns):
-                thumb = self._mapping.thumbs and self._mapping.thumbs.scores.get(score.name, {}).get(
-                    value_text(score.value)
-                )
-                if thumb and score.left_out is None:
-                    yield parse_object(self._thumb(score, thumb, part.fields), part.source, part.number)
-
-    def reviews(self) -> Iterator[ParsedRow]:
-        """The reviews of all files, once each; those that lack a verdict are counted, and come when they have it."""
-        for (interaction_id, reviewer, _), parts in self._reviews.items():
-            ordered = sorted(parts, key=lambda part: _moment(part.at))
-            says: dict[str, Any] = {}
-            for part in ordered:
-                says |= part.says
-            if missing := [verdict for verdict in VERDICTS if verdict not in says]:
-                self._leave_out("reviews that are not complete yet, not taken", f"without {' and '.join(missing)}")
-                continue
-            last = ordered[-1]
-            fields = {"interaction_id": interaction_id, "reviewer": reviewer, "reviewed_at": last.at, **says}
-            row = parse_object(_given(fields), last.source, last.number)
-            same_time = [part.says for part in ordered if _moment(part.at) == _moment(last.at)]
-            contradictory = {
-                key for one in same_time for other in same_time for key in one if other.get(key, one[key]) != one[key]
-            }
-            if contradictory:
-                reason = f"review: two scores of the same time contradict each other about {sorted(contradictory)[0]}"
-                row = ParsedRow(row.source, row.line, row.raw, (*row.reasons, reason))
-            yield row
-
-    def notes(self) -> tuple[str, ...]:
-        """What gave no row, with counts, after the last row."""
-        mapped = self._mapping.thumb_names | self._mapping.review_names
-        if absent := sorted(name for name in mapped if not self._scores[name]):
-            self._left_out["scores that the mapping names and no record has"] = Counter(dict.fromkeys(absent, 0))
-        notes = []
-        where = self._uses.get("answers.where")
-        if where is not None and where.records and not self._answers:
-            notes.append(f"{self._name}: answers.where selects none of {where.records:,} records")
-        for what, counts in sorted(self._left_out.items()):
-            each = ", ".join(f"{name} ({count:,})" if count else name for name, count in counts.most_common())
-            notes.append(f"{self._name}: {what}: {each}")
-        return tuple(notes)
-
-    def _is_answer(self, part: ExportRecord, *, survey: bool = False) -> bool:
-        answers = self._mapping.answers
-        if answers is None or not self._format.is_answer(part.fields):
-            return False
-        if answers.where is None:
-            return True
-        where = self._uses["answers.where"] if survey else answers.where
-        return bool(where.of(part.fields))
+    def _survey_answer(self, record: Record) -> None:
+        mapping, tracked = self._mapping, self._tracked
+        if mapping.retrievals and tracked["retrievals.where"].of(record):
+            key, found = (tracked[f"retrievals.{name}"].of(record) for name in ("join", "contexts"))
+            if key is not None:
+                self._contexts.setdefault(str(key), []).extend(_list(found))
+        if mapping.answers and (mapping.answers.where is None or tracked["answers.where"].of(record)):
+            self._answers += 1
+            tracked["interaction_id"].of(record)
+            self._track("answers", record, but="answers.where")
 
     def _survey_score(self, score: Score, part: ExportRecord) -> None:
-        if score.value is None:
-            return
-        mapping = self._mapping
         self._scores[score.name] += 1
-        is_thumb, is_review = score.name in mapping.thumb_names, score.name in mapping.review_names
-        if not is_thumb and not is_review:
+        if score.name not in self._mapping.score_names:
             self._leave_out("scores that are not mapped", score.name)
-            return
-        if score.left_out is not None:
+        elif score.left_out is not None:
             self._leave_out(f"scores {score.left_out}, not taken", score.name)
-            return
-        interaction_id = self._uses["interaction_id"].of(part.fields)
-        section = "thumbs" if is_thumb else "reviews"
-        for key, use in self._uses.items():
-            if key.startswith(f"{section}."):
-                use.of(score.within)
-        if is_review:
-            self._survey_verdict(score, part, _text(interaction_id))
-        elif mapping.thumbs and value_text(score.value) not in mapping.thumbs.scores[score.name]:
-            self._leave_out_value(score)
+        elif (interaction_id := _text(self._tracked["interaction_id"].of(part.fields))) is None:
+            self._leave_out("scores without an interaction_id, not taken", score.name)
+        elif score.name in self._mapping.thumb_names:
+            self._track("thumbs", score.within)
+            if self._thumb_of(score) is None:
+                self._leave_out_value(score)
+        else:
+            self._track("reviews", score.within)
+            self._survey_review(score, part, interaction_id)
 
-    def _survey_verdict(self, score: Score, part: ExportRecord, interaction_id: Any) -> None:
-        reviews = self._mapping.reviews
-        assert reviews is not None
+    def _survey_review(self, score: Score, part: ExportRecord, interaction_id: Any) -> None:
+        reviews = cast(ReviewScores, self._mapping.reviews)
         reviewer = _text(_first(score.within, reviews.reviewer, self._format.reviewer))
-        if reviewer is None:
-            self._leave_out("scores without a reviewer, not taken", score.name)
-            return
-        if reviews.reviewers != "all" and reviewer not in reviews.reviewers:
-            self._leave_out("scores of people who are not among reviews.reviewers, not taken", score.name)
-            return
         says: Mapping[str, Any] | None = {"ideal_answer": score.value}
         if score.name != reviews.ideal_answer:
             says = cast("Mapping[str, Any] | None", reviews.verdicts[score.name].get(value_text(score.value)))
-        if says is None:
+        if reviewer is None:
+            self._leave_out("scores without a reviewer, not taken", score.name)
+        elif reviews.reviewers != "all" and reviewer not in reviews.reviewers:
+            self._leave_out("scores of people who are not among reviews.reviewers, not taken", score.name)
+        elif says is None:
             self._leave_out_value(score)
-            return
-        at = _first(score.within, reviews.reviewed_at, self._format.at)
-        key = (interaction_id, reviewer, str(score.form))
-        self._reviews.setdefault(key, []).append(_Said(at, says, part.source, part.number))
+        else:
+            key = ReviewKey(interaction_id, reviewer, score.form)
+            at = _first(score.within, reviews.reviewed_at, self._format.at)
+            _, parts = self._reviews.setdefault(json.dumps(key), (key, []))
+            parts.append(ScoredPart(at, says, part.source, part.number))
+
+    def _track(self, section: str, record: Record, but: str = "") -> None:
+        for key, tracked in self._tracked.items():
+            if key.startswith(f"{section}.") and key != but:
+                tracked.of(record)
 
     def _leave_out(self, what: str, name: str) -> None:
         self._left_out.setdefault(what, Counter())[name] += 1
 
     def _leave_out_value(self, score: Score) -> None:
         value = value_text(score.value)
-        quoted = f"= {value}" if len(value) <= _SHOWN and "\n" not in value else "= a longer text"
-        self._leave_out("values that are not mapped", f"{score.name} {quoted}")
+        quoted = value if len(value) <= _SHOWN and "\n" not in value else "a longer text"
+        self._leave_out("values that are not mapped", f"{score.name} = {quoted}")
 
-    def _answer(self, record: Record) -> dict[str, Any]:
-        answers, retrievals = self._mapping.answers, self._mapping.retrievals
-        assert answers is not None
-        names = ("model", "product", "line_of_business", "group")
+    # The rows
+
+    def rows(self, parts: Iterable[ExportRecord]) -> Iterator[ParsedRow]:
+        """The answers and thumbs of one file, after the survey."""
+        for part in parts:
+            answers, fields = self._mapping.answers, part.fields
+            if answers and self._format.is_answer(fields) and (answers.where is None or answers.where.of(fields)):
+                yield parse_object(self._answer(answers, fields), part.source, part.number)
+            for score in self._scores_of(part):
+                thumb = self._thumb_of(score)
+                interaction_id = _text(self._mapping.interaction_id.of(fields))
+                if thumb is not None and score.left_out is None and interaction_id is not None:
+                    row = {"interaction_id": interaction_id, **self._thumb(score, thumb)}
+                    yield parse_object(row, part.source, part.number)
+
+    def reviews(self) -> Iterator[ParsedRow]:
+        """The reviews of all files; those that lack a verdict are counted, and come when they have it."""
+        for key, parts in self._reviews.values():
+            if missing := missing_verdicts(parts):
+                self._leave_out("reviews that are not complete yet, not taken", f"without {' and '.join(missing)}")
+            else:
+                yield review_row(key, parts)
+
+    def notes(self) -> tuple[str, ...]:
+        """What gave no row, with counts, after the last row."""
+        notes = []
+        where = self._tracked.get("answers.where")
+        if where is not None and where.records and not self._answers:
+            notes.append(f"{self._name}: answers.where selects none of {where.records:,} records")
+        for what, counts in sorted(self._left_out.items()):
+            each = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
+            notes.append(f"{self._name}: {what}: {each}")
+        if absent := sorted(name for name in self._mapping.score_names if not self._scores[name]):
+            notes.append(f"{self._name}: scores that the mapping names and no record has: {', '.join(absent)}")
+        return tuple(notes)
+
+    def _scores_of(self, part: ExportRecord) -> Iterator[Score]:
+        """The scores of a record that have a value."""
+        for score in self._format.scores(part.fields, self._used):
+            if score.value is not None and not (isinstance(score.value, str) and not score.value.strip()):
+                yield score
+
+    def _answer(self, answers: AnswerPaths, record: Record) -> dict[str, Any]:
+        retrievals = self._mapping.retrievals
         contexts = _list(answers.contexts.of(record)) if answers.contexts else []
-        if retrievals:
-            contexts = [*contexts, *self._contexts.get(str(retrievals.join.of(record)), ())]
+        key = retrievals.join.of(record) if retrievals else None
+        if key is not None:
+            contexts = [*contexts, *self._contexts.get(str(key), ())]
+        names = ("model", "product", "line_of_business", "group")
         return _given(
             {
                 "interaction_id": _text(self._mapping.interaction_id.of(record)),
@@ -270,16 +218,17 @@ class ExportRows:
             }
         )
 
-    def _thumb(self, score: Score, thumb: str, record: Record) -> dict[str, Any]:
-        thumbs, fixed = self._mapping.thumbs, self._format
-        assert thumbs is not None
-        user = _text(_first(score.within, thumbs.user, fixed.user))
-        own = _first(score.within, fixed.id)
-        comment = _first(score.within, thumbs.comment, fixed.comment)
+    def _thumb_of(self, score: Score) -> str | None:
+        thumbs = self._mapping.thumbs
+        return thumbs.scores.get(score.name, {}).get(value_text(score.value)) if thumbs else None
+
+    def _thumb(self, score: Score, thumb: str) -> dict[str, Any]:
+        thumbs, fixed, within = cast(ThumbScores, self._mapping.thumbs), self._format, score.within
+        user, own = _text(_first(within, thumbs.user, fixed.user)), _first(within, fixed.id)
+        comment = _first(within, thumbs.comment, fixed.comment)
         return _given(
             {
-                "interaction_id": _text(self._mapping.interaction_id.of(record)),
-                "given_at": _first(score.within, thumbs.given_at, fixed.at),
+                "given_at": _first(within, thumbs.given_at, fixed.at),
                 "thumb": thumb,
                 "user": user if user is not None or own is None else f"score {own}",
                 "comment": None if isinstance(comment, str) and not comment.strip() else comment,
@@ -299,7 +248,9 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """A number as the text that it is as an id; anything else stays as it is."""
+    """A number as the text that it is as an id, an empty text as None; anything else stays as it is."""
+    if isinstance(value, str):
+        return value.strip() or None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -314,13 +265,4 @@ def _context(context: Any) -> Any:
         return fields
     own = _text(fields.get("chunk_id"))
     digest = hashlib.sha256(str(fields.get("text")).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return _given({**fields, "chunk_id": own if own is not None else f"text-{digest}"})
-
-
-def _moment(at: Any) -> datetime:
-    """`at` to compare; what is no time with a zone, which the contract refuses, comes first."""
-    try:
-        moment = datetime.fromisoformat(at)
-    except (TypeError, ValueError):
-        return _OLDEST
-    return moment if moment.tzinfo else _OLDEST
+    return {**fields, "chunk_id": own if own is not None else f"text-{digest}"}

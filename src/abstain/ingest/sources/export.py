@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
-from pydantic_core import from_json
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import redacted_url
-from abstain.core.json_lines import repeated_keys
+from abstain.core.json_lines import one_line
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.exports.rows import ExportRecord, ExportRows
 from abstain.ingest.pipeline.parsing import ParsedRow
@@ -159,12 +158,17 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
 
 def _parse(content: bytes, where: str) -> Any:
     try:
-        parsed = from_json(content)
-    except ValueError as error:
+        return json.loads(content, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
         raise _damaged(where, f"is no JSON to its end ({error})") from None
-    if keys := repeated_keys(content.decode()):
-        raise _damaged(where, f"the key '{keys[0]}' comes twice in one object")
-    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
+        raise ValueError(f"the key '{one_line(twice)}' comes twice in one object")
+    return fields
 
 
 def _unwrapped(content: Any) -> list[Any]:

@@ -1,0 +1,66 @@
+"""Reviews of scores: all scores that one reviewer gave to an answer, in one form, are one review."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+
+VERDICTS = ("complete", "correct", "truthful")
+
+_OLDEST = datetime.min.replace(tzinfo=UTC)
+
+
+class ReviewKey(NamedTuple):
+    """What the scores of one review have in common."""
+
+    interaction_id: Any
+    reviewer: Any
+    form: Any
+
+
+class ScoredPart(NamedTuple):
+    """The fields of a review that one score gives, the time of the score, and its place."""
+
+    at: Any
+    says: Mapping[str, Any]
+    source: str
+    number: int
+
+
+def missing_verdicts(parts: list[ScoredPart]) -> list[str]:
+    """The verdicts that no score gives so far."""
+    return [verdict for verdict in VERDICTS if all(verdict not in part.says for part in parts)]
+
+
+def review_row(key: ReviewKey, parts: list[ScoredPart]) -> ParsedRow:
+    """The review: of each field its newest value, at the time of the newest score.
+
+    It is refused if two scores of the same time contradict each other.
+    """
+    ordered = sorted(parts, key=lambda part: _moment(part.at))
+    fields = {"interaction_id": key.interaction_id, "reviewer": key.reviewer, "reviewed_at": ordered[-1].at}
+    for part in ordered:
+        fields |= part.says
+    row = parse_object(fields, ordered[-1].source, ordered[-1].number)
+    contradicted = sorted({name for name in fields if len(_last_values(ordered, name)) > 1})
+    reasons = [f"review: two scores of the same time contradict each other about {name}" for name in contradicted]
+    return replace(row, review=None, reasons=(*row.reasons, *reasons)) if reasons else row
+
+
+def _last_values(ordered: list[ScoredPart], name: str) -> set[str]:
+    """The values that the newest scores which give the field `name` give it: one, unless they contradict each other."""
+    giving = [part for part in ordered if name in part.says]
+    return {str(part.says[name]) for part in giving if _moment(part.at) == _moment(giving[-1].at)}
+
+
+def _moment(at: Any) -> datetime:
+    """`at` to compare; what is no time with a zone, which the contract refuses, comes first."""
+    try:
+        moment = datetime.fromisoformat(at)
+    except (TypeError, ValueError):
+        return _OLDEST
+    return moment if moment.tzinfo else _OLDEST
