@@ -64,7 +64,7 @@ def retrain(
         require_unblocked(workspace.path / paths.DATA)
         before, ran_already = None, {}
         try:
-            if choose_layer or wants_choice(workspace):
+            if choose_layer or wants_choice(workspace, None if params is None else Path(params)):
                 ran_already = {stage.stage: stage for stage in run_dag(workspace, last=BEFORE_THE_CHOICE)}
                 choose_site(workspace)
             if params is not None:

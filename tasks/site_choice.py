@@ -11,6 +11,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from abstain.config.params import load_params
+from abstain.config.yaml_model import read_yaml
 from abstain.core import paths
 from tasks.git_commit import commit, push
 from tasks.pipeline import report_progress
@@ -22,8 +23,12 @@ from tasks.workspace import Workspace
 STEP = "choose_layer"
 
 
-def wants_choice(workspace: Workspace) -> bool:
-    """Whether params.yaml leaves the layer to the next retrain."""
+def wants_choice(workspace: Workspace, file: Path | None = None) -> bool:
+    """Whether params.yaml, with the parameters of `file` in place of its own, leaves the layer to a retrain."""
+    differing = read_yaml(file, "give the YAML file of the run's own parameters") if file else None
+    llm = differing.get("llm") if isinstance(differing, dict) else None
+    if isinstance(llm, dict) and "layer" in llm:
+        return bool(llm["layer"] == "auto")
     return load_params(workspace.path / paths.PARAMS).llm.layer == "auto"
 
 
