@@ -1,0 +1,58 @@
+"""The tutorial on own data, command by command as the page has them."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.data.store.dataset import DataStore
+from tests.checkout import ROOT
+from tests.conftest import Project, new_project
+from tests.ingest.exports.test_pages import FIXTURES, PAGES
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs" / "tutorial-own-data.md").read_text()
+
+
+def run_page(project: Project, *, own: Path | None = None, until: str = "") -> str:
+    """Run the commands of the page up to the heading `until`, in one shell; what they printed."""
+    page = PAGE[: PAGE.index(until)] if until else PAGE
+    commands = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
+    # The command as the tests' environment has it: no package of this checkout is installed there.
+    script = f'set -eu\nabstain() {{ python -m abstain_cli.app "$@"; }}\n{commands}'
+    folder = [f"OWN={own}"] if own else []
+    done = project.command(["env", *folder, "bash", "-c", script])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def own_rows(project: Project, contract: type[Any], prefix: str) -> int:
+    """The stored rows of the answers whose ids begin with `prefix`."""
+    rows = DataStore(project.workspace / "data").rows(contract)
+    return sum(row.interaction_id.startswith(prefix) for row in rows)
+
+
+def test_tutorial_on_its_own_table_and_on_any_folder(tmp_path: Path, prefect_server: str) -> None:
+    project = replace(new_project(tmp_path / "project"), server=prefect_server)
+    printed = run_page(project)
+    with (project.root / ".abstain" / "own" / "tickets.csv").open(newline="") as file:
+        tickets = list(csv.DictReader(file))
+    assert own_rows(project, Interaction, "") == own_rows(project, Interaction, "Q-") == len(tickets)
+    assert own_rows(project, Feedback, "Q-") == sum(bool(ticket["smiley"]) for ticket in tickets)
+    assert own_rows(project, Review, "Q-") == sum(bool(ticket["result"]) for ticket in tickets)
+    assert "not mapped" not in printed
+    assert re.search(r"^report +ran ", printed, re.MULTILINE) and "choose_layer" not in printed
+
+    other = tmp_path / "other folder"
+    shutil.copytree(FIXTURES / "phoenix", other)
+    (other / "mapping.yaml").write_text((PAGES / "phoenix.md").read_text().split("```yaml\n")[1].split("```")[0])
+    assert "not mapped: toxicity (1)" in " ".join(run_page(project, own=other, until="## 5.").split())
+    assert [own_rows(project, contract, "051581bf") for contract in (Interaction, Feedback, Review)] == [1, 1, 1]
