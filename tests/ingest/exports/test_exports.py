@@ -465,3 +465,10 @@ def test_feedback_of_other_sources_and_of_an_export_is_one_record(tmp_path: Path
     row = alone(thumb(), "t-1") | {"given_at": "2026-10-05T12:00:00Z"}
     (source,) = explicit_sources([str(write_lines(tmp_path / "own.jsonl", row))])
     assert take(tmp_path / "data", source).accepted == 1
+
+
+def test_mapping_without_a_file_or_of_another_kind_is_a_line(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="--mapping"):
+        explicit_export([], "mapping.yaml")
+    refuses(explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml is missing", code=Code.NOT_READABLE)
+    refuses(explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)), "no export to read")
