@@ -112,6 +112,46 @@ def test_an_inclusion_probability_lies_above_zero_and_up_to_one(probability: flo
         Review.model_validate({**VALID[Review], "inclusion_probability": probability})
 
 
+ADDED = {"writer": {"judge": 7.0, "log_prob": -0.5}, "token_log_probs": [-0.25, 0.0], "decision": "shown", "propensity": 0.5}
+
+
+def test_rows_without_the_added_fields_keep_their_bytes() -> None:
+    plain = interaction().canonical()
+    assert not set(json.loads(plain)) & ADDED.keys()
+    nothing = interaction(writer={}, token_log_probs=[], decision=None, propensity=None)
+    assert nothing.canonical() == plain and nothing == interaction()
+    full = interaction(**ADDED)
+    assert json.loads(full.canonical()) == json.loads(plain) | ADDED
+    assert Interaction.model_validate_json(full.canonical(), strict=True) == full
+    imported = ImportedInteraction.model_validate({**VALID[Interaction], **ADDED})
+    assert imported.split()[0] == full
+
+
+def test_equal_scores_are_equal_bytes() -> None:
+    one = interaction(writer={"a": 1, "b": -0.0}, token_log_probs=[-1, -0.0])
+    assert one.canonical() == interaction(writer={"b": 0, "a": 1.0}, token_log_probs=[-1.0, 0]).canonical()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("writer", {"a": float("nan")}),
+        ("writer", {"a": float("inf")}),
+        ("writer", {"a": "0.5"}),
+        ("writer", {"a": True}),
+        ("writer", {" ": 1}),
+        ("token_log_probs", [-1, 0.01]),
+        ("token_log_probs", [float("-inf")]),
+        ("decision", "hidden"),
+        ("propensity", 0),
+        ("propensity", 1.01),
+    ],
+)
+def test_scores_are_finite_and_probabilities_possible(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=field):
+        interaction(**{field: value})
+
+
 def test_an_import_row_is_split_into_the_contracts_it_joins() -> None:
     thumb = {"thumb": "down", "given_at": AT, "user": "u", "comment": "wrong card"}
     review = {k: v for k, v in VALID[Review].items() if k != "interaction_id"} | {"ideal_answer": "12 EUR."}

@@ -5,7 +5,8 @@ Notes:
 * One pydantic model a row, frozen, `extra="forbid"`: an unknown field is refused with its name rather
   than dropped, because a silently dropped field is feedback that is lost.
 * Rows are stored as JSON Lines in one canonical form (`canonical`): the same row is the same bytes, so comparing them
-  distinguishes a duplicate from a conflict, and DVC sees no change where there is none.
+  distinguishes a duplicate from a conflict, and DVC sees no change where there is none. A field that a contract gained
+  after rows had been stored is written only where it is given: these rows keep their bytes.
 * The import format (`ImportedInteraction`) is the interaction with optional feedback and reviews inside it; `split`
   takes it apart, so code after ingest does not depend on it.
 """
@@ -14,13 +15,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from abstain.core.timestamps import Timestamp
 
 CONTRACT_VERSION = 1
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Name = Annotated[str, StringConstraints(pattern=r"\S")]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
+"""A finite number; -0 becomes 0, which is the same number in other bytes."""
+LogProbability = Annotated[Number, Field(le=0)]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None
+
+
+def _in_one_order(scores: dict[str, float]) -> dict[str, float] | None:
+    return dict(sorted(scores.items())) or None
+
+
+def _any(values: tuple[float, ...]) -> tuple[float, ...] | None:
+    return values or None
 
 
 class Row(BaseModel):
@@ -60,6 +78,20 @@ class Interaction(Row):
     product: Text | None = None
     line_of_business: Text | None = None
     group: Text | None = Field(None, description="what may not straddle train and test")
+    writer: Annotated[dict[Name, Number], AfterValidator(_in_one_order)] | None = Field(
+        None, description="scores that the assistant gave its answer, by name, on any scale", exclude_if=_is_missing
+    )
+    token_log_probs: Annotated[tuple[LogProbability, ...], AfterValidator(_any)] | None = Field(
+        None,
+        description="log-probabilities of the answer's tokens, by the model that wrote it",
+        exclude_if=_is_missing,
+    )
+    decision: Literal["shown", "withheld"] | None = Field(
+        None, description="what the assistant's own gate decided", exclude_if=_is_missing
+    )
+    propensity: Probability | None = Field(
+        None, description="with which probability that gate would have shown the answer", exclude_if=_is_missing
+    )
 
     @property
     def split_group(self) -> str:
@@ -89,7 +121,7 @@ class Review(Row):
     correct: bool
     truthful: bool
     ideal_answer: Text | None = None
-    inclusion_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    inclusion_probability: Probability | None = None
 
 
 class Document(Row):
@@ -138,7 +170,7 @@ class ImportedReview(Row):
     correct: bool
     truthful: bool
     ideal_answer: Text | None = None
-    inclusion_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    inclusion_probability: Probability | None = None
 
 
 class ImportedInteraction(Interaction):

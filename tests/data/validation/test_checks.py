@@ -58,6 +58,8 @@ def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
         ("interactions", "answer_chars", [1, 200], [0, 201]),
         ("interactions", "longest_context_chars", [0, 200], [201]),
         ("interactions", "asked_at_seconds_ahead", [-1, 0], [0.01]),
+        ("interactions", "largest_token_log_prob", [-99, 0], [0.01]),
+        ("interactions", "propensity", [1e-9, 1], [0, 1.01]),
         ("feedback", "delay_days", [0, 90], [-0.01, 90.01]),
         ("feedback", "given_at_seconds_ahead", [-1, 0], [0.01]),
         ("feedback", "comment_chars", [0, 200], [201]),

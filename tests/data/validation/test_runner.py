@@ -1,6 +1,7 @@
 """Everything here runs the real Great Expectations suites."""
 
 import json
+import math
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,11 @@ BROKEN: list[tuple[Any, str]] = [
     ),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
     (*citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
+    (changed(interaction("nan"), writer={"a": math.nan, "b": 1.0}), "writer: 'a' is no finite number"),
+    (changed(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
+    (changed(interaction("gate"), decision="maybe"), "decision: 'maybe' is neither shown nor withheld"),
+    (changed(interaction("odds"), decision="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
+    (interaction("alone", propensity=0.5), "propensity: there is no decision beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
     (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),
@@ -135,7 +141,11 @@ def test_a_row_that_breaks_an_expectation_is_named_with_the_reason() -> None:
 
 def test_the_limits_themselves_are_allowed() -> None:
     rows: Tables = {
-        "interactions": (interaction(answer="a" * 200), interaction("now", asked_at=NOW)),
+        "interactions": (
+            interaction(answer="a" * 200),
+            interaction("now", asked_at=NOW),
+            interaction("scored", writer={"a": -1e9}, token_log_probs=(0.0, -9.0), decision="withheld", propensity=1.0),
+        ),
         "feedback": (feedback(days=0),),
         "reviews": (review(days=60, inclusion_probability=1.0),),
     }

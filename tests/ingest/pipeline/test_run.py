@@ -110,6 +110,20 @@ def test_the_same_row_again_is_a_duplicate_and_other_content_a_conflict(tmp_path
     assert [found.answer for found in interactions_in(tmp_path / "data")] == ["None."]
 
 
+def test_scores_that_a_known_answer_gains_later_are_a_conflict(tmp_path: Path) -> None:
+    scored = row(writer={"judge": 7}, token_log_probs=[-0.5, -1], decision="shown", propensity=0.9)
+    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), scored, scored | {"interaction_id": "i-2"}))
+    assert (report.accepted, report.quarantined) == (2, 1)
+    assert reasons_in(tmp_path / "data", report) == [
+        (
+            "A104 interaction_id: 'i-1' is known with other content "
+            "(differs in writer, token_log_probs, decision, propensity)",
+        )
+    ]
+    plain, kept = interactions_in(tmp_path / "data")
+    assert (plain.writer, kept.writer, kept.token_log_probs) == (None, {"judge": 7.0}, (-0.5, -1.0))
+
+
 def test_a_later_file_brings_a_thumb_and_a_review_for_a_known_interaction(tmp_path: Path) -> None:
     data = tmp_path / "data"
     take(data, write_lines(tmp_path / "a.jsonl", row()))

@@ -66,6 +66,10 @@ def test_refused_json_typed_text_is_redacted_and_users_are_named() -> None:
         ({"contexts": [{"text": ["secret"]}]}, {"contexts": [{"text": ["<X>"]}]}),
         ({"contexts": ["secret"], "text": "secret"}, {"contexts": ["<X>"], "text": "<X>"}),
         ({"thumb": "secret", "group": ["secret"]}, {"thumb": "<X>", "group": ["<X>"]}),
+        ({"writer": {"secret": 0.4111, "b": "secret"}}, {"writer": {"secret": 0.4111, "b": "<X>"}}),
+        ({"writer": {"a": {"secret": 4111}}}, {"writer": {"a": {"<X>": "<X>"}}}),
+        ({"token_log_probs": [-0.4111, "secret"]}, {"token_log_probs": [-0.4111, "<X>"]}),
+        ({"decision": "shown", "propensity": 0.4111}, {"decision": "shown", "propensity": 0.4111}),
         ({"comment": 4111, "n": [4111, 41, -4111]}, {"comment": "<X>", "n": ["<X>", 41, "-<X>"]}),
     ],
 )

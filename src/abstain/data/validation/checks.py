@@ -97,6 +97,10 @@ def _not_ahead(name: str, params: ValidationParams) -> Expectation:
     return between(f"{name}_seconds_ahead", reason, max_value=skew)
 
 
+def _probability(column: str) -> Expectation:
+    return between(column, f"{column}: {{value}} is not in (0, 1]", min_value=0, max_value=1, strict_min=True)
+
+
 def _new(column: str, reason: str) -> tuple[Expectation, Expectation]:
     """Unique in this batch and in earlier ones."""
     return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
@@ -133,6 +137,11 @@ def suites(
         _no_longer("contexts", params, "longest_context_chars"),
         present("model"),
         between("contexts", "contexts: answered without any context", "warning", min_value=1),
+        one_of("scores_not_finite", [""], "writer: {value} is no finite number"),
+        between("largest_token_log_prob", "token_log_probs: {value} is above 0: no log-probability is", max_value=0),
+        one_of("decision", ["shown", "withheld"], "decision: '{value}' is neither shown nor withheld"),
+        _probability("propensity"),
+        one_of("decided", [True], "propensity: there is no decision beside it: shown or withheld"),
     ]
     if with_documents:
         interactions += [
@@ -157,13 +166,7 @@ def suites(
             present("reviewer"),
             *_timely("reviewed_at", params),
             _no_longer("ideal_answer", params),
-            between(
-                "inclusion_probability",
-                "inclusion_probability: {value} is not in (0, 1]",
-                min_value=0,
-                max_value=1,
-                strict_min=True,
-            ),
+            _probability("inclusion_probability"),
         ),
         "documents": (
             present("doc_id"),

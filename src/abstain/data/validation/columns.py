@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -28,7 +29,7 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
             "row": line.key,
             "interaction_id": row.interaction_id,
             "interaction_known": asked_at is not None,
-            "delay_days": (moment - asked_at) / timedelta(days=1) if asked_at else float("nan"),
+            "delay_days": (moment - asked_at) / timedelta(days=1) if asked_at else math.nan,
             "identity": line.identity.hex(),
             "known_before": known.index.find(line.identity) is not None,
             f"{at}_seconds_ahead": _seconds(moment, now),
@@ -46,9 +47,7 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
                 **reply(line, "reviewed_at"),
                 "reviewer": line.row.reviewer,
                 "ideal_answer_chars": len(line.row.ideal_answer or ""),
-                "inclusion_probability": (
-                    float("nan") if line.row.inclusion_probability is None else line.row.inclusion_probability
-                ),
+                "inclusion_probability": _number(line.row.inclusion_probability),
             }
             for line in rows.reviews
             if isinstance(line.row, Review)
@@ -96,12 +95,22 @@ def _interaction(line: Record, known: Known, now: datetime) -> dict[str, Any]:
             chunk_id for chunk_id in cited if chunk_id not in known.chunk_ids and chunk_id not in unknown
         ),
         "model": row.model,
+        "scores_not_finite": _listed(name for name, score in (row.writer or {}).items() if not math.isfinite(score)),
+        "largest_token_log_prob": _number(max(row.token_log_probs or (), default=None)),
+        "decision": row.decision,
+        "propensity": _number(row.propensity),
+        "decided": row.propensity is None or row.decision is not None,
     }
+
+
+def _number(value: float | None) -> float:
+    """nan where there is none, so that a column of numbers stays one."""
+    return math.nan if value is None else value
 
 
 def _seconds(moment: datetime, now: datetime) -> float:
     return (moment - now).total_seconds()
 
 
-def _listed(chunk_ids: Iterable[str]) -> str:
-    return ", ".join(f"'{chunk_id}'" for chunk_id in sorted(set(chunk_ids)))
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(set(names)))

@@ -4,8 +4,8 @@ Notes:
 
 * Text that is not a JSON object is not kept at all: without its fields, nothing tells a user's id from other words.
   The same holds for an object that is ambiguous (a repeated key), or that has such text in a cell.
-* In doubt, text is redacted. Only ids, moments and (unless configured) contexts stay, each in its place; a misspelt
-  field is redacted as text, and a field that is nearly `user` is treated as it, with all of its content.
+* In doubt, text is redacted. Only ids, moments, scores and (unless configured) contexts stay, each in its place; a
+  misspelt field is redacted as text, and a field that is nearly `user` is treated as it, with all of its content.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Change = Callable[[str], str]
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.,Z+-]*")
 _MOMENTS = frozenset({"asked_at", "given_at", "reviewed_at"})
 _IDS = {"interaction_id", "chunk_id", "model", "product", "line_of_business", "group", "user", "reviewer"}
-_KEPT = frozenset(_IDS | {"inclusion_probability"})
-_OBJECTS = ("contexts", "thumb", "review")
+_KEPT = frozenset(_IDS | {"inclusion_probability", "propensity", "decision"})
+_OBJECTS = ("contexts", "thumb", "review", "writer", "token_log_probs")
+_SCORES = "writer"
 _ITEM = "*"
 _CONTEXT_TEXT = ("contexts", _ITEM, "text")
 _KNOWN = frozenset(
@@ -68,14 +69,14 @@ def _redact(value: Any, rules: Rules, under: tuple[str, ...] = (), whose: Change
     """The replacement for `value`, which stands under these keys; `whose`: the one for a person's name, within one."""
     if isinstance(value, dict):
         return {
-            key if key in _KNOWN else rules.text(key): _redact(
+            key if key in _KNOWN or under == (_SCORES,) else rules.text(key): _redact(
                 inner, rules, (*under, key), whose or _person(key, rules)
             )
             for key, inner in value.items()
         }
     if isinstance(value, list):
         return [_redact(inner, rules, (*under, _ITEM), whose) for inner in value]
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool) or _is_score(value, under):
         return value
     text = value if isinstance(value, str) else json.dumps(value)
     if whose:
@@ -84,6 +85,11 @@ def _redact(value: Any, rules: Rules, under: tuple[str, ...] = (), whose: Change
         return value
     redacted = rules.text(text)
     return value if redacted == text else redacted
+
+
+def _is_score(value: Any, under: tuple[str, ...]) -> bool:
+    place = under[:-1] == (_SCORES,) or under == ("token_log_probs", _ITEM)
+    return place and isinstance(value, int | float)
 
 
 def _stays(text: str, under: tuple[str, ...], rules: Rules) -> bool:

@@ -4,7 +4,8 @@ In the fields that the contracts know:
 
 * an empty cell is a missing field;
 * `thumb.given_at` is the field `given_at` of the object `thumb`, which is missing if all its cells are empty;
-* `contexts`, `thumb` and `review` may be JSON;
+* `contexts`, `thumb`, `review`, `writer` and `token_log_probs` may be JSON;
+* what is in `writer` is a number, whatever its name;
 * flags are the words true and false in any case, or in a typed table the numbers 1 and 0;
 * a whole number of a typed table becomes the text of an id.
 
@@ -24,8 +25,10 @@ from pydantic_core import from_json
 from abstain.core.json_lines import repeated_keys
 
 _FLAGS = frozenset({"complete", "correct", "truthful"})
-_NUMBERS = frozenset({"inclusion_probability"})
-_OBJECTS = frozenset({"contexts", "thumb", "review"})
+_NUMBERS = frozenset({"inclusion_probability", "propensity"})
+_SCORE = "writer"
+_OBJECTS = frozenset({"contexts", "thumb", "review", _SCORE})
+_JSON = _OBJECTS | {"token_log_probs"}
 _IDS = frozenset({"interaction_id", "user", "reviewer", "group"})
 _TIMES = frozenset({"asked_at", "given_at", "reviewed_at"})
 _WORDS = {"true": True, "false": False}
@@ -62,7 +65,8 @@ def object_of(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[s
     for column, cell in cells.items():
         part, dot, name = column.partition(".")
         is_inner = bool(dot) and part in _OBJECTS
-        value = _convert(name if is_inner else column, cell, naive_is_utc)
+        field = _SCORE if part == _SCORE else name if is_inner else column
+        value = _convert(field, cell, naive_is_utc)
         if value is not None:
             target = fields.setdefault(part, {}) if is_inner else fields
             target[name if is_inner else column] = value
@@ -92,7 +96,10 @@ def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
         moment = value.replace(tzinfo=UTC) if naive_is_utc and value.tzinfo is None else value
         return datetime.isoformat(moment)  # of a pandas timestamp, without its nanoseconds
     if isinstance(value, Mapping):
-        inner = {str(key): _convert(str(key), cell, naive_is_utc) for key, cell in value.items()}
+        inner = {
+            str(key): _convert(_SCORE if field == _SCORE else str(key), cell, naive_is_utc)
+            for key, cell in value.items()
+        }
         return {key: cell for key, cell in inner.items() if cell is not None} or None
     if isinstance(value, list | tuple):
         return [_convert("", item, naive_is_utc) for item in value]
@@ -103,9 +110,9 @@ def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
     if field in _FLAGS:
         return _WORDS.get(value.strip().lower(), value)
     try:
-        if field in _NUMBERS:
+        if field in _NUMBERS or (field == _SCORE and not value.lstrip().startswith("{")):
             return float(value)
-        if field in _OBJECTS and value.lstrip().startswith(("[", "{")) and not repeated_keys(value):
+        if field in _JSON and value.lstrip().startswith(("[", "{")) and not repeated_keys(value):
             return from_json(value)
         if field in _TIMES and naive_is_utc:
             moment = datetime.fromisoformat(value)
