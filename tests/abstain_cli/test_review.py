@@ -66,9 +66,9 @@ def review(*arguments: str) -> str:
 @pytest.mark.heavy
 def test_frozen_holdout_is_neither_drawn_nor_taken(data: Path) -> None:
     params = load_params(data.parent / "params.yaml")
-    uncounted = uncounted_verdicts(DataStore(data), params.split, NOW)
+    uncounted = uncounted_verdicts(DataStore(data), params.labels, params.split, NOW)
     frozen = params.split.model_copy(update={"holdout_frozen_at": None})
-    assert len(uncounted) == 30 and uncounted_verdicts(DataStore(data), frozen, NOW) == {}
+    assert len(uncounted) == 30 and uncounted_verdicts(DataStore(data), params.labels, frozen, NOW) == {}
     review("export", "-n", "100")
     _, rows = read_workbook(data.parent / "reviews.xlsx")
     assert {one.cells["interaction_id"] for one in rows} == {f"q-{n}" for n in range(100)} - uncounted.keys()

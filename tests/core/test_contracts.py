@@ -112,7 +112,12 @@ def test_an_inclusion_probability_lies_above_zero_and_up_to_one(probability: flo
         Review.model_validate({**VALID[Review], "inclusion_probability": probability})
 
 
-ADDED = {"writer": {"judge": 7.0, "log_prob": -0.5}, "token_log_probs": [-0.25, 0.0], "decision": "shown", "propensity": 0.5}
+ADDED = {
+    "writer": {"judge": 7.0, "log_prob": -0.5},
+    "token_log_probs": [-0.25, 0.0],
+    "decision": "shown",
+    "propensity": 0.5,
+}
 
 
 def test_rows_without_the_added_fields_keep_their_bytes() -> None:

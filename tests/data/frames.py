@@ -10,6 +10,7 @@ import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.refusals import is_refusal
 from abstain.data.labels.near_duplicates import find_twins
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
@@ -22,6 +23,7 @@ LABELS = LabelParams(
     thumb_model="agreement",
     min_agreement=30,
     user_shrinkage=20,
+    refusals=("[Unanswerable", "I don't know"),
 )
 BY_GROUP = SplitParams(
     by="group",
@@ -42,6 +44,7 @@ REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "t
 
 def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataFrame:
     frame = _frame(({**row.model_dump(), "group": row.split_group, "batch": batch} for row in rows), INTERACTION)
+    frame["refusal"] = [is_refusal(row.answer, LABELS.refusals) for row in rows]
     return frame.join(find_twins([rows]), on="interaction_id")
 
 

@@ -119,6 +119,10 @@ def dataset() -> dict[str, Any]:
             {"split": "train", "answers": 1234, "groups": 56, "correct": 0.6, "reviewed": 78},
             {"split": "newest", "answers": 0, "groups": 0, "correct": None, "reviewed": 0},
         ],
+        "kinds": [
+            {"kind": "answers", "answers": 1200, "groups": 56, "correct": 0.62, "reviewed": 70},
+            {"kind": "refusals", "answers": 34, "groups": 9, "correct": 0.25, "reviewed": 8},
+        ],
         "labels": {"reviewed": 9, "thumb": 8, "tied_thumbs": 0},
         "twins": {"joined_groups": 14, "left_out": 1, "holdout_in_training": 13, "validation_in_training": 9},
         "thumbs": {
@@ -220,7 +224,8 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "newest": {"rows": 17, "drawn_unevenly": 0, "effective_sample_size": 17.0, "auroc": 0.7654},
     }
     products = np.array(["Silver | Card", "Gold Card", TAG, None], dtype=object)[generator.integers(4, size=ROWS)]
-    sliced = strata(products, [None] * ROWS, generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS))
+    chunks, characters = generator.integers(1, 4, size=ROWS), generator.integers(5, 90, size=ROWS)
+    sliced = strata(products, [None] * ROWS, chunks, characters, np.zeros(ROWS, bool))
     slices = slice_table(Scored(correct, own, probability, own >= served, group, weight), sliced, 100, 1, 20)
     changed = scores * 0.7 + 0.1 * generator.random(scores.shape)
     texts = pd.DataFrame(

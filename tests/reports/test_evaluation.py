@@ -416,6 +416,8 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     for part in (
         "| train | 1,234 | 56 | 60.0 % | 78 |",
         "| newest | 0 | 0 | not defined | 0 |",
+        "| answers | 1,200 | 56 | 62.0 % | 70 |",
+        "| refusals | 34 | 9 | 25.0 % | 8 |",
         "Labels: 9 reviewed, 8 thumb and 0 tied thumbs.",
         "Weights of thumbs: estimated, agreement (40 answers have both).",
         "| up | 31 | 7 | 81.5 % (70.0 % to 90.0 %) |",
@@ -427,6 +429,8 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     even = section(markdown_of(changed={"metrics.holdout.drawn_unevenly": 0}), "Data card")
     assert "inclusion probability" not in even
     assert "All of them were equally likely to be reviewed." in even
+    none = markdown_of(changed={"dataset.kinds.1.answers": 0})
+    assert "| refusals |" not in none
     fixed = markdown_of(changed={"dataset.thumbs": {"weights": "fixed", "why": "2 answers have both"}})
     assert "reviewers agree" not in fixed
 

@@ -27,6 +27,7 @@ PRODUCTS = ("cards",) * 4 + ("loans",) * 3 + ("vault",)
 ONE_CHUNK_TOO_MANY = "q-013"
 SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "split": {"seed": 11, "holdout_frozen_at": "2026-10-15T00:00:00Z"},
+    "labels": {"refusals": ["PERHAPS "]},
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
     "probe": {"zoo": ["linear", "lstm"], "serve": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
     "scorers": {"enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment"]},

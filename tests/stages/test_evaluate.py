@@ -207,7 +207,12 @@ def test_slices_and_examples_are_of_the_served_threshold(bank: Params) -> None:
         of = rows["product"] == name
         assert (row["rows"], row["shown"]) == (of.sum(), (scores.loc[of, "probe"] >= threshold).sum())
     assert by_product["vault"]["note"] == "fewer than 15 answers: not judged"
-    assert {row["by"] for row in said["slices"]} == {"product", "line of business", "retrieved chunks", "answer length"}
+    assert {row["by"] for row in said["slices"]} == {
+        *("kind of answer", "product", "line of business", "retrieved chunks", "answer length")
+    }
+    by_kind = {row["slice"]: row["rows"] for row in said["slices"] if row["by"] == "kind of answer"}
+    hedged = [one.answer.startswith("Perhaps") for one in DataStore(paths.DATA).interactions(rows.index)]
+    assert by_kind == {"answers": len(rows) - sum(hedged), "refusals": sum(hedged)} and sum(hedged) > 0
     assert {row["slice"] for row in said["slices"] if row["by"] == "retrieved chunks"} == {"2", "3"}
     for kind, (shown, right) in {"caught": (0, 0), "missed": (1, 0), "withheld": (0, 1)}.items():
         for one in said["examples"][kind]:

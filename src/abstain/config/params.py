@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from abstain.config.yaml_model import FrozenModel, check, read_yaml
 from abstain.core.codes import Code
@@ -75,6 +75,7 @@ class LabelParams(FrozenModel):
     thumb_model: Literal["agreement", "dawid_skene"]
     min_agreement: Count
     user_shrinkage: Positive
+    refusals: tuple[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)], ...]
 
 
 class SplitParams(FrozenModel):

@@ -37,6 +37,7 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
             "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
             "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
             "line_of_business": "retail",
+            "refusal": [one % 7 == 0 for one in range(answers)],
             "question_twin": pd.array([pd.NA] * answers, "Int64"),
             "answer_twin": pd.array([pd.NA] * answers, "Int64"),
             "batch": np.where(np.arange(answers) < answers // 2, "000001", "000002"),
@@ -106,6 +107,11 @@ def test_the_counts_add_up() -> None:
     assert [card["answers"] for card in summary["splits"]] == [
         (frame["split"] == name).sum() for name in ("train", "validation", "holdout", "newest")
     ]
+    assert [(card["kind"], card["answers"], card["correct"], card["reviewed"]) for card in summary["kinds"]] == [
+        (name, len(of), round(of["correct"].mean(), 3), (of["source"] == "review").sum())
+        for name, of in (("answers", frame[~frame["refusal"]]), ("refusals", frame[frame["refusal"]]))
+    ]
+    assert frame["refusal"].dtype == bool and 0 < frame["refusal"].sum() < len(frame) / 3
     listed = summary["conflicts"]["answers"]
     assert set(listed) <= set(frame.loc[frame["reviews_disagree"], "interaction_id"])
     assert len(listed) + summary["conflicts"]["more"] == labels["conflicting_reviews"]
@@ -329,6 +335,7 @@ def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> No
         "conflicting_reviews": 0,
         "excluded": 0,
     }
+    assert not frame["refusal"].any()
     assert Counter(frame["split"]) == {"train": 327, "validation": 172, "holdout": 93, "newest": 25}
     assert frame["interaction_id"].is_monotonic_increasing  # as they were asked
 

@@ -112,7 +112,9 @@ def test_the_same_row_again_is_a_duplicate_and_other_content_a_conflict(tmp_path
 
 def test_scores_that_a_known_answer_gains_later_are_a_conflict(tmp_path: Path) -> None:
     scored = row(writer={"judge": 7}, token_log_probs=[-0.5, -1], decision="shown", propensity=0.9)
-    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), scored, scored | {"interaction_id": "i-2"}))
+    report = take(
+        tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), scored, scored | {"interaction_id": "i-2"})
+    )
     assert (report.accepted, report.quarantined) == (2, 1)
     assert reasons_in(tmp_path / "data", report) == [
         (

@@ -15,6 +15,7 @@ from tests.learning.evaluation.builders import grouped
 CORRECT, CONFIDENCE, GROUPS = grouped(400, 60, 0)
 WEIGHT = np.where(np.arange(400) % 3 == 0, 0.5, 1.0)
 SCORED = Scored(CORRECT, np.log(CONFIDENCE), CONFIDENCE, CONFIDENCE >= 0.6, GROUPS, WEIGHT)
+NO_REFUSAL = np.zeros(400, bool)
 PRODUCT = pd.DataFrame({"product": pd.Categorical(np.array(["gold", "blue"])[np.arange(400) % 2], ["gold", "blue"])})
 
 
@@ -107,6 +108,7 @@ def test_strata_are_named_for_people_and_ordered() -> None:
         [None, None, float("nan"), None],
         np.array([10, 2, 0, 2]),
         np.array([5, 6, 7, 80]),
+        NO_REFUSAL[:4],
     )
     categories = {name: list(found[name].cat.categories) for name in found}
     assert categories == {
@@ -122,18 +124,30 @@ def test_strata_are_named_for_people_and_ordered() -> None:
 def test_lengths_fall_into_quartiles_of_all_rows() -> None:
     lengths = np.random.default_rng(0).permutation(np.arange(1, 401))
     none = [None] * 400
-    found = strata(none, none, np.zeros(400, int), lengths)["answer length"]
+    found = strata(none, none, np.zeros(400, int), lengths, NO_REFUSAL)["answer length"]
     assert found.value_counts(sort=False).tolist() == [100] * 4
     assert list(found.cat.categories) == [f"{n + 1} to {n + 100} characters" for n in (0, 100, 200, 300)]
     first = found == "1 to 100 characters"
     assert sorted(lengths[first]) == list(range(1, 101))
-    many_alike = strata(none, none, np.zeros(400, int), np.where(lengths < 300, 8, lengths))["answer length"]
+    alike = np.where(lengths < 300, 8, lengths)
+    many_alike = strata(none, none, np.zeros(400, int), alike, NO_REFUSAL)["answer length"]
     assert next(iter(many_alike.cat.categories)) == "8 to 8 characters"
     assert many_alike.value_counts()["8 to 8 characters"] == 299
-    assert list(strata(none, none, np.zeros(400, int), np.full(400, 8))["answer length"].cat.categories) == [
-        "8 to 8 characters"
-    ]
-    assert strata([], [], np.array([], int), np.array([], int)).empty
+    equal = strata(none, none, np.zeros(400, int), np.full(400, 8), NO_REFUSAL)["answer length"]
+    assert list(equal.cat.categories) == ["8 to 8 characters"]
+    assert strata([], [], np.array([], int), np.array([], int), NO_REFUSAL[:0]).empty
+
+
+def test_refusals_are_a_slice_apart() -> None:
+    none, refusals = [None] * 400, np.arange(400) % 4 == 0
+    by = strata(none, none, np.zeros(400, int), np.full(400, 8), refusals)
+    found = table(by=by[["kind of answer"]])
+    assert found["stratum"].tolist() == ["kind of answer"] * 2 and list(found.index) == ["answers", "refusals"]
+    for name, rows in (("answers", ~refusals), ("refusals", refusals)):
+        assert found.loc[name, "rows"] == rows.sum()
+        assert found.loc[name, "auroc"] == pytest.approx(
+            metrics.auroc(CORRECT[rows], SCORED.confidence[rows], WEIGHT[rows])
+        )
 
 
 def test_all_strata_together_hold_every_row_once_each() -> None:
@@ -143,6 +157,7 @@ def test_all_strata_together_hold_every_row_once_each() -> None:
         list(generator.choice(["cards", "loans"], 400)),
         generator.integers(0, 8, 400),
         generator.integers(3, 120, 400),
+        NO_REFUSAL,
     )
     found = slice_table(SCORED, by, 50, 0, 20)
     assert found.groupby("stratum", sort=False)["rows"].sum().tolist() == [400] * 4

@@ -31,7 +31,8 @@ def data_card(
 
     Args:
         answers: every answer with its split and whether it was left_out or joined (`split_rows`), its label where it
-            has one, whether it has a twin_in_training, how many thumbs count, and their balance.
+            has one, whether it is a refusal, whether it has a twin_in_training, how many thumbs count, and their
+            balance.
         votes: the thumbs that reliability was estimated on.
         last: each reviewer's last review of each answer.
         pool: these thumbs against reviewers.
@@ -53,7 +54,14 @@ def data_card(
             "conflicting_reviews": len(conflicts),
             "excluded": int((~used).sum()),
         },
-        "splits": [_split(answers[(by_reviewer | by_thumb) & (answers["split"] == name)], name) for name in JUDGED],
+        "splits": [
+            {"split": name, **_counts(answers[(by_reviewer | by_thumb) & (answers["split"] == name)])}
+            for name in JUDGED
+        ],
+        "kinds": [
+            {"kind": name, **_counts(answers[(by_reviewer | by_thumb) & (answers["refusal"] == refusal)])}
+            for name, refusal in (("answers", False), ("refusals", True))
+        ],
         "twins": {
             "joined_groups": int(answers.loc[answers["joined"], "group"].nunique()),
             "left_out": int(answers["left_out"].sum()),
@@ -73,9 +81,8 @@ def data_card(
     }
 
 
-def _split(rows: pd.DataFrame, name: str) -> dict[str, Any]:
+def _counts(rows: pd.DataFrame) -> dict[str, Any]:
     return {
-        "split": name,
         "answers": len(rows),
         "groups": int(rows["group"].nunique()),
         "correct": round(float(rows["correct"].mean()), 3) if len(rows) else None,

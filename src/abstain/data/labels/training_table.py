@@ -11,7 +11,7 @@ Notes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from abstain.config.params import LabelParams, SplitParams
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
+from abstain.core.refusals import is_refusal
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
 from abstain.data.labels.data_card import data_card
 from abstain.data.labels.near_duplicates import TWINS, find_twins
@@ -31,18 +32,18 @@ from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, since
 
-INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch", *TWINS)
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch", "refusal", *TWINS)
 FEEDBACK = ("given_at", "thumb", "user")
 REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 COLUMNS = (
     *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
     *("line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
-    *("asked_at", "batch", "twin_in_training"),
+    *("asked_at", "batch", "twin_in_training", "refusal"),
 )
 
 ON_CARD = (
     *("interaction_id", "group", "split", "left_out", "joined", "twin_in_training"),
-    *("correct", "weight", "source", "reviews_disagree", "thumbs_disagree"),
+    *("correct", "weight", "source", "reviews_disagree", "thumbs_disagree", "refusal"),
 )
 
 
@@ -51,12 +52,13 @@ def read_training_table(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """`training_table` of everything in `store`. Raises `AbstainError` as that, and for a broken row."""
     frames = read_frames(store)
-    return training_table(_with_twins(store, frames.interactions), frames.feedback, frames.reviews, labels, split)
+    interactions = frames.interactions.join(_read_texts(store, labels), on="interaction_id")
+    return training_table(interactions, frames.feedback, frames.reviews, labels, split)
 
 
-def uncounted_verdicts(store: DataStore, split: SplitParams, at: datetime) -> dict[str, str]:
+def uncounted_verdicts(store: DataStore, labels: LabelParams, split: SplitParams, at: datetime) -> dict[str, str]:
     """The interactions of `store` of which a verdict given `at` that moment counts nowhere, each with the reason."""
-    asked = _in_order(_with_twins(store, read_frames(store).interactions))
+    asked = _in_order(read_frames(store).interactions.join(_read_texts(store, labels), on="interaction_id"))
     splits = split_rows(asked, split)
     reasons = pd.Series(None, asked.index, object)
     if split.holdout_frozen_at is not None and at >= split.holdout_frozen_at:
@@ -67,14 +69,22 @@ def uncounted_verdicts(store: DataStore, split: SplitParams, at: datetime) -> di
     return {str(key): str(why) for key, why in reasons.set_axis(asked["interaction_id"]).dropna().items()}
 
 
-def _with_twins(store: DataStore, interactions: pd.DataFrame) -> pd.DataFrame:
-    twins = find_twins(store.part_rows(part, Interaction) for part in store.parts(Interaction))
-    return interactions.join(twins, on="interaction_id")
-
-
 def _in_order(interactions: pd.DataFrame) -> pd.DataFrame:
     """The columns that decide splits, in the order of arrival."""
     return interactions[list(INTERACTION)].sort_values(["batch", "asked_at", "interaction_id"], ignore_index=True)
+
+
+def _read_texts(store: DataStore, labels: LabelParams) -> pd.DataFrame:
+    """What the texts say, by interaction_id: `find_twins`, and `refusal`, of bool. They are read once."""
+    refusal: dict[str, bool] = {}
+
+    def noted(rows: Iterable[Interaction]) -> Iterator[Interaction]:
+        for row in rows:
+            refusal[row.interaction_id] = is_refusal(row.answer, labels.refusals)
+            yield row
+
+    twins = find_twins(noted(store.part_rows(part, Interaction)) for part in store.parts(Interaction))
+    return twins.assign(refusal=pd.Series(refusal, dtype=bool))
 
 
 def training_table(
@@ -83,8 +93,8 @@ def training_table(
     """The table and its summary for the data card. Other columns are ignored.
 
     Args:
-        interactions: interaction_id, asked_at, group, product, line_of_business, batch, question_twin, answer_twin
-            (`find_twins`).
+        interactions: interaction_id, asked_at, group, product, line_of_business, batch, refusal (`is_refusal`),
+            question_twin, answer_twin (`find_twins`).
         feedback: interaction_id, given_at, thumb, user (or null).
         reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
 

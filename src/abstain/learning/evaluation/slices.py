@@ -1,4 +1,4 @@
-"""One scorer, slice by slice: by product, line of business, retrieved chunks and answer length.
+"""One scorer, slice by slice: by kind of answer, product, line of business, retrieved chunks and answer length.
 
 A good overall figure may hide a product on which the scorer fails. A slice too small to evaluate is listed with the
 reason in place of its figures.
@@ -46,10 +46,12 @@ def strata(
     lines_of_business: Iterable[Any],
     retrieved_chunks: np.ndarray,
     answer_characters: np.ndarray,
+    refusals: np.ndarray,
 ) -> pd.DataFrame:
     """The strata of answers, a column each, (rows,): ordered categories whose values name the slices.
 
-    A product or line of business is a text or null; `retrieved_chunks` and `answer_characters` are counts (rows,).
+    A product or line of business is a text or null; `retrieved_chunks` and `answer_characters` are counts (rows,);
+    `refusals`, (rows,) of bool, are a kind of answer apart: without any, there is no stratum of kinds.
     Lengths fall into the quartiles of these rows, fewer than four where many answers are equally long; a slice is named
     by the shortest and the longest of its answers.
     """
@@ -57,8 +59,10 @@ def strata(
     quartile = np.searchsorted(quartiles, answer_characters)
     lengths = {q: answer_characters[quartile == q] for q in np.unique(quartile)}
     names = {q: f"{length.min()} to {length.max()} characters" for q, length in lengths.items()}
+    kinds = pd.Categorical(np.where(refusals, "refusals", "answers"), ["answers", "refusals"])
     return pd.DataFrame(
-        {
+        ({"kind of answer": kinds} if refusals.any() else {})
+        | {
             "product": _named(products),
             "line of business": _named(lines_of_business),
             "retrieved chunks": pd.Categorical(

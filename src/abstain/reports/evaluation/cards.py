@@ -37,7 +37,8 @@ def data_card(evaluated: Evaluated) -> list[str]:
     labels = listed([f"{number:,} {name.replace('_', ' ')}" for name, number in dataset["labels"].items()])
     return [
         heading(2, "Data card"),
-        _splits(dataset["splits"]),
+        _counts("split", dataset["splits"], "Labelled answers by split"),
+        *_kinds(dataset["kinds"]),
         paragraph(f"Labels: {labels}. {_rules()}"),
         paragraph(_twins(dataset["twins"])),
         *_thumbs(dataset),
@@ -81,12 +82,18 @@ def _architecture(name: str, params: ProbeParams) -> str:
     )
 
 
-def _splits(splits: list[Mapping[str, Any]]) -> str:
+def _counts(by: str, parts: list[Mapping[str, Any]], caption: str) -> str:
     rows = [
-        (row["split"], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["correct"]), f"{row['reviewed']:,}")
-        for row in splits
+        (row[by], f"{row['answers']:,}", f"{row['groups']:,}", percent(row["correct"]), f"{row['reviewed']:,}")
+        for row in parts
     ]
-    return table(("split", "answers", "groups", "correct", "reviewed"), rows, "Labelled answers by split")
+    return table((by, "answers", "groups", "correct", "reviewed"), rows, caption)
+
+
+def _kinds(kinds: list[Mapping[str, Any]]) -> list[str]:
+    """Refusals apart: one text for many questions, which is correct where there is no answer."""
+    caption = "Labelled answers by kind; refusals begin with one of labels.refusals"
+    return [_counts("kind", kinds, caption)] if all(row["answers"] for row in kinds) else []
 
 
 def _rules() -> str:

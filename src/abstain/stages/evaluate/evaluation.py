@@ -196,6 +196,7 @@ def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
         holdout.rows["line_of_business"],
         np.array([len(one.contexts) for one in interactions]),
         np.array([len(one.answer) for one in interactions]),
+        holdout.rows["refusal"].to_numpy(bool),
     )
     raw, probability = holdout.raw(SERVED), holdout.probability(SERVED)
     shown = raw >= candidate.threshold["threshold"]
