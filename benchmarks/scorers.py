@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,10 +46,11 @@ from abstain.llm.engine.requests import Site
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.shard_job import JobStats
-from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, served_site
+from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.registry import build_scorers
 from benchmarks.full_params import full_params
 from benchmarks.rows import MODEL
@@ -156,7 +158,11 @@ class Reader:
         labels = Labels(self.judged.correct[train], np.ones(len(train)), self.judged.topic[train])
         scorers = build_scorers(self.params, self.settings).scorers
         answers = self.answers(train, scorers)
-        fitted = [scorer.fit(answers, labels) for scorer in scorers]
+        folds = labels.folds(self.params.probe.folds, self.params.probe.seed)
+        signals = []
+        for scorer in scorers:
+            with suppress(ScorerUnavailable):
+                signals.append(fit_scorer(scorer, answers, labels, folds))
         rows = self.probe_rows(train)
         fits = {name: fit_probe(name, rows, labels.groups, self.params.probe) for name in self.params.probe.zoo}
         features = self.conditions.table(self.judged.take(train))
@@ -172,10 +178,13 @@ class Reader:
             )
             for kind in self.params.regressors.kinds
         }
-        out_of_fold = {name: fit.out_of_fold.astype(float) for name, fit in (fits | learnt).items()}
-        fusion = fit_fusion(table(fitted, answers).assign(**out_of_fold), labels)
+        out_of_fold = {one.scorer.name: one.out_of_fold for one in signals}
+        out_of_fold |= {name: fit.out_of_fold.astype(float) for name, fit in (fits | learnt).items()}
+        fusion = fit_fusion(pd.DataFrame(out_of_fold), labels)
         probes = {name: fit.probe for name, fit in fits.items()}
-        return Fitted(fitted, probes, {name: fit.regressor for name, fit in learnt.items()}, fusion)
+        return Fitted(
+            [one.scorer for one in signals], probes, {name: fit.regressor for name, fit in learnt.items()}, fusion
+        )
 
     def score(self, rows: np.ndarray, fitted: Fitted) -> pd.DataFrame:
         """Raw confidences: (rows, scorers)."""

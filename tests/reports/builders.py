@@ -254,6 +254,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "kinds": {name: _kind(name) for name in scores},
         "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},
         "skipped": {"entailment": "no model is set: scorers.entailment_model | is null", "extractive_qa": "no model"},
+        "unranked": "12 answers have no rank: m@2, answers (12)",
         "neither": {"neither": 321, "replies": 1200},
         "improbable": {"yes_score": 12, "yes_score_fused": 0},
         "min_rows": 20,

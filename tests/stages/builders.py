@@ -24,13 +24,16 @@ from tests.llm.builders import WINDOW
 
 GROUPS, OF_A_GROUP = 64, 5
 PRODUCTS = ("cards",) * 4 + ("loans",) * 3 + ("vault",)
+NEW_VERSION, OF_NEW_VERSION = "m@2", range(2)
 ONE_CHUNK_TOO_MANY = "q-013"
 SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "split": {"seed": 11, "holdout_frozen_at": "2026-10-15T00:00:00Z"},
     "labels": {"refusals": ["PERHAPS "]},
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
     "probe": {"zoo": ["linear", "lstm"], "serve": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
-    "scorers": {"enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment"]},
+    "scorers": {
+        "enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment", "writer"]
+    },
     "perturbation": {"tokens": 3, "copies": 1},
     "regressors": {"kinds": ["random_forest", "linear"], "targets": ["verdict", "cosine"], "folds": 3, "trees": 20},
     "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
@@ -66,7 +69,8 @@ def bank_rows(params: Params) -> list[dict[str, Any]]:
     """Five answers a group, the last of them asked after the hold-out was frozen.
 
     Hedged answers were always reviewed, others every other time; a few are thumbed instead, or reviewed for a reason
-    that nobody wrote down. Every third review says what it should have been.
+    that nobody wrote down. Every third review says what it should have been. The assistant marked nine of ten answers;
+    a new version, which gave ten of them, marks a hundred times as high.
     """
     drawn = np.random.default_rng(0)
     rows = []
@@ -86,6 +90,8 @@ def bank_rows(params: Params) -> list[dict[str, Any]]:
                 contexts=_contexts(number, euros),
                 product=PRODUCTS[group % len(PRODUCTS)],
                 group=f"g-{group}",
+                model=NEW_VERSION if group in OF_NEW_VERSION else "m@1",
+                writer={"judge": (100 if group in OF_NEW_VERSION else 1) * (2 * kind - right)} if number % 10 else None,
                 thumb=thumb("up" if correct else "down", days + 1) if kind > 0.7 else None,
                 review=_review(number, bool(correct), bool(sure), euros, days + 2) if kind < 0.85 else None,
             )

@@ -32,7 +32,7 @@ from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
-SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "length_only"]
+SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "writer", "length_only"]
 REGRESSORS = ["random_forest_verdict", "linear_verdict", "random_forest_cosine", "linear_cosine"]
 EVERYBODY = ["probe", "fusion", *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 

@@ -19,36 +19,37 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.llm.features.extraction import FeatureSource
-from abstain.llm.signals.base import Scorer
+from abstain.llm.signals.base import Answers, Scorer
 from abstain.llm.signals.compute_features import feature_requests_of, forward_tokens, read_answers
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.features import __main__ as features
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
-from tests.stages.builders import ONE_CHUNK_TOO_MANY
+from tests.stages.builders import NEW_VERSION, ONE_CHUNK_TOO_MANY
 from tests.stages.conftest import Finished
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "length_only"]
+FIXED = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised"]
+NAMES = [*FIXED, "writer", "length_only"]
 
 
 def labelled() -> list[Interaction]:
     return DataStore(paths.DATA).interactions(artifacts.read_dataset_frame()["interaction_id"])
 
 
-def scorers(params: Params) -> list[Scorer]:
-    """As the stage makes them; length alone has to be fitted, on the training split."""
-    found = list(build_scorers(params, load_settings()).scorers)
+def training() -> tuple[Answers, Labels]:
     frame = artifacts.read_dataset_frame()
     train = frame["split"] == "train"
-    answers = read_answers(
-        params.llm, load_settings(), [one for one, of in zip(labelled(), train, strict=True) if of], ()
-    )
     labels = Labels(*(frame.loc[train, name].to_numpy() for name in ("correct", "weight", "group")))
-    return [one.fit(answers, labels) for one in found]
+    return Answers([one for one, of in zip(labelled(), train, strict=True) if of], {}), labels
+
+
+def scorers(params: Params) -> list[Scorer]:
+    """As the stage makes them; length and the writer's scores have to be fitted, on the training split."""
+    return [one.fit(*training()) for one in build_scorers(params, load_settings()).scorers]
 
 
 def test_there_is_a_row_an_answer_and_a_variant(bank: Params) -> None:
@@ -69,12 +70,52 @@ def test_a_signal_is_what_its_scorer_says_of_the_answer(bank: Params) -> None:
     rows, frame = labelled(), artifacts.read_dataset_frame()
     judged = reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
     changed = {name: variant(DataStore(paths.DATA).interactions(judged)) for name, variant in COUNTERFACTUALS.items()}
-    for name, of in {"asked": rows, **changed}.items():
+    trained_on = set(frame.loc[frame["split"] == "train", "interaction_id"])
+    unseen = [one for one in rows if one.interaction_id not in trained_on]
+    for name, of in {"asked": unseen, **changed}.items():
         few = of[::17]
         found = artifacts.read_signals(name).loc[[one.interaction_id for one in few]]
         answers = read_answers(bank.llm, settings, few, feature_requests_of(made))
         for scorer in made:
             assert_near(found[scorer.name], scorer.score(answers), np.float32)
+
+
+def test_signals_of_training_answers_are_by_scorers_that_have_not_seen_their_groups(bank: Params) -> None:
+    train, labels = training()
+    folds = labels.folds(bank.probe.folds, bank.probe.seed)
+    assert set(folds) == {0, 1, 2}
+    ids = np.array([one.interaction_id for one in train.interactions])
+    asked = artifacts.read_signals("asked")
+    for scorer in build_scorers(bank, load_settings()).scorers:
+        if scorer.name in FIXED:
+            continue
+        for fold in range(3):
+            held_out, others = (np.flatnonzero(rows) for rows in (folds == fold, folds != fold))
+            copy = scorer.fit(train.take(others.tolist()), labels.at(folds != fold))
+            expected = copy.score(train.take(held_out.tolist()))
+            assert_near(asked.loc[ids[held_out], scorer.name], expected, np.float32)
+            seen = scorer.fit(train, labels).score(train.take(held_out.tolist()))
+            assert not np.allclose(expected, seen, equal_nan=True)
+
+
+def test_answers_of_a_new_version_have_no_rank_and_are_counted(
+    finished: Finished, bank: Params, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [one for one in labelled() if one.writer and one.model == NEW_VERSION]
+    unranked = artifacts.read_json(paths.FEATURES_SUMMARY)["unranked"]
+    assert unranked.startswith(f"{len(rows)} answers have scores of their writer and no rank, because fewer than")
+    assert "m@2, answers (" in unranked and "m@1" not in unranked and len(rows) > 5
+    asked = artifacts.read_signals("asked")["writer"]
+    without = {one.interaction_id for one in labelled() if one.model == NEW_VERSION or not one.writer}
+    assert set(asked.index[asked.isna()]) == without and len(without) < len(asked) / 4
+    assert artifacts.read_json(paths.EVALUATION)["unranked"] == unranked
+    features.stage(bank)
+    assert f"\nwriter: {unranked}\n" in capsys.readouterr().out
+
+
+def test_a_changed_answer_has_no_scores_of_its_writer(bank: Params) -> None:
+    for name in COUNTERFACTUALS:
+        assert artifacts.read_signals(name)["writer"].isna().all()
 
 
 def test_length_alone_is_fitted_on_the_training_split(bank: Params) -> None:
@@ -87,8 +128,9 @@ def test_length_alone_is_fitted_on_the_training_split(bank: Params) -> None:
     frame.assign(correct=1 - right).to_parquet(paths.DATASET, index=False)
     features.stage(bank)
     turned = pd.read_parquet(paths.SIGNALS)
-    pd.testing.assert_frame_equal(turned[NAMES[:-1]], before[NAMES[:-1]], check_exact=True)
-    assert before["length_only"].corr(turned["length_only"]) < -0.9
+    pd.testing.assert_frame_equal(turned[FIXED], before[FIXED], check_exact=True)
+    for name in ("length_only", "writer"):
+        assert before[name].corr(turned[name]) < -0.9
 
 
 def test_states_are_those_of_the_served_place(bank: Params) -> None:
@@ -122,7 +164,9 @@ def test_what_a_scorer_costs_is_told(bank: Params) -> None:
     settings, rows = load_settings(), labelled()
     for one in build_scorers(bank, settings).scorers:
         assert costs[one.name] == forward_tokens(bank.llm, settings, rows, one.readings)
-    assert costs["length_only"] == 0 and costs["probe"] == costs["sequence_log_prob"] * 2 / 4, "layer 2 of 4"
+    assert costs["length_only"] == costs["writer"] == 0 and costs["probe"] == costs["sequence_log_prob"] * 2 / 4, (
+        "layer 2 of 4"
+    )
     assert costs["fusion"] < sum(costs[name] for name in NAMES), "what they share is run once"
     assert costs["fusion"] > max(costs[name] for name in NAMES)
 

@@ -140,5 +140,5 @@ def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> N
     rows = artifacts.read_dataset_frame().set_index("interaction_id").loc[scores.index]
     computed_by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
     assert computed_by_hand == fusion
-    learnt = {*out_of_fold(), "length_only", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
+    learnt = {*out_of_fold(), "length_only", "writer", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
     assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)

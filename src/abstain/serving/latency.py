@@ -34,6 +34,7 @@ from abstain.llm.signals.compute_features import Asked, feature_requests_of, req
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites, wants_regressors
 from abstain.llm.signals.registry import build_scorers
+from abstain.llm.signals.writer import WRITER
 
 Run = Callable[[Interaction], object]
 TELLING = 100
@@ -103,7 +104,7 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
 
         return run
 
-    scorers = [one for one in build_scorers(params, settings).scorers if one.name != LENGTH_ONLY]
+    scorers = [one for one in build_scorers(params, settings).scorers if one.name not in (LENGTH_ONLY, WRITER)]
     own = (served_site(params).reading, *feature_requests_of(scorers))
     runs = {_name(place): asking(_of((place.reading,))) for place in (served_site(params), *sweep_sites(params))}
     runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}

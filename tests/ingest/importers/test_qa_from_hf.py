@@ -31,6 +31,12 @@ def test_qa_from_hf_verdict_is_a_review_or_a_thumb(tmp_path: Path) -> None:
         assert as_thumb.feedback.thumb == thumb
 
 
+def test_qa_from_hf_log_probabilities_are_scores_of_the_writer(tmp_path: Path) -> None:
+    row, _ = import_all(tmp_path, judged(log_prob=-3.5))
+    interaction = parse_object(row, "a", 1).interaction
+    assert interaction and interaction.writer == {"log_prob": -3.5, "class_log_prob": -0.25}
+
+
 def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
     rows = import_all(tmp_path, *(judged(f"lt-{n}", round=n, study="parallel-fewer") for n in (1, 2, 9)))[:3]
     first, second, ninth = (parse_object(row, "a", 1).interaction for row in rows)

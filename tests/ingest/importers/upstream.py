@@ -55,7 +55,8 @@ def asked(
 
 def judged(key: str = "lt-1", verdict: str = "Correct", **changes: Any) -> dict[str, Any]:
     """A record of qa_from_hf."""
-    own = {"id": key, "study": "long-term", "round": 1, "title": "Zoë Bank", "section": "Fees", "log_prob": -0.5}
+    own = {"id": key, "study": "long-term", "round": 1, "title": "Zoë Bank", "section": "Fees"}
+    own |= {"log_prob": -0.5, "class_log_prob": -0.25}
     own |= {"context": "The card is free.", "question": "What does it cost?", "model_answer": "nothing"}
     return {**own, "user_feedback": verdict, **changes}
 

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
 from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators import rows as rows_module
-from abstain.learning.estimators.cross_validation import FittedProbe, assign_folds, fit_probe
+from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import Probe, predict, predict_confidence
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.rows import TrainingRows
@@ -30,16 +28,6 @@ FEW = PARAMS.model_copy(update={"max_epochs": 3, "folds": 3})
 QUICK = PARAMS.model_copy(update={"max_epochs": 6, "folds": 3, "learning_rate": 0.03, "batch_size": 16})
 """Enough to learn what is planted in `ROWS` rows: six seeds gave every kind an AUROC of at least 0.77."""
 ROWS, GROUPS = 240, groups_of(240)
-
-
-def folds_of(rows: TrainingRows, groups: np.ndarray, folds: int = 4, seed: int = 7) -> np.ndarray:
-    return assign_folds(rows, groups, PARAMS.model_copy(update={"folds": folds, "seed": seed})).numpy()
-
-
-def labelled(correct: list[int], weight: list[float] | None = None) -> TrainingRows:
-    return TrainingRows(
-        [torch.zeros(1, D)] * len(correct), torch.tensor(correct), torch.tensor(weight or [1.0] * len(correct))
-    )
 
 
 def training_rows() -> TrainingRows:
@@ -137,7 +125,9 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
     fitted = fit_probe(architecture, train, groups, FEW)
     history, entry = fitted.history, ZOO[architecture]
     params = entry.params(FEW)
-    fold = assign_folds(train, groups, params)
+    fold = torch.from_numpy(
+        Labels(train.correct.numpy(), train.weight.numpy(), groups).folds(params.folds, params.seed)
+    )
     paths = [entry.kind.path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
     for number, steps in enumerate(zip(*paths, strict=True)):
         logits = torch.empty(90, 2)
@@ -232,23 +222,6 @@ def test_one_class_is_an_error_with_a_remedy(correct: list[int], weight: list[fl
         fit_probe("linear", train, groups_of(len(correct)), PARAMS)
 
 
-@pytest.mark.parametrize(
-    ("correct", "groups", "right", "wrong"),
-    [
-        ([1, 0, 1, 0], "aaaa", 1, 1),
-        ([1, 1, 0, 0], "abcc", 2, 1),  # all wrong answers are of one group: nothing to learn from outside of it
-        ([0, 0, 1, 1], "abcc", 1, 2),
-        ([1] * 44 + [1] * 6 + [0] * 5 + [0] * 2, "a" * 44 + "b" * 11 + "c" * 2, 2, 2),  # wherever b goes
-    ],
-)
-def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: str, right: int, wrong: int) -> None:
-    expected = (
-        rf"correct answers of only {right}, incorrect ones of only {wrong}: bring feedback on more groups, or change"
-    )
-    with pytest.raises(AbstainError, match=expected):
-        folds_of(labelled(correct), np.array(list(groups), object))
-
-
 def test_states_that_are_no_numbers_are_an_error_with_a_remedy() -> None:
     train = planted(40, 1)
     train.states[7][0, 0] = float("nan")
@@ -260,53 +233,3 @@ def test_states_that_are_no_numbers_are_an_error_with_a_remedy() -> None:
 def test_training_that_diverges_at_once_is_an_error_with_a_remedy() -> None:
     with pytest.raises(AbstainError, match=r"^training of attention diverged: lower probe.learning_rate$"):
         fit_probe("attention", planted(40, 1), groups_of(40), FEW.model_copy(update={"learning_rate": 1e38}))
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1), st.sampled_from([0.0, 0.4, 1.0])), max_size=60),
-    folds=st.integers(2, 6),
-    seed=st.integers(0, 3),
-)
-def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
-    rows: list[tuple[int, int, float]], folds: int, seed: int
-) -> None:
-    train = labelled([y for _, y, _ in rows], [w for *_, w in rows])
-    groups = np.array([f"g{g}" for g, *_ in rows], object)
-    counted = [(g, y) for g, y, w in rows if w > 0]
-    of_kind = [len({g for g, y in counted if y == kind}) for kind in (0, 1)]
-    try:
-        fold = folds_of(train, groups, folds, seed)
-    except AbstainError:
-        assert min(of_kind) <= 2, "sixty rows in three groups of a kind can be spread"
-        return
-    assert fold.shape == (len(rows),)
-    assert len({(g, f) for (g, *_), f in zip(rows, fold.tolist(), strict=True)}) == len({g for g, *_ in rows})
-    used = sorted(set(fold.tolist()))
-    assert used == list(range(len(used))) and 2 <= len(used) <= min(folds, *of_kind)
-    for number in used:
-        outside = {y for (_, y, w), f in zip(rows, fold.tolist(), strict=True) if f != number and w > 0}
-        assert outside == {0, 1}
-
-
-def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alike() -> None:
-    rows = planted(300, 1)
-    fold = folds_of(rows, groups_of(300, 50), folds=5)
-    sizes, shares = Counter(fold.tolist()), [float(rows.correct[fold == f].float().mean()) for f in range(5)]
-    assert not np.array_equal(fold, folds_of(rows, groups_of(300, 50), folds=5, seed=8))
-    assert set(sizes) == set(range(5)) and max(sizes.values()) - min(sizes.values()) <= 20
-    assert max(shares) - min(shares) < 0.15
-
-
-def test_rows_that_do_not_count_do_not_shift_the_folds_of_those_that_do() -> None:
-    rows = planted(120, 1)
-    groups = groups_of(120, 20)
-    with_more = TrainingRows(
-        [*rows.states, *rows.states[:30]],
-        torch.cat([rows.correct, rows.correct[:30]]),
-        torch.cat([rows.weight, torch.zeros(30)]),
-    )
-    more_groups = np.concatenate([groups, np.array(["g-0", "new"] * 15, object)])
-    fold, again = folds_of(rows, groups), folds_of(with_more, more_groups)
-    assert np.array_equal(again[:120], fold)
-    assert set(again[120::2]) == {fold[0]} and set(again[121::2]) == {0}

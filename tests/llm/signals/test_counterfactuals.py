@@ -23,6 +23,14 @@ def test_every_question_gets_the_answer_to_another_about_its_product() -> None:
         assert one.model_copy(update={"answer": own.answer}) == own
 
 
+def test_a_changed_answer_has_no_scores_of_its_writer() -> None:
+    scored = [row.model_copy(update={"writer": {"judge": 1.0}, "token_log_probs": (-1.0,)}) for row in ROWS]
+    for changed in (*context_removed(scored), *answers_shuffled(scored)):
+        assert changed.writer is changed.token_log_probs is None
+    alone = [scored[0].model_copy(update={"contexts": ()})]
+    assert context_removed(alone) == answers_shuffled(alone) == alone
+
+
 def test_which_one_is_decided_by_the_ids_alone() -> None:
     forward = {one.interaction_id: one.answer for one in answers_shuffled(ROWS)}
     backward = {one.interaction_id: one.answer for one in answers_shuffled(ROWS[::-1])}

@@ -2,6 +2,7 @@
 
 Each record is an answer of a model, judged by the person who asked, who saw the passage. The verdict becomes a review,
 or with `verdict: thumb` a thumb, but never both: two verdicts of one person agree, and thumbs would look reliable.
+The model's log-probabilities of its answer, and of its decision whether there is one, are scores of the writer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class _Judged(UpstreamRecord):
     question: str
     model_answer: str
     user_feedback: Literal["Correct", "Partially Correct", "Wrong"]
+    log_prob: float
+    class_log_prob: float
 
 
 def read(
@@ -75,5 +78,6 @@ def _convert(record: _Judged, chunk_id: str, asked_at: datetime, verdict: str) -
         "model": f"qa_from_hf-{record.study}@round-{record.round}",
         "product": record.study,
         "group": record.title,
+        "writer": {"log_prob": record.log_prob, "class_log_prob": record.class_log_prob},
         verdict: thumb if verdict == "thumb" else review(at, "qa_from_hf-asker", _FLAGS[record.user_feedback]),
     }

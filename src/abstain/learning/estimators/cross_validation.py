@@ -21,13 +21,13 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from sklearn.model_selection import StratifiedGroupKFold
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
 from abstain.learning.estimators.probes.base import Probe, TrainingStep, confidence, predict
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.rows import TrainingRows
@@ -96,7 +96,8 @@ def _fit(
 ) -> FittedProbe:
     entry = ZOO[architecture]
     params = entry.params(params)
-    fold = assign_folds(train, groups, params)
+    labels = Labels(train.correct.numpy(), train.weight.numpy(), groups)
+    fold = torch.from_numpy(labels.folds(params.folds, params.seed))
     train = train.in_memory()
     counts, numbers = train.weight > 0, range(int(fold.max()) + 1)
     held_out = [_by_length(train, _where(fold == number)) for number in numbers]
@@ -134,36 +135,6 @@ def _fit(
     on_progress(total, total)
     value, train_loss, held_out_loss = zip(*curve, strict=True)
     return FittedProbe(probe, out_of_fold.numpy(), History(value, train_loss, held_out_loss, kept))
-
-
-def assign_folds(train: TrainingRows, groups: np.ndarray, params: ProbeParams) -> Tensor:
-    """The fold of every row, int64 (rows,), counted from 0: `params.folds` of them, of whole groups.
-
-    There are no more folds than groups with correct, or with incorrect, answers of positive weight; outside of every
-    fold there are answers of both kinds. Groups without positive weight are in the first fold. Raises `AbstainError`
-    where there are too few groups for that.
-    """
-    counts = (train.weight > 0).numpy()
-    correct, named = train.correct.numpy()[counts], groups[counts]
-    of_kind = [len(np.unique(named[correct == kind])) for kind in (1, 0)]
-    if min(of_kind) == 0:
-        raise AbstainError(
-            Code.TOO_FEW_LABELS,
-            "the train split has answers of one class only: bring feedback of both kinds, or change split.seed",
-        )
-    number_of: dict[str, int] = {}
-    if min(of_kind) > 1:
-        folds = StratifiedGroupKFold(min(params.folds, *of_kind), shuffle=True, random_state=params.seed)
-        for number, (others, held_out) in enumerate(folds.split(correct, correct, named)):
-            if len(np.unique(correct[others])) == 2:
-                number_of |= dict.fromkeys(named[held_out], number)
-    if len(number_of) < len(np.unique(named)):
-        raise AbstainError(
-            Code.TOO_FEW_LABELS,
-            "a probe is tried on groups that it has not seen, and the train split has correct answers of only "
-            f"{of_kind[0]}, incorrect ones of only {of_kind[1]}: bring feedback on more groups, or change split.seed",
-        )
-    return torch.tensor([number_of.get(group, 0) for group in groups])
 
 
 def _where(chosen: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class Fusion:
 
 
 def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
-    """Fit to training answers: `scores` (rows, scorers) in [0, 1] or nan, the trained scorers' out of fold.
+    """Fit to training answers: `scores` (rows, scorers) in [0, 1] or nan, out of fold by scorers that learn from them.
 
     Raises `AbstainError` where the answers are all correct, or all incorrect.
     """

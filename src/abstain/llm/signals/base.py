@@ -56,7 +56,10 @@ class Scorer(Protocol):
     def readings(self) -> tuple[FeatureRequest, ...]: ...
 
     def fit(self, answers: Answers, labels: Labels) -> Scorer:
-        """The scorer, fitted to training answers; itself where there is nothing to fit."""
+        """The scorer, fitted to training answers; itself where there is nothing to fit.
+
+        Raises `ScorerUnavailable` where these answers lack what it learns from.
+        """
 
     def score(self, answers: Answers) -> np.ndarray:
         """Confidences, float64 (rows,) in [0, 1]; nan where it has no score."""

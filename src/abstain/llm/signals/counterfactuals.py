@@ -2,6 +2,8 @@
 
 `context_removed`: nothing was retrieved. A scorer that ranks as well without the context does not use it.
 `answers_shuffled`: each question with the answer to another one. Correct original answers should score far higher.
+
+A changed answer has no scores of its writer: the assistant gave them to another prompt.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from collections.abc import Callable, Sequence
 
 from abstain.core.contracts import Interaction
 
+UNSCORED = {"writer": None, "token_log_probs": None}
 Variant = Callable[[Sequence[Interaction]], list[Interaction]]
 
 
 def context_removed(interactions: Sequence[Interaction]) -> list[Interaction]:
     """The same, in order, without their chunks."""
-    return [one.model_copy(update={"contexts": ()}) for one in interactions]
+    return [one.model_copy(update={"contexts": (), **UNSCORED}) if one.contexts else one for one in interactions]
 
 
 def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
@@ -36,7 +39,10 @@ def answers_shuffled(interactions: Sequence[Interaction]) -> list[Interaction]:
             own = interactions[at].answer
             others = (interactions[rows[(place + step) % len(rows)]].answer for step in range(1, len(rows)))
             answers[at] = next((answer for answer in others if answer != own), own)
-    return [one.model_copy(update={"answer": answer}) for one, answer in zip(interactions, answers, strict=True)]
+    return [
+        one if answer == one.answer else one.model_copy(update={"answer": answer, **UNSCORED})
+        for one, answer in zip(interactions, answers, strict=True)
+    ]
 
 
 COUNTERFACTUALS: dict[str, Variant] = {"context_removed": context_removed, "answers_shuffled": answers_shuffled}

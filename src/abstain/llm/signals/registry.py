@@ -18,6 +18,7 @@ from abstain.llm.signals.entailment import entailment_scorer
 from abstain.llm.signals.extractive_qa import extractive_scorer
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.verbalized import verbalized_signal
+from abstain.llm.signals.writer import WRITER, WriterScores
 from abstain.llm.signals.yes_no import yes_no_signals
 
 
@@ -69,6 +70,7 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
         **{one.name: partial(signal, one) for one in signals},
         "entailment": partial(entailment_scorer, params.scorers.entailment_model, settings),
         "extractive_qa": partial(extractive_scorer, params.scorers.extractive_qa_model, settings),
+        WRITER: partial(WriterScores, params.labels.refusals),
     }
 
 

@@ -143,6 +143,7 @@ def _counted(evaluated: Evaluated) -> str:
     skipped = evaluated.evaluation["skipped"]
     parts = [
         f"Answers without a score, of {rows:,}, which count as withheld: {listed(silent) or 'none'}.",
+        *([f"In all splits, {unranked}."] if (unranked := evaluated.evaluation["unranked"]) else []),
         *_replies(evaluated.evaluation["neither"]),
         f"Answers for which neither Yes nor No was probable, which count as 0.5: {listed(neither) or 'none'}.",
         f"{count(len(skipped), 'scorer')} skipped." if skipped else "No scorer was skipped.",

@@ -155,6 +155,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         "skipped": candidate.features["skipped_scorers"] | candidate.regressors["skipped"],
         "regressors": {**candidate.regressors, "perturbed": candidate.conditions},
         "neither": candidate.features["neither"],
+        "unranked": candidate.features["unranked"],
         "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         "threshold": threshold,
         "min_rows": params.gate.min_slice,

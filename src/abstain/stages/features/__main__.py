@@ -1,7 +1,8 @@
 """DVC stage `features`: hidden states and signals for every labelled answer, computed together.
 
-It writes the table of states that the served probe reads, and a table of the scorers' signals. The other features (of
-the ablation grid and of the audits' counterfactuals) stay in the cache for the stages that need them.
+It writes the table of states that the served probe reads, and a table of the scorers' signals, which are out of fold
+for training answers. The other features (of the ablation grid and of the audits' counterfactuals) stay in the cache for
+the stages that need them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.features.extraction import FeatureSource, UnreadableRow
-from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
@@ -28,7 +29,9 @@ from abstain.llm.signals.feature_plan import (
     served_site,
     signal_requests,
 )
-from abstain.llm.signals.registry import build_scorers
+from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
+from abstain.llm.signals.registry import AvailableScorers, build_scorers
+from abstain.llm.signals.writer import WRITER, WriterScores
 from abstain.llm.signals.yes_no import neither
 from abstain.stages.shared import artifacts
 
@@ -50,9 +53,10 @@ def stage(params: Params) -> None:
         raise AbstainError(
             Code.TOO_LONG, "no answer fits the base model's window: take a model that reads more, or retrieve less"
         )
+    train = np.flatnonzero(frame["split"] == "train")
+    labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
+    folds = labels.folds(params.probe.folds, params.probe.seed)  # first of all: too few labels cost no pass
     found = build_scorers(params, settings)
-    for name, why in found.skipped.items():
-        print(f"skipped: scorer {name}: {why}", flush=True)
     labelled = LabelledAnswers(rows, reviewed_holdout(frame, rows), params.audits.run)
     cost = compute_missing(
         params.llm, settings, all_feature_requests(params, found.scorers, labelled), artifacts.progress
@@ -65,16 +69,22 @@ def stage(params: Params) -> None:
     source.save(rows, paths.FEATURES)
     readings = feature_requests_of(found.scorers)
     asked = read_answers(params.llm, settings, rows, readings)
-    train = np.flatnonzero(frame["split"] == "train")
-    labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
-    fitted = [one.fit(asked.take(train.tolist()), labels) for one in found.scorers]
+    fitted, skipped = _fit(found, asked.take(train.tolist()), labels, folds)
+    for name, why in skipped.items():
+        print(f"skipped: scorer {name}: {why}", flush=True)
+    scorers = [one.scorer for one in fitted]
+    unranked = next((one.unranked(asked) for one in scorers if isinstance(one, WriterScores)), "")
+    if unranked:
+        print(f"{WRITER}: {unranked}", flush=True)
     audits = {name: of for name, of in labelled.variants.items() if name != "asked"}
     answers = {name: read_answers(params.llm, settings, of, readings) for name, of in audits.items()}
-    tables = [_signals(fitted, name, of) for name, of in {"asked": asked, **answers}.items()]
+    tables = [_signals(scorers, name, of) for name, of in {"asked": asked, **answers}.items()]
+    for one in fitted:
+        tables[0].loc[train, one.scorer.name] = one.out_of_fold
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     probe = (served_site(params).reading,)
-    costs = {one.name: one.readings for one in found.scorers} | {"probe": probe}
-    costs["fusion"] = (*probe, *signal_requests(params, found.scorers))
+    costs = {one.name: one.readings for one in scorers} | {"probe": probe}
+    costs["fusion"] = (*probe, *signal_requests(params, scorers))
     tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
     parts = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {parts}", flush=True)
@@ -84,11 +94,26 @@ def stage(params: Params) -> None:
             "rows": len(rows) - len(refused),
             "refused": refused,
             "chunks_dropped": shortened,
-            "skipped_scorers": dict(found.skipped),
+            "skipped_scorers": skipped,
+            "unranked": unranked,
             "neither": neither(load_tokenizer(resolve(params.llm.model, settings)), asked),
             "forward_tokens": tokens,
         },
     )
+
+
+def _fit(
+    found: AvailableScorers, train: Answers, labels: Labels, folds: np.ndarray
+) -> tuple[list[FittedScorer], dict[str, str]]:
+    """The scorers that can be fitted; of all others, by name, why they are unavailable."""
+    fitted: list[FittedScorer] = []
+    skipped = dict(found.skipped)
+    for scorer in found.scorers:
+        try:
+            fitted.append(fit_scorer(scorer, train, labels, folds))
+        except ScorerUnavailable as why:
+            skipped[scorer.name] = why.coded
+    return fitted, skipped
 
 
 def _signals(scorers: Sequence[Scorer], variant: str, answers: Answers) -> pd.DataFrame:

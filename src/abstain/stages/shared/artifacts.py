@@ -54,7 +54,7 @@ def read_dataset_frame() -> pd.DataFrame:
 
 def read_signals(variant: str) -> pd.DataFrame:
     """The scorers' signals and the regressors' estimates, by interaction: a column each, in [0, 1], nan without a
-    score; for training answers, regressors' are out of fold.
+    score; for training answers, those of scorers and regressors with parameters are out of fold.
 
     `variant`: `asked`, of the original answers, or one of the counterfactual variants.
     """

@@ -1,4 +1,4 @@
-"""DVC stage `train_fusion`: stacking of the probes (out of fold) and the signals, on the training split."""
+"""DVC stage `train_fusion`: stacking of the probes and the signals, both out of fold, on the training split."""
 
 import pandas as pd
 

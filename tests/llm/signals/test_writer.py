@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from abstain.core.contracts import Interaction
+from abstain.learning.metrics.weighted_metrics import auroc
+from abstain.llm.signals.base import ScorerUnavailable
+from abstain.llm.signals.writer import RANKED, WriterScores, rank, scores_of
+from benchmarks.scorers import FILE
+from benchmarks.writer import measure
+from tests.llm.signals.builders import interaction, labels, unread
+
+REFUSALS = ("I don't know",)
+SCORER = WriterScores(REFUSALS)
+Change = Callable[[str, float], float]
+
+
+def scored(n: int, seed: int = 0, model: str = "m@1", change: Change = lambda name, value: value) -> list[Interaction]:
+    """Answers, a third of them refusals, with two scores: `judge` is higher for correct answers (`truth`) and lower for
+    correct refusals, `noise` says nothing."""
+    drawn = np.random.default_rng(seed)
+    rows = []
+    for at in range(n):
+        refusal = at % 3 == 0
+        judge = drawn.normal() + (2 * truth(at) - 1) * (-1 if refusal else 1)
+        given = {"judge": change("judge", judge), "noise": change("noise", drawn.normal())}
+        answer = "I don't know." if refusal else f"It is {at}."
+        rows.append(interaction(answer, name=f"{model}-{at}").model_copy(update={"model": model, "writer": given}))
+    return rows
+
+
+def truth(at: int) -> int:
+    return at // 3 % 2
+
+
+def right(rows: list[Interaction]) -> np.ndarray:
+    return np.array([truth(int(row.interaction_id.rpartition("-")[2])) for row in rows])
+
+
+def fitted(rows: list[Interaction]) -> WriterScores:
+    return SCORER.fit(unread(*rows), labels(right(rows).tolist()))
+
+
+def without(row: Interaction, *names: str) -> Interaction:
+    left = {name: value for name, value in (row.writer or {}).items() if name not in names}
+    return row.model_copy(update={"writer": left or None})
+
+
+def test_scores_rank_unseen_answers_and_refusals_each_in_its_own_way() -> None:
+    test = scored(300, 1)
+    found = fitted(scored(300)).score(unread(*test))
+    assert found.dtype == np.float64 and found.min() > 0 and found.max() < 1
+    refusal = np.arange(300) % 3 == 0
+    assert auroc(right(test)[~refusal], found[~refusal]) > 0.85
+    assert auroc(right(test)[refusal], found[refusal]) > 0.85, "where a high mark means an incorrect one"
+
+
+def test_the_scale_of_a_version_changes_nothing() -> None:
+    """Marks from 0 to 100 in place of log-odds, and log-probabilities a thousand times as large."""
+    shifts: dict[str, Change] = {
+        "m@2": lambda name, value: 100 / (1 + np.exp(-value)),
+        "m@3": lambda name, value: 1000 * value - 5000,
+    }
+    both = [scored(120), *(scored(120, 1, model) for model in shifts)]
+    other = [scored(120), *(scored(120, 1, model, change) for model, change in shifts.items())]
+    plain, moved = (fitted([*chain(*of)]) for of in (both, other))
+    tests = [scored(60, 2), *(scored(60, 3, model) for model in shifts)]
+    shifted = [scored(60, 2), *(scored(60, 3, model, change) for model, change in shifts.items())]
+    expected = plain.score(unread(*chain(*tests)))
+    np.testing.assert_allclose(moved.score(unread(*chain(*shifted))), expected, atol=1e-6)
+    assert auroc(right([*chain(*tests)]), expected) > 0.8
+
+
+def test_a_version_with_too_few_training_answers_is_missing_and_counted() -> None:
+    """A third of its answers are refusals: one too few."""
+    few = scored(3 * (RANKED - 1), 1, "m@2")
+    scorer = fitted([*scored(120), *few])
+    new = scored(9, 2, "m@3")
+    rows = [*scored(6, 3), *few[:6], *new, without(few[0], "judge", "noise")]
+    found = scorer.score(unread(*rows))
+    refusal = np.array([row.answer.startswith("I don't") for row in rows])
+    model = np.array([row.model for row in rows])
+    np.testing.assert_array_equal(np.isnan(found), (model == "m@3") | (refusal & (model == "m@2")))
+    assert scorer.unranked(unread(*rows)) == (
+        f"11 answers have scores of their writer and no rank, because fewer than {RANKED} training answers are of the "
+        "same version and kind: m@3, answers (6); m@3, refusals (3); m@2, refusals (2)"
+    )
+    many = [row for version in range(6) for row in scored(2, 2, f"new@{version}")]
+    assert scorer.unranked(unread(*many)).endswith("; and 7 others")
+    enough = fitted([*scored(120), *scored(3 * RANKED, 1, "m@2")])
+    assert not np.isnan(enough.score(unread(*few))).any() and enough.unranked(unread(*few)) == ""
+
+
+def test_an_answer_without_scores_has_none_and_one_without_some_has_one() -> None:
+    scorer = fitted(scored(120))
+    row = scored(2)[1].model_copy(update={"writer": {"judge": 3.0, "noise": 0.0}})
+    found = scorer.score(unread(row, without(row, "noise"), without(row, "judge"), without(row, "judge", "noise")))
+    np.testing.assert_array_equal(np.isnan(found), [False, False, False, True])
+    assert found[0] == pytest.approx(found[1], abs=0.1) and abs(found[0] - found[2]) > 0.1
+    unknown = row.model_copy(update={"writer": {"other": 1.0}})
+    assert np.isnan(scorer.score(unread(unknown))).all() and scorer.unranked(unread(unknown)).endswith(
+        "m@1, answers (1)"
+    )
+    assert scorer.score(unread()).shape == (0,)
+
+
+def test_log_probabilities_of_tokens_are_scores_by_their_mean_sum_and_minimum() -> None:
+    row = interaction().model_copy(update={"token_log_probs": (-0.5, -1.5, -1.0), "writer": {"mean": 7.0}})
+    assert scores_of(row) == {
+        "writer.mean": 7.0,
+        "token_log_probs.mean": -1.0,
+        "token_log_probs.sum": -3.0,
+        "token_log_probs.min": -1.5,
+    }
+    drawn = np.random.default_rng(0)
+    rows = [
+        row.model_copy(update={"writer": None, "token_log_probs": tuple(-drawn.exponential(3 - 2 * truth(at), 5))})
+        for at, row in enumerate(scored(300))
+    ]
+    found = fitted(rows[:150]).score(unread(*rows[150:]))
+    assert auroc(right(rows[150:]), found) > 0.85
+
+
+def test_rows_of_weight_zero_are_ranked_among_and_not_learnt_from() -> None:
+    rows = scored(240)
+    weight = (np.arange(240) < 120).astype(float)
+    found = SCORER.fit(unread(*rows), labels(right(rows).tolist(), weight.tolist()))
+    turned = np.where(weight > 0, right(rows), 1 - right(rows))
+    again = SCORER.fit(unread(*rows), labels(turned.tolist(), weight.tolist()))
+    np.testing.assert_array_equal(found.score(unread(*rows)), again.score(unread(*rows)))
+
+
+def test_ranks_lie_between_0_and_1_and_equal_scores_share_theirs() -> None:
+    among = np.array([1.0, 2.0, 2.0, 3.0])
+    found = [rank(value, among) for value in (0, 1, 2, 2.5, 9)]
+    assert found == pytest.approx([0.1, 0.2, 0.5, 0.7, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (
+            [without(row, "judge", "noise") for row in scored(60)],
+            r"^no training answer has scores of its writer: ingest",
+        ),
+        (
+            [row for row in scored(3 * RANKED) if row.answer.startswith("I don't")][1:],
+            rf"^no version of the assistant has {RANKED} training answers",
+        ),
+        (
+            [row for row in scored(240) if right([row])[0]],
+            rf"^no version of the assistant has {RANKED} training answers",
+        ),
+    ],
+)
+def test_too_little_to_learn_from_is_one_line(rows: list[Interaction], why: str) -> None:
+    with pytest.raises(ScorerUnavailable, match=why) as raised:
+        fitted(rows)
+    assert "\n" not in str(raised.value)
+    assert np.isnan(SCORER.score(unread(*rows))).all(), "before it is fitted it ranks nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FILE.exists(), reason="../shared/data/qa_from_hf is not here")
+def test_the_judged_systems_own_scores_alone_rank_its_answers_on_topics_that_nobody_has_seen() -> None:
+    found = measure(FILE)
+    for name, least in {"training, out of fold": 0.64, "hold-out": 0.61, "hold-out, answers": 0.645}.items():
+        assert found[name].auroc.interval[0] > least and found[name].unscored < 0.05
+    assert found["hold-out, answers"].auroc.value > found["hold-out, refusals"].auroc.value > 0.5
