@@ -113,6 +113,9 @@ def evaluated(
     return Evaluated(shipped_params().probe, **parts, tables=drawn)
 
 
+AUROC = {"auroc": 0.7654, "auroc_low": 0.7012, "auroc_high": 0.8123}
+
+
 def dataset() -> dict[str, Any]:
     return {
         "splits": [
@@ -254,7 +257,11 @@ def _measured(served: float, guaranteed: float | None) -> str:
         "kinds": {name: _kind(name) for name in scores},
         "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},
         "skipped": {"entailment": "no model is set: scorers.entailment_model | is null", "extractive_qa": "no model"},
-        "unranked": "12 answers have no rank: m@2, answers (12)",
+        "by_kind": [
+            {"slice": "answers", "rows": 200, "n_eff": 190.0, "scorers": dict.fromkeys(scores, AUROC)},
+            {"slice": "refusals", "rows": 12, "n_eff": 11.5, "scorers": {}},
+        ],
+        "unranked": "12 answers have no rank: version 2, answers (12)",
         "neither": {"neither": 321, "replies": 1200},
         "improbable": {"yes_score": 12, "yes_score_fused": 0},
         "min_rows": 20,

@@ -235,6 +235,15 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     told = section(MARKDOWN, "Ranking of the scorers")
     assert f"which count as withheld: yes_score 7 and verbalised {ROWS}." in told
     assert "whose first word is neither yes nor no: 321 of 1,200;" in told
+    assert "In all splits, 12 answers have no rank: version 2, answers (12)." in told
+    assert "no rank" not in markdown_of(changed={"evaluation.unranked": ""})
+
+
+def test_scorers_are_compared_on_refusals_apart() -> None:
+    told = section(MARKDOWN, "Ranking of the scorers")
+    assert "| scorer | answers (200) | refusals (12) |" in told
+    assert "| fusion | 0.765 (0.701 to 0.812) | too few to judge |" in told
+    assert "refusals (12)" not in markdown_of(changed={"evaluation.by_kind": []})
     assert "for which neither Yes nor No was probable, which count as 0.5: yes_score 12." in told
     assert "whose first word" not in markdown_of(changed={"evaluation.neither": None}), "it was not asked"
     assert "2 scorers skipped." in told

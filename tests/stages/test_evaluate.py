@@ -212,6 +212,7 @@ def test_slices_and_examples_are_of_the_served_threshold(bank: Params) -> None:
     }
     by_kind = {row["slice"]: row["rows"] for row in said["slices"] if row["by"] == "kind of answer"}
     hedged = [one.answer.startswith("Perhaps") for one in DataStore(paths.DATA).interactions(rows.index)]
+    assert {row["slice"]: row["rows"] for row in said["by_kind"]} == by_kind
     assert by_kind == {"answers": len(rows) - sum(hedged), "refusals": sum(hedged)} and sum(hedged) > 0
     assert {row["slice"] for row in said["slices"] if row["by"] == "retrieved chunks"} == {"2", "3"}
     for kind, (shown, right) in {"caught": (0, 0), "missed": (1, 0), "withheld": (0, 1)}.items():

@@ -27,7 +27,7 @@ from abstain.stages.features import __main__ as features
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
 from tests.stages.builders import NEW_VERSION, ONE_CHUNK_TOO_MANY
-from tests.stages.conftest import Finished
+from tests.stages.conftest import Finished, write_labels
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
@@ -169,6 +169,15 @@ def test_what_a_scorer_costs_is_told(bank: Params) -> None:
     )
     assert costs["fusion"] < sum(costs[name] for name in NAMES), "what they share is run once"
     assert costs["fusion"] > max(costs[name] for name in NAMES)
+
+
+def test_too_few_groups_for_folds_are_an_error_before_anything_is_read(
+    bank: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_labels("split == 'train'", group="one")
+    monkeypatch.setattr(features, "compute_missing", None)
+    with pytest.raises(AbstainError, match=r"^a scorer is tried on groups that it has not seen, and the train split"):
+        features.stage(bank)
 
 
 def test_a_base_model_that_can_read_nothing_is_an_error(bank: Params, tmp_path: Path) -> None:

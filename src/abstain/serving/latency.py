@@ -62,9 +62,9 @@ def latencies(
 ) -> dict[str, Latency]:
     """The times of `rows`, by what is timed:
 
-    the served probe and every other site of the ablation grid; each scorer of `scorers.enabled`; `perturbation` of the
-    context where there is one, and `regressors`, which read it afterwards; and `fusion`, all of them together, without
-    the perturbation.
+    the served probe and every other site of the ablation grid; each scorer of `scorers.enabled` but `writer`, which
+    reads nothing; `perturbation` of the context where there is one, and `regressors`, which read it afterwards; and
+    `fusion`, all of them together, without the perturbation.
     Rows that do not fit the base model's window are not timed; raises `AbstainError` where there are no others.
     """
     source = FeatureSource(params.llm, settings)

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.slices import Scored, slice_table, strata
+from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import bootstrap
+from abstain.learning.metrics.bootstrap import Resamples, bootstrap
 from tests.learning.evaluation.builders import grouped
 
 CORRECT, CONFIDENCE, GROUPS = grouped(400, 60, 0)
@@ -148,6 +148,22 @@ def test_refusals_are_a_slice_apart() -> None:
         assert found.loc[name, "auroc"] == pytest.approx(
             metrics.auroc(CORRECT[rows], SCORED.confidence[rows], WEIGHT[rows])
         )
+
+
+def test_every_scorer_is_measured_on_each_slice_that_is_large_enough() -> None:
+    refusals, silent = np.arange(400) < 15, np.where(np.arange(400) % 5 == 0, np.nan, CONFIDENCE)
+    kinds = strata([None] * 400, [None] * 400, np.zeros(400, int), np.full(400, 8), refusals)[KIND]
+    scores = pd.DataFrame({"sure": CONFIDENCE, "silent": silent})
+    few, many = (auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, Resamples(100, 3), n)[1] for n in (20, 5))
+    assert few == {"slice": "refusals", "rows": 15, "n_eff": many["n_eff"], "scorers": {}}
+    answers = auroc_by_slice(CORRECT, scores, GROUPS, WEIGHT, kinds, Resamples(100, 3), 20)[0]
+    assert (answers["slice"], answers["rows"]) == ("answers", 385)
+    for name in scores:
+        own = answers["scorers"][name]
+        values = scores[name].to_numpy()[~refusals]
+        assert own["auroc"] == pytest.approx(metrics.auroc(CORRECT[~refusals], values, WEIGHT[~refusals]))
+        assert own["auroc_low"] < own["auroc"] < own["auroc_high"]
+    assert answers["scorers"]["silent"]["auroc"] < answers["scorers"]["sure"]["auroc"]
 
 
 def test_all_strata_together_hold_every_row_once_each() -> None:

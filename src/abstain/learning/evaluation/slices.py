@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import bootstrap, bounded
+from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded
 
 NOT_GIVEN = "not given"
+KIND = "kind of answer"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def strata(
     names = {q: f"{length.min()} to {length.max()} characters" for q, length in lengths.items()}
     kinds = pd.Categorical(np.where(refusals, "refusals", "answers"), ["answers", "refusals"])
     return pd.DataFrame(
-        ({"kind of answer": kinds} if refusals.any() else {})
+        ({KIND: kinds} if refusals.any() else {})
         | {
             "product": _named(products),
             "line of business": _named(lines_of_business),
@@ -90,6 +91,32 @@ def slice_table(scored: Scored, strata: pd.DataFrame, draws: int, seed: int, min
             for name in strata[stratum].cat.categories
         ]
     )
+
+
+def auroc_by_slice(
+    correct: np.ndarray,
+    scores: pd.DataFrame,
+    groups: np.ndarray,
+    weight: np.ndarray,
+    stratum: pd.Series,
+    resamples: Resamples,
+    min_rows: int,
+) -> list[dict[str, Any]]:
+    """A row a slice of `stratum`, one of `strata`: its name, `rows`, `n_eff`, and `scorers`: name -> AUROC with its
+    95 % interval by groups of the slice. A slice with an effective sample size below `min_rows` has no scorers.
+
+    `scores`: (rows, scorers), nan without a score.
+    """
+    found = []
+    for name in stratum.cat.categories:
+        at = (stratum == name).to_numpy(bool)
+        row = {"slice": name, "rows": int(at.sum()), "n_eff": metrics.effective_sample_size(weight[at]), "scorers": {}}
+        if row["n_eff"] >= min_rows:
+            figures = {one: partial(metrics.auroc, correct[at], scores[one].to_numpy(float)[at]) for one in scores}
+            of_draws = bootstrap(figures, groups[at], resamples.draws, resamples.seed, weight[at])
+            row["scorers"] = {str(one): bounded("auroc", estimate) for one, estimate in of_draws.items()}
+        found.append(row)
+    return found
 
 
 def _figures(scored: Scored, draws: int, seed: int, min_rows: int) -> dict[str, Any]:

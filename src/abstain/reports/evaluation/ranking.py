@@ -40,6 +40,7 @@ def ranking_section(evaluated: Evaluated) -> list[str]:
         *_roc_plot(evaluated),
         *_leaderboard(evaluated.scorers, evaluated.evaluation),
         paragraph(_counted(evaluated)),
+        *_by_kind(evaluated),
         *_chosen(evaluated),
         *_fused(evaluated.evaluation["fusion"]),
         *_yes_scores(evaluated.evaluation["rank_correlation"]),
@@ -151,6 +152,20 @@ def _counted(evaluated: Evaluated) -> str:
         "context for the regressors; `abstain latency` measures the time on a machine.",
     ]
     return " ".join(parts)
+
+
+def _by_kind(evaluated: Evaluated) -> list[str]:
+    """Refusals apart, where there are any: their likelihoods and their share of correct ones are other ones."""
+    kinds = evaluated.evaluation["by_kind"]
+    if not kinds:
+        return []
+    rows = [
+        [name, *(with_bounds(of["scorers"][name], "auroc") if of["scorers"] else "too few to judge" for of in kinds)]
+        for name in ranked(evaluated.scorers)
+    ]
+    columns = ("scorer", *(f"{of['slice']} ({of['rows']:,})" for of in kinds))
+    caption = "AUROC by kind of answer, with 95 % intervals; refusals begin with one of labels.refusals"
+    return [marked_table(columns, rows, caption)]
 
 
 def _replies(neither: Mapping[str, int] | None) -> list[str]:

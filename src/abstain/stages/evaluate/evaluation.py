@@ -18,7 +18,7 @@ from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibration_rows
 from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY, SERVED, ScoreTable
 from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
-from abstain.learning.evaluation.slices import Scored, slice_table, strata
+from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples
 from abstain.llm.engine.requests import chosen_layer
@@ -167,6 +167,7 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
             for name in names
         },
         "slices": _slices(params, candidate),
+        "by_kind": _by_kind(params, candidate),
         "audits": _audits(params, candidate),
         "rank_correlation": curves.spearman(holdout.scores, yes_scores),
         "ablations": candidate.ablations["sites"],
@@ -190,15 +191,28 @@ def _forward_tokens(candidate: Candidate) -> dict[str, float]:
     return costs
 
 
-def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
-    holdout, interactions = candidate.holdout, candidate.interactions
-    sliced = strata(
-        holdout.rows["product"],
-        holdout.rows["line_of_business"],
+def _strata(candidate: Candidate) -> pd.DataFrame:
+    rows, interactions = candidate.holdout.rows, candidate.interactions
+    return strata(
+        rows["product"],
+        rows["line_of_business"],
         np.array([len(one.contexts) for one in interactions]),
         np.array([len(one.answer) for one in interactions]),
-        holdout.rows["refusal"].to_numpy(bool),
+        rows["refusal"].to_numpy(bool),
     )
+
+
+def _by_kind(params: Params, candidate: Candidate) -> list[dict[str, Any]]:
+    """All scorers on answers and on refusals; empty where nothing was refused."""
+    holdout, sliced = candidate.holdout, _strata(candidate)
+    if KIND not in sliced:
+        return []
+    arguments = holdout.correct, holdout.scores, holdout.groups, holdout.weight
+    return auroc_by_slice(*arguments, sliced[KIND], _resamples(params), params.gate.min_slice)
+
+
+def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
+    holdout, sliced = candidate.holdout, _strata(candidate)
     raw, probability = holdout.raw(SERVED), holdout.probability(SERVED)
     shown = raw >= candidate.threshold["threshold"]
     scored = Scored(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
