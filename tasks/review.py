@@ -90,7 +90,8 @@ def check_verdicts(
     def as_stored(review: Review) -> Review:
         return privacy.apply(ParsedRow("", 0, b"", review=review)).review or review
 
-    return read_verdicts(rows, now, stored, reviewer, as_stored, uncounted_verdicts(store, params.labels, params.split, now))
+    uncounted = uncounted_verdicts(store, params.labels, params.split, now)
+    return read_verdicts(rows, now, stored, reviewer, as_stored, uncounted)
 
 
 def _trained_on(workspace: Workspace) -> set[str]:

@@ -69,7 +69,8 @@ def export(
         params, now = load_params(workspace.path / paths.PARAMS), datetime.now(UTC)
         begin, end = (moment and moment.replace(tzinfo=UTC) for moment in (since, until))
         oldest = now - timedelta(days=params.validation.max_feedback_delay_days)
-        window = read_time_window(store, begin, end, oldest, uncounted_verdicts(store, params.labels, params.split, now))
+        uncounted = uncounted_verdicts(store, params.labels, params.split, now)
+        window = read_time_window(store, begin, end, oldest, uncounted)
         if random_share < 1:
             from tasks.review import prioritise
 
