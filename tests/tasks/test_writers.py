@@ -11,7 +11,7 @@ import pytest
 
 from tasks.git_commit import OriginMoved, commit, push
 from tasks.shell import git
-from tasks.workspace import BRANCH, Workspace, _take
+from tasks.workspace import BRANCH, Workspace, alone
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,18 @@ def test_a_push_after_that_of_another_run_is_refused_and_leaves_nothing(workspac
 
 def test_the_second_writer_waits_for_the_lock(tmp_path: Path) -> None:
     file = tmp_path / "workspace.lock"
-    with file.open("w") as one, file.open("w") as other, file.open("w") as third:
-        _take(one.fileno())
-        waiting = threading.Thread(target=_take, args=[other.fileno()], daemon=True)
-        waiting.start()
-        waiting.join(0.5)
-        assert waiting.is_alive()
-        fcntl.flock(one, fcntl.LOCK_UN)
-        waiting.join(60)
-        assert not waiting.is_alive()
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    second_has_it, done = threading.Event(), threading.Event()
+
+    def write_second() -> None:
+        with alone(file):
+            second_has_it.set()
+            done.wait(60)
+
+    second = threading.Thread(target=write_second, daemon=True)
+    with alone(file):
+        second.start()
+        assert not second_has_it.wait(0.5)
+    assert second_has_it.wait(60)
+    with file.open("w") as third, pytest.raises(BlockingIOError):
+        fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    done.set()

@@ -120,7 +120,7 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     with closing(sqlite3.connect(tmp_path / "feedback.db")) as connection:
         connection.executescript(schema)
     run(tmp_path / "feedback.db", "INSERT INTO feedback VALUES (1, 'i-1', '2026-09-02T12:00:00Z', 'up', 'u', NULL)")
-    add = "INSERT INTO interactions VALUES ('i-1', '2026-09-01T12:00:00Z', 'q', 'a', '[]', 'm', NULL, 'retail', 'g')"
+    add = "INSERT INTO interactions VALUES ('i-1', '2026-09-01T12:00:00Z', 'q', 'a', '[]', 'm', NULL, 'retail', 'g', '{\"own\": 0.5}')"
     run(tmp_path / "feedback.db", add)
     reading = SqlSource(name="b").in_home(tmp_path, tmp_path).read({})
     interaction, thumb = reading
