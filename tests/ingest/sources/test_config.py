@@ -120,10 +120,11 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     with closing(sqlite3.connect(tmp_path / "feedback.db")) as connection:
         connection.executescript(schema)
     run(tmp_path / "feedback.db", "INSERT INTO feedback VALUES (1, 'i-1', '2026-09-02T12:00:00Z', 'up', 'u', NULL)")
-    add = "INSERT INTO interactions VALUES ('i-1', '2026-09-01T12:00:00Z', 'q', 'a', '[]', 'm', NULL, 'retail', 'g', '{\"own\": 0.5}')"
-    run(tmp_path / "feedback.db", add)
+    own = ("i-1", "2026-09-01T12:00:00Z", "q", "a", "[]", "m", None, "retail", "g", '{"log_prob": -0.5}')
+    run(tmp_path / "feedback.db", f"INSERT INTO interactions VALUES ({', '.join('?' * len(own))})", own)
     reading = SqlSource(name="b").in_home(tmp_path, tmp_path).read({})
     interaction, thumb = reading
     assert interaction.interaction is not None and interaction.interaction.group == "g"
+    assert interaction.interaction.writer == {"log_prob": -0.5}
     assert thumb.feedback is not None and thumb.feedback.user == "u"
     assert reading.outcome.state["tables"].keys() == {"interactions", "feedback", "reviews"}
