@@ -27,7 +27,7 @@ from abstain.stages.features import __main__ as features
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
 from tests.stages.builders import NEW_VERSION, ONE_CHUNK_TOO_MANY
-from tests.stages.conftest import Finished, write_labels
+from tests.stages.conftest import Finished, run_stages, write_labels
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
@@ -111,6 +111,19 @@ def test_answers_of_a_new_version_have_no_rank_and_are_counted(
     assert artifacts.read_json(paths.EVALUATION)["unranked"] == unranked
     features.stage(bank)
     assert f"\nwriter: {unranked}\n" in capsys.readouterr().out
+
+
+def test_where_no_row_has_scores_of_its_writer_that_scorer_is_skipped_and_named(
+    bank: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {one.interaction_id: one.model_copy(update={"writer": None}) for one in labelled()}
+    monkeypatch.setattr(DataStore, "interactions", lambda self, ids: [rows[one] for one in ids])
+    before = artifacts.read_signals("asked")
+    run_stages(bank, "features", "train_fusion", "evaluate")
+    why = artifacts.read_json(paths.EVALUATION)["skipped"]["writer"]
+    assert why.startswith("A109: no training answer has scores of its writer: ingest rows with `writer`")
+    pd.testing.assert_frame_equal(artifacts.read_signals("asked"), before.drop(columns="writer"), check_exact=True)
+    assert artifacts.read_json(paths.EVALUATION)["unranked"] == ""
 
 
 def test_a_changed_answer_has_no_scores_of_its_writer(bank: Params) -> None:
