@@ -91,17 +91,13 @@ def start_project(choices: Choices) -> bool:
     cannot be pushed to; nothing is changed then.
     """
     root, settings = project_root(), load_settings()
-    home = settings.home.resolve()
-    if is_started(root):
-        if choices != Choices():
-            raise AbstainError(Code.USAGE, f"the project was started before: edit {root / paths.PARAMS} instead")
-        _configure_merges(root)
-        return False
-    with alone(home / "workspace.lock"):
-        _require_committed(root, STATE)
-        versions = _require_sample(root, "HEAD")
-        if settings.origin is None and (home / "origin.git").is_dir():
-            versions += _require_sample(home / "origin.git", BRANCH)
+    with alone(settings.home.resolve() / "workspace.lock"):
+        versions = versions_of_the_sample()
+        if versions is None:
+            if choices != Choices():
+                raise AbstainError(Code.USAGE, f"the project was started before: edit {root / paths.PARAMS} instead")
+            _configure_merges(root)
+            return False
         files: dict[Path, str | None] = {**choices.files(), **dict.fromkeys(MADE_BY_RUNS)}
         with _commit(root, settings, files, "Start a project in place of the sample's", versions) as tree:
             load_sources(tree / paths.SOURCES, tree.parent)
@@ -112,10 +108,21 @@ def start_project(choices: Choices) -> bool:
     return True
 
 
-def is_started(root: Path) -> bool:
-    """Whether `abstain init` has written the parameters and the data of the clone."""
+def versions_of_the_sample() -> list[str] | None:
+    """The versions that runs made of the sample in this clone; None where `abstain init` has started a project in it.
+
+    Raises `AbstainError` naming the file that holds something of one's own.
+    """
+    root, settings = project_root(), load_settings()
     is_sample = _digest(root, "HEAD") == digest_of(shipped_files()[DATA_POINTER])
-    return not is_sample and not _text(root, "HEAD", paths.PARAMS).startswith(MARK)
+    if not is_sample and not _text(root, "HEAD", paths.PARAMS).startswith(MARK):
+        return None
+    _require_committed(root, STATE)
+    versions = _require_sample(root, "HEAD")
+    bare = settings.home.resolve() / "origin.git"
+    if settings.origin is None and bare.is_dir():
+        versions += _require_sample(bare, BRANCH)
+    return versions
 
 
 def upgrade_project() -> list[str]:

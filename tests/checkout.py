@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from abstain.config.params import Params
-from abstain.sample.shipped import copy_as_shipped, shipped_files
+from abstain.sample.shipped import MARK, copy_as_shipped, shipped_files
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "src" / "abstain" / "config" / "template"
@@ -26,6 +26,11 @@ def tracked_files() -> list[str]:
 def copy_checkout(folder: Path) -> None:
     """Copy `tracked_files`, as they are now, to `folder`, but the project's state as it is shipped."""
     copy_as_shipped(ROOT, tracked_files(), folder)
+
+
+def is_as_shipped() -> bool:
+    """Whether `abstain init` has not been run in this clone."""
+    return (ROOT / "params.yaml").read_text(encoding="utf-8").startswith(MARK)
 
 
 def shipped_params() -> Params:

@@ -43,7 +43,7 @@ def init(
     ] = False,
 ) -> None:
     """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
-    from tasks.new_project import Choices, is_started, start_project, upgrade_project
+    from tasks.new_project import Choices, start_project, upgrade_project, versions_of_the_sample
     from tasks.workspace import project_root
 
     given = Choices(model, layout, target, on_infeasible, source, remote)
@@ -55,13 +55,12 @@ def init(
             print(f"added: {name}")
         print("`abstain plan` says what a retrain costs now" if added else "params.yaml has every parameter: unchanged")
         return
-    root = project_root()
-    if not is_started(root) and sys.stdin.isatty() and sys.stdout.isatty():
+    if sys.stdin.isatty() and sys.stdout.isatty() and versions_of_the_sample() is not None:
         given = _ask(given)
     if not start_project(_absolute(given)):
         print("the project was started before: nothing was changed")
         return
-    print(f"started: {root} has no rows and no versions; params.yaml, sources.yaml and .dvc/config are committed")
+    print(f"started in {project_root()}: no rows, no versions; params.yaml, sources.yaml, .dvc/config are committed")
     print("next: `abstain ingest FILE`, then `abstain retrain`")
 
 
@@ -96,4 +95,5 @@ def _absolute(choices: Choices) -> Choices:
     def place(given: str | None) -> str | None:
         return str(Path(given).expanduser().resolve()) if given and "://" not in given else given
 
-    return replace(choices, source=place(choices.source), remote=place(choices.remote))
+    model = place(choices.model) if choices.model and Path(choices.model).is_dir() else choices.model
+    return replace(choices, model=model, source=place(choices.source), remote=place(choices.remote))

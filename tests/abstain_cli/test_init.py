@@ -124,7 +124,7 @@ def test_empty_project_says_in_one_line_what_to_do(started: Assistant) -> None:
     lines = (repro.stdout + repro.stderr).splitlines()
     assert repro.returncode != 0 and not [line for line in lines if line.startswith(("WARNING", "Traceback"))]
     assert "error A109: no interactions in data/: run `abstain ingest FILE...` first" in lines
-    assert plan.stdout.startswith("blocked: no interactions in data/"), plan.stdout + plan.stderr
+    assert plan.stdout.startswith("blocked: A109: no interactions in data/"), plan.stdout + plan.stderr
 
 
 def test_second_assistant_shares_the_cache_and_the_server_alone(started: Assistant, tmp_path: Path) -> None:
