@@ -472,3 +472,16 @@ def test_mapping_without_a_file_or_of_another_kind_is_a_line(tmp_path: Path) -> 
         explicit_export([], "mapping.yaml")
     refuses(explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml is missing", code=Code.NOT_READABLE)
     refuses(explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)), "no export to read")
+
+
+def test_what_the_assistant_knew_of_its_answer_is_kept(tmp_path: Path) -> None:
+    """Scores that a record lacks are left out, one by one; numbers that a table holds as text are converted."""
+    mapping = (
+        LANGFUSE + ANSWER + "  writer: '{log_prob: to_number(lp), own: own}'\n  decision: gate\n  propensity: chance\n"
+    )
+    known = observation(lp="-0.5", gate="shown", chance=0.9, traceId="t-1")
+    unknown = observation(id="p", traceId="t-2")
+    take(tmp_path / "data", export(tmp_path / "in", known, unknown, mapping=mapping))
+    first, second = stored(tmp_path / "data", Interaction)
+    assert (dict(first.writer), first.decision, first.propensity) == ({"log_prob": -0.5}, "shown", 0.9)
+    assert second.writer is None and second.decision is None

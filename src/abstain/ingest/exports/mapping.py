@@ -54,6 +54,12 @@ class AnswerPaths(FrozenModel):
     product: ExpressionText = None
     line_of_business: ExpressionText = None
     group: ExpressionText = None
+    writer: ExpressionText = Field(
+        None, description="an object of the writer's scores by name, as in {log_prob: score}"
+    )
+    token_log_probs: ExpressionText = None
+    decision: ExpressionText = None
+    propensity: ExpressionText = None
 
 
 class RetrievalPaths(FrozenModel):

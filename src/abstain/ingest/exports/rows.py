@@ -25,6 +25,8 @@ from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewSco
 from abstain.ingest.exports.reviews import ReviewKey, ScoredPart, missing_verdicts, review_row
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
 
+WRITTEN = ("writer", "token_log_probs", "decision", "propensity")
+"""What the assistant knew of its own answer."""
 _SHOWN = 40
 """The longest value of a score that a note quotes, in characters: a longer one is a text that someone wrote."""
 
@@ -215,6 +217,7 @@ class ExportRows:
                 "answer": answers.answer.of(record),
                 "contexts": [_context(context) for context in contexts],
                 **{name: _text(path.of(record)) for name in names if (path := getattr(answers, name)) is not None},
+                **{name: _known(path.of(record)) for name in WRITTEN if (path := getattr(answers, name)) is not None},
             }
         )
 
@@ -240,6 +243,11 @@ def _first(record: Record, *expressions: Expression | None) -> Any:
     """The value of the first of `expressions` that is given: the mapping's, else the format's."""
     expression = next((one for one in expressions if one is not None), None)
     return None if expression is None else expression.of(record)
+
+
+def _known(value: Any) -> Any:
+    """`value` without the missing scores of an object; None where none is left."""
+    return (_given(value) or None) if isinstance(value, dict) else value
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
