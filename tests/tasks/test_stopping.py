@@ -142,6 +142,7 @@ def project(tmp_path: Path, prefect_server: str) -> Project:
     stages = "".join(f"  {name}: {{cmd: python stage.py {name}, outs: [out/{name}]}}\n" for name in STAGES)
     files = {
         ".dvc/config": SHIPPED[".dvc/config"],
+        "params.yaml": SHIPPED["params.yaml"],
         ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
         ".dvc/config.local": f"[cache]\n    dir = {project.home / 'dvc-cache'}\n",
         ".gitignore": "/out\n",

@@ -12,6 +12,8 @@ Notes:
   or review that came alone is the digest of its contents, because a held one has no other text.
 * Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
   rows of a batch that was refused whole do, until a user decides on them.
+* A row that cites chunks of no ingested document waits here: it does not count as failed, and is validated again with
+  every batch that brings documents.
 * A row leaves when it is accepted (`release`, or the source gives it again once the rules or the rest of the data
   allow it), when it is discarded, or when its user is erased. Nothing else removes one.
 """
@@ -34,6 +36,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import Staging, read_rows
+from abstain.data.validation.checks import UNKNOWN_CONTEXTS
 from abstain.ingest.pipeline.parsing import ParsedRow, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
 
@@ -78,6 +81,11 @@ class QuarantinedRow(Row):
         size = len(row.raw) if row.size is None else row.size
         place = {"source": row.source, "line": row.line, "digest": digest_of(row)}
         return cls(**place, size=size, raw=raw, reasons=tuple(reasons))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is refused only because no ingested document holds its chunks."""
+        return waits_for_documents(reason.partition(" ")[2] for reason in self.reasons)
 
     def reparse(self) -> ParsedRow:
         """The row once more, as it is kept."""
@@ -135,6 +143,10 @@ class Quarantine:
         sources, reasons = dict.fromkeys(row.source for row in rows), count_reasons(row.reasons for row in rows)
         blocking = self.blocking.get(path.stem, {}).get("message")
         return QuarantineFile(path.stem, len(rows), tuple(sources), reasons, blocking)
+
+    def waiting(self) -> Iterator[QuarantinedRow]:
+        """The rows that wait for documents."""
+        return (row for path in self.files() for row in self.rows(path) if row.waits)
 
     def find(self, name: str) -> Path:
         """The file of an id, or of the beginning of one. Raises `AbstainError` where there is none, or several."""
@@ -233,6 +245,11 @@ def require_unblocked(data: Path) -> None:
             f"the retrain is blocked{more}: {first['message']}; fix the source and ingest again, or decide with "
             f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`",
         )
+
+
+def waits_for_documents(reasons: Iterable[str]) -> bool:
+    """Whether all of `reasons`, without codes, are that no ingested document holds the row's chunks."""
+    return all(reason.startswith(UNKNOWN_CONTEXTS) for reason in reasons)
 
 
 def digest_of(row: ParsedRow) -> str:

@@ -1,9 +1,9 @@
 """The sample as files: the handbook, and the interactions with their thumbs and reviews, in the import format.
 
 `history.jsonl` ends on 2026-11-07; `incoming.jsonl` is the week after it, with seven rows that ingest has to detect:
-one exact duplicate of a history row, and six for quarantine (`_broken_rows`). Everything follows from the seed and the
-committed answers: no model is needed, and the bytes are always the same. The simulation of reviews and thumbs, with its
-noise, is in `abstain.sample.feedback`.
+one exact duplicate of a history row, and six that are not accepted (`_broken_rows`). Everything follows from the seed
+and the committed answers: no model is needed, and the bytes are always the same. The simulation of reviews and thumbs,
+with its noise, is in `abstain.sample.feedback`.
 """
 
 from __future__ import annotations

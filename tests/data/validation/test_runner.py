@@ -18,8 +18,9 @@ from abstain.data.validation.checks import TABLES, Expectation, Known, Validated
 from abstain.data.validation.dataset import validate_store
 from abstain.data.validation.results import LISTED, SAMPLE, ValidationResult
 from abstain.data.validation.runner import run_suites, validate
+from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.quarantine import QuarantinedRow
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.sources.files import explicit_sources
 from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (
@@ -294,8 +295,8 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     )
     files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
     report = ingest(explicit_sources(files), data, PARAMS, NOW)
-    assert (report.read, report.accepted, report.quarantined) == (5, 3, 2)
-    assert report.quarantine
+    assert (report.read, report.accepted, report.quarantined, report.held, report.waiting) == (5, 3, 1, 1, 1)
+    assert report.newly_refused == 1 and report.quarantine
     refused = read_rows(data / report.quarantine, QuarantinedRow)
     assert {found.line: found.reasons for found in refused} == {
         2: ("A104 given_at: before the question was asked (-1 days)",),
@@ -304,7 +305,32 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(DataStore(data), PARAMS, NOW).success
     again = ingest(explicit_sources(files), data, PARAMS, NOW)
-    assert (again.accepted, again.duplicate, again.quarantined, again.newly_refused) == (0, 3, 2, 0)
+    assert (again.accepted, again.duplicate, again.quarantined, again.waiting, again.newly_refused) == (0, 3, 1, 1, 0)
+
+
+def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_batch(tmp_path: Path) -> None:
+    (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
+    (tmp_path / "cards.md").write_text(markdown().replace("doc_id: fees", "doc_id: cards"), encoding="utf-8")
+    rows = [
+        row(f"i-{n}", thumb=thumb(), review=verdict(), contexts=[{"chunk_id": "cards#0", "text": "t"}])
+        for n in range(9)
+    ]
+    write_lines(tmp_path / "rows.jsonl", *rows)
+    data = tmp_path / "data"
+
+    def take(*names: str) -> IngestReport:
+        return ingest(explicit_sources([str(tmp_path / name) for name in names]), data, PARAMS, NOW)
+
+    waiting = take("fees.md", "rows.jsonl")
+    assert (waiting.accepted, waiting.held, waiting.waiting, waiting.newly_refused) == (1, 9, 9, 0)
+    assert "9 answers wait for documents" in waiting.to_markdown()
+    require_unblocked(data)
+    came = take("cards.md")
+    assert dict(came.joined) == {"accepted": 9}
+    store = DataStore(data)
+    assert [sum(1 for _ in store.rows(contract)) for contract in (Interaction, Feedback, Review)] == [9, 9, 9]
+    assert Quarantine(data).files() == []
+    assert take("rows.jsonl").duplicate == 9
 
 
 def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:

@@ -117,6 +117,10 @@ def _timely(name: str, params: ValidationParams) -> list[Expectation]:
     ]
 
 
+UNKNOWN_CONTEXTS = "contexts: no ingested document holds"
+"""The reason, before the chunks, of an answer whose documents may still come."""
+
+
 def suites(
     params: ValidationParams, *, with_documents: bool, unknown_contexts: Severity = "error"
 ) -> dict[str, tuple[Expectation, ...]]:
@@ -145,7 +149,7 @@ def suites(
     ]
     if with_documents:
         interactions += [
-            one_of("unknown_contexts", [""], "contexts: no ingested document holds {value}", unknown_contexts),
+            one_of("unknown_contexts", [""], f"{UNKNOWN_CONTEXTS} {{value}}", unknown_contexts),
             one_of("outdated_contexts", [""], "contexts: {value} is not retrievable any more, or never was", "warning"),
         ]
     known = one_of("interaction_known", [True], "interaction_id: there is no such interaction")

@@ -31,7 +31,7 @@ from abstain.ingest.pipeline.deduplicate import (
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
 from abstain.ingest.pipeline.report import kinds
 from abstain.ingest.privacy.policy import Privacy
-from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, waits_for_documents
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
@@ -69,6 +69,7 @@ class IngestPipeline:
         self.joined: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.newly_refused = 0
+        self.waiting = 0
         self.refused_before = ""
         self.results: list[ValidationResult] = []
         self.profiler = Profiler()
@@ -137,6 +138,13 @@ class IngestPipeline:
             self.read += len(block)
             self._settle([Parsed.of(self._admit(row)) for row in block], known, self.outcomes)
 
+    def retry_waiting(self) -> None:
+        """Decide again on rows that wait for documents, where this batch has brought some."""
+        if self.new_documents:
+            known = self._known()
+            for block in batched((row.reparse() for row in self.quarantine.waiting()), AT_ONCE):
+                self._settle([Parsed.of(self._admit(row)) for row in block], known, self.joined)
+
     def match_pending(self) -> None:
         """Decide on pending rows, of this batch or earlier ones, now that every interaction is known."""
         known, before, set_aside = self._known(), self._store.held(), self._pending
@@ -198,7 +206,8 @@ class IngestPipeline:
     def _count(self, row: ParsedRow, decision: Decision, outcomes: Counter[str]) -> None:
         """Count the outcome of a row, and keep it if it is refused. Only rows of this batch count towards the limit."""
         outcome, reasons = decision
-        outcomes[outcome] += 1
+        waits = outcome == "quarantined" and waits_for_documents(reasons)
+        outcomes["held" if waits else outcome] += 1
         file = self.quarantine.file_of(row)
         if outcome != "quarantined":
             if file:
@@ -206,10 +215,13 @@ class IngestPipeline:
             return
         code = row.code if row.reasons else Code.FAILED_CHECK
         redacted = tuple(f"{code} {self._privacy.redact(reason)}" for reason in reasons)
-        self.reasons.update(kinds(redacted))
+        if waits:
+            self.waiting += outcomes is self.outcomes
+        else:
+            self.reasons.update(kinds(redacted))
         if reasons == FORGOTTEN.reasons:
             return
-        if outcomes is self.outcomes and not self.quarantine.was_seen(row):
+        if outcomes is self.outcomes and not waits and not self.quarantine.was_seen(row):
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")
         if file is None and not self.quarantine.was_discarded(row):

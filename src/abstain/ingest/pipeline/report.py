@@ -19,7 +19,8 @@ _PARTICULARS = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(
 class IngestReport:
     """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
 
-    `newly_refused` are the quarantined rows that were not reported before. `joined` counts the outcomes of rows held by
+    `newly_refused` are the quarantined rows that were not reported before; `waiting`, those of the held ones that wait
+    for documents. `joined` counts the outcomes of rows held by
     earlier batches whose interaction came with this one. `quarantine`, relative to the data folder, is the file of the
     newly quarantined rows. `source_notes` are lines of the sources themselves. Raises `RuntimeError` when the counts do
     not add up: a row would have been lost.
@@ -32,6 +33,7 @@ class IngestReport:
     quarantined: int
     contracts: Mapping[str, int]
     newly_refused: int = 0
+    waiting: int = 0
     joined: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
@@ -71,8 +73,13 @@ class IngestReport:
 
     def _notes(self) -> list[str]:
         notes = [*self.validation.notes] if self.validation else []
-        if self.held:
-            notes.append(f"{self.held:,} thumbs and reviews wait for their interaction")
+        if self.held > self.waiting:
+            notes.append(f"{self.held - self.waiting:,} thumbs and reviews wait for their interaction")
+        if self.waiting:
+            notes.append(
+                f"{self.waiting:,} answers wait for documents that hold their chunks: ingest these, named by `abstain "
+                "quarantine list --rows`"
+            )
         if self.joined:
             became = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
             notes.append(f"of those that had waited: {became}")

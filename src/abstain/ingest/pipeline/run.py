@@ -2,8 +2,8 @@
 
 Notes:
 
-* An input row is accepted, a duplicate, held until its interaction comes, or quarantined, as a whole; the four counts
-  must add up to the rows read (`IngestReport` raises where they do not).
+* An input row is accepted, a duplicate, held until its interaction or documents come, or quarantined, as a whole; the
+  four counts must add up to the rows read (`IngestReport` raises where they do not).
 * Documents come first, so that every row can be checked against them, and pending rows come last, once every
   interaction is known (`batch`).
 * Everything is written beside data/ and moved in at the end, together with the sources' states. A batch in which too
@@ -72,6 +72,7 @@ def ingest(
         documents, rows = _documents_first(readings)
         intake.take_documents(documents)
         intake.take_rows(rows)
+        intake.retry_waiting()
         intake.match_pending()
         present = frozenset[str]().union(*(reading.outcome.present or () for reading in readings))
         for name, reading in zip(names, readings, strict=True) if remember else ():
@@ -116,6 +117,7 @@ def _report(
         held=outcomes["held"],
         quarantined=outcomes["quarantined"],
         newly_refused=intake.newly_refused,
+        waiting=intake.waiting,
         joined=dict(intake.joined),
         contracts={**staging.counts, "documents": intake.new_documents},
         reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),
