@@ -23,6 +23,8 @@ def summary(demo: Demo, project: Path) -> Table:
     outcome = demo.retrained.outcome
     assert outcome is not None
     table = Table(show_header=False, title="Abstain, on the sample")
+    table.add_column()
+    table.add_column(overflow="fold")  # a path is whole
     read = demo.report
     table.add_row(
         "ingested",
