@@ -50,8 +50,9 @@ def judge(
     names = ["probe", "length_only", "base_rate"]
     # A champion without a guarantee is no rival: the first version with one replaces it.
     rival = registry.prod if registry.prod and registry.prod.guaranteed else None
-    champion, champion_threshold = rival.version if rival else None, None
-    if rival and champion:
+    champion, champion_threshold = None, None
+    if rival:
+        champion = rival.version
         try:
             scores[champion], champion_threshold = champion_scores(workspace, rival, scores["interaction_id"])
             names.append(champion)

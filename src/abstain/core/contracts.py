@@ -13,7 +13,7 @@ Notes:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
@@ -27,6 +27,9 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
 """A finite number; -0 becomes 0, which is the same number in other bytes."""
 LogProbability = Annotated[Number, Field(le=0)]
+Verdict = Literal["complete", "correct", "truthful"]
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+"""What a review says of an answer, yes or no each."""
 
 
 def _is_missing(value: Any) -> bool:

@@ -15,12 +15,12 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from abstain.core.codes import Code
+from abstain.core.contracts import VERDICTS
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.review.workbook import (
     REVIEWER_COLUMNS,
     SHEET,
-    VERDICT_COLUMNS,
     ReviewRow,
     read_workbook,
     split_contexts,
@@ -103,7 +103,7 @@ def open_review_file(path: Path) -> ReviewFile:
 
 def show_row(row: ReviewRow) -> dict[str, Any]:
     """A row as the page shows it, without the reason and probability of its selection."""
-    verdicts = {name: _verdict(row.cells[name]) for name in VERDICT_COLUMNS}
+    verdicts = {name: _verdict(row.cells[name]) for name in VERDICTS}
     return {
         **{name: row.cells[name] for name in ("question", "answer", "ideal_answer")},
         **verdicts,
@@ -124,7 +124,7 @@ def version(row: ReviewRow) -> str:
 
 def _texts(verdict: ReviewEntry, now: datetime) -> dict[str, str]:
     words = {None: "", True: "yes", False: "no"}
-    given = {name: words[getattr(verdict, name)] for name in VERDICT_COLUMNS}
+    given = {name: words[getattr(verdict, name)] for name in VERDICTS}
     ideal = verdict.ideal_answer.strip()
     moment = write_moment(now.replace(microsecond=0)) if all(given.values()) else ""
     reviewer = " ".join(verdict.reviewer.split()) if ideal or any(given.values()) else ""

@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from abstain.core.contracts import Review
-from abstain.review.workbook import KEY, SHEET, VERDICT_COLUMNS, ReviewRow
+from abstain.core.contracts import VERDICTS, Review
+from abstain.review.workbook import KEY, SHEET, ReviewRow
 
 REMEDIES = {
-    **dict.fromkeys(VERDICT_COLUMNS, "write yes or no, or empty the reviewer's cells of this row"),
+    **dict.fromkeys(VERDICTS, "write yes or no, or empty the reviewer's cells of this row"),
     "reviewer": "write who reviewed it, or name them all with --reviewer",
     "reviewed_at": "write a moment like 2026-11-21T14:30:00Z, or empty the cell",
 }
@@ -58,7 +58,7 @@ def read_verdicts(
     problems: list[str] = []
     blank = 0
     for row in rows:
-        if not any(row.cells[name].strip() for name in (*VERDICT_COLUMNS, "ideal_answer")):
+        if not any(row.cells[name].strip() for name in (*VERDICTS, "ideal_answer")):
             blank += 1
             continue
         try:
@@ -89,7 +89,7 @@ def _read(row: ReviewRow, now: datetime, reviewer: str | None) -> Review:
         "inclusion_probability": int(drawn) / int(of),
     }
     try:
-        return Review.model_validate({KEY: row.cells[KEY], **{name: cells[name] for name in VERDICT_COLUMNS}, **own})
+        return Review.model_validate({KEY: row.cells[KEY], **{name: cells[name] for name in VERDICTS}, **own})
     except ValidationError as error:
         name = min((str(problem["loc"][0]) for problem in error.errors()), key=list(REMEDIES).index)
         text = " ".join(cells[name].split())[:40]

@@ -17,7 +17,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Interaction, Review
+from abstain.core.contracts import VERDICTS, Context, Interaction, Review
 from abstain.core.errors import AbstainError
 
 SHEET, EXPORT_SHEET, KEY = "reviews", "export", "interaction_id"
@@ -32,8 +32,7 @@ SAMPLED_COLUMNS = {
     "inclusion_probability": 12,
 }
 """The columns of the export, and the width of each in characters. These cells are locked."""
-VERDICT_COLUMNS = ("complete", "correct", "truthful")
-REVIEWER_COLUMNS = {**dict.fromkeys(VERDICT_COLUMNS, 10), "ideal_answer": 50, "reviewer": 14, "reviewed_at": 22}
+REVIEWER_COLUMNS = {**dict.fromkeys(VERDICTS, 10), "ideal_answer": 50, "reviewer": 14, "reviewed_at": 22}
 COLUMNS = SAMPLED_COLUMNS | REVIEWER_COLUMNS
 
 MAX_CELL = 32_767
@@ -146,7 +145,7 @@ def reviewer_cells(review: Review | None) -> dict[str, str]:
     if review is None:
         return dict.fromkeys(REVIEWER_COLUMNS, "")
     return {
-        **{name: "yes" if getattr(review, name) else "no" for name in VERDICT_COLUMNS},
+        **{name: "yes" if getattr(review, name) else "no" for name in VERDICTS},
         "ideal_answer": review.ideal_answer or "",
         "reviewer": review.reviewer,
         "reviewed_at": write_moment(review.reviewed_at),

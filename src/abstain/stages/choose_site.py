@@ -9,7 +9,6 @@ python -m abstain.stages.choose_site OUTPUT.json
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,15 @@ from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
-from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import best_shallow, out_of_fold_aurocs
 from abstain.learning.metrics.bootstrap import Resamples, bounded
 from abstain.llm.engine.loading import read_depth, resolve
-from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource
 from abstain.llm.signals.compute_features import compute_missing
-from abstain.llm.signals.feature_plan import ProbeSite, candidate_sites, choice_requests
+from abstain.llm.signals.feature_plan import candidate_sites, choice_requests
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.shared import artifacts
 
@@ -48,12 +46,14 @@ def choose(params: Params) -> dict[str, Any]:
     scorers = build_scorers(params, settings).scorers
     compute_missing(params.llm, settings, choice_requests(params, scorers, rows, sites), artifacts.progress)
     with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".sites-") as folder:
-        tables = [_states(params, rows, place, Path(folder) / f"{at}.safetensors") for at, place in enumerate(sites)]
+        tables = []
+        for at, place in enumerate(sites):
+            file = Path(folder) / f"{at}.safetensors"
+            FeatureSource(params.llm, settings, place.reading).save(rows, file)
+            tables.append(StateTable(file))
         kept = np.flatnonzero(tables[0].lengths)
         if not len(kept):
-            raise AbstainError(
-                Code.TOO_LONG, "no answer fits the base model's window: take a model that reads more, or retrieve less"
-            )
+            raise AbstainError(Code.TOO_LONG, NOTHING_FITS)
         readable = train.iloc[kept].reset_index(drop=True)
         aurocs = out_of_fold_aurocs(
             readable,
@@ -76,11 +76,6 @@ def choose(params: Params) -> dict[str, Any]:
         "reviewed": int((readable["source"] == "review").sum()),
         "sites": [{"layer": at.layer, "site": at.site, **bounded("auroc", aurocs[at])} for at in sites],
     }
-
-
-def _states(params: Params, rows: Sequence[Interaction], place: ProbeSite, file: Path) -> StateTable:
-    FeatureSource(params.llm, load_settings(), place.reading).save(rows, file)
-    return StateTable(file)
 
 
 if __name__ == "__main__":

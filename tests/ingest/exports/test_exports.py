@@ -485,3 +485,11 @@ def test_what_the_assistant_knew_of_its_answer_is_kept(tmp_path: Path) -> None:
     first, second = stored(tmp_path / "data", Interaction)
     assert (dict(first.writer), first.decision, first.propensity) == ({"log_prob": -0.5}, "shown", 0.9)
     assert second.writer is None and second.decision is None
+
+
+def test_key_that_comes_twice_in_one_object_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "export.json"
+    file.write_text(json.dumps([score("s-1", "user-feedback", 1)]).replace('"name"', '"name": "other", "name"'))
+    refuses(
+        explicit_export([str(file)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)), "export.json", "'name'", "twice"
+    )

@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams
-
-VERDICTS = ("complete", "correct", "truthful")
+from abstain.core.contracts import VERDICTS
 
 
 def votes_of(thumbs: pd.DataFrame) -> pd.DataFrame:

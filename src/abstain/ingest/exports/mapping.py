@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from abstain.config.yaml_model import FrozenModel, load
+from abstain.core.contracts import Verdict
 from abstain.ingest.exports.expressions import Expression, ExpressionText
 from abstain.ingest.exports.formats import FORMATS
-
-Verdict = Literal["complete", "correct", "truthful"]
 
 
 def value_text(value: Any) -> str:

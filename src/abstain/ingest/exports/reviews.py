@@ -7,9 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from abstain.core.contracts import VERDICTS
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
-
-VERDICTS = ("complete", "correct", "truthful")
 
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 

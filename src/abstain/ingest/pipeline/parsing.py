@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from abstain.core.codes import Code
 from abstain.core.contracts import (
+    VERDICTS,
     Context,
     Document,
     Feedback,
@@ -40,7 +41,7 @@ from abstain.knowledge.documents.reader import KINDS, parse_document
 
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedFeedback, "review": ImportedReview, "contexts": Context}
 _OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
-_OF_REVIEWS = frozenset({"reviewed_at", "reviewer", "complete", "correct", "truthful"})
+_OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *VERDICTS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ class IngestReport:
     """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
 
     `newly_refused` are the quarantined rows that were not reported before; `waiting`, those of the held ones that wait
-    for documents. `joined` counts the outcomes of rows held by
-    earlier batches whose interaction came with this one. `quarantine`, relative to the data folder, is the file of the
-    newly quarantined rows. `source_notes` are lines of the sources themselves. Raises `RuntimeError` when the counts do
-    not add up: a row would have been lost.
+    for documents. `joined` counts the outcomes of rows held by earlier batches whose interaction, or documents, came
+    with this one. `quarantine`, relative to the data folder, is the file of the newly quarantined rows. `source_notes`
+    are lines of the sources themselves. Raises `RuntimeError` when the counts do not add up: a row would have been
+    lost.
     """
 
     read: int

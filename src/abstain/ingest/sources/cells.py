@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from abstain.core.contracts import VERDICTS
 from abstain.core.json_lines import repeated_keys
 
-_FLAGS = frozenset({"complete", "correct", "truthful"})
+_FLAGS = frozenset(VERDICTS)
 _NUMBERS = frozenset({"inclusion_probability", "propensity"})
 _SCORE = "writer"
 _OBJECTS = frozenset({"contexts", "thumb", "review", _SCORE})

@@ -17,7 +17,7 @@ from pydantic import Field
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import redacted_url
-from abstain.core.json_lines import one_line
+from abstain.core.json_lines import one_line, repeated_keys
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.exports.rows import ExportRecord, ExportRows
 from abstain.ingest.pipeline.parsing import ParsedRow
@@ -158,17 +158,13 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
 
 def _parse(content: bytes, where: str) -> Any:
     try:
-        return json.loads(content, object_pairs_hook=_unique)
+        text = content.decode("utf-8", "surrogatepass")
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(where, f"is no JSON to its end ({error})") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        twice = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
-        raise ValueError(f"the key '{one_line(twice)}' comes twice in one object")
-    return fields
+    if keys := repeated_keys(text):
+        raise _damaged(where, f"the key '{one_line(keys[0])}' comes twice in one object")
+    return parsed
 
 
 def _unwrapped(content: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from abstain.core.labels import Labels
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.features.extraction import FeatureSource, UnreadableRow
+from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableRow
 from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
 from abstain.llm.signals.feature_plan import (
@@ -50,9 +50,7 @@ def stage(params: Params) -> None:
         elif prepared.dropped:
             shortened[row.interaction_id] = prepared.dropped
     if len(refused) == len(rows):
-        raise AbstainError(
-            Code.TOO_LONG, "no answer fits the base model's window: take a model that reads more, or retrieve less"
-        )
+        raise AbstainError(Code.TOO_LONG, NOTHING_FITS)
     train = np.flatnonzero(frame["split"] == "train")
     labels = Labels(*(frame.iloc[train][name].to_numpy() for name in ("correct", "weight", "group")))
     folds = labels.folds(params.probe.folds, params.probe.seed)  # first of all: too few labels cost no pass
