@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.core.markdown import bold, document, heading, paragraph, records_table
 from abstain.release.gate import GateDecision
-from abstain.release.registry import Registry
+from abstain.release.registry import Registry, without_guarantee
 
 
 def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
@@ -25,9 +25,10 @@ def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
 
 
 def decision_table(decision: GateDecision, registry: Registry) -> str:
-    """The gate's checks as Markdown, with the mark of a tainted champion."""
+    """The gate's checks as Markdown, with the marks of a candidate without a guarantee and of a tainted champion."""
     marks = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [{"code": c.code, "check": c.name, "result": marks[c.passed], "why": c.message} for c in decision.checks]
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
-    title = heading(2, "Approved" if decision.approved else "Rejected")
+    mark = f", {without_guarantee(decision.more_reviews)}" if decision.no_guarantee else ""
+    title = heading(2, f"{'Approved' if decision.approved else 'Rejected'}{mark}")
     return document([title, *warning, records_table(rows, words=("check", "result", "why"))])

@@ -19,10 +19,18 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import holdout_digest
+from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.release.gate import CandidateMeasurements, EvaluationWindow, GateDecision, Rule, decide
+from abstain.release.gate import (
+    CandidateMeasurements,
+    EvaluationWindow,
+    GateDecision,
+    NoGuarantee,
+    Rule,
+    decide,
+    unchecked_guarantee,
+)
 from abstain.release.registry import Event, Registry, tag_of
 from tasks.release_bundle import fetch_release
 from tasks.shell import run
@@ -48,8 +56,8 @@ def judge(
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
     names = ["probe", "length_only", "base_rate"]
-    # A champion without a guarantee is no rival: the first version with one replaces it.
-    rival = registry.prod if registry.prod and registry.prod.guaranteed else None
+    # A champion without a checked guarantee is no rival: the first version with one replaces it.
+    rival = registry.prod if registry.guaranteed else None
     champion, champion_threshold = None, None
     if rival:
         champion = rival.version
@@ -67,20 +75,29 @@ def judge(
     candidate = OnnxProbe(workspace.path / paths.ONNX)
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
     of_errors = params.threshold.metric == "error_rate"
+    threshold = float(candidate.metadata["threshold"])
+    holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
+    may_lack = params.threshold.on_infeasible == "heuristic"
+    unguaranteed = None
+    if not tuned["guaranteed"]:
+        unguaranteed = NoGuarantee(tuned["message"], tuned["more_reviews"])
+    elif may_lack and rival is None:  # beside a checked guarantee, one that cannot be checked is rejected as such
+        reviews = len(reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))
+        frozen = params.split.holdout_frozen_at is not None
+        unguaranteed = unchecked_guarantee(holdout, threshold, params.gate, reviews, frozen)
     measured = CandidateMeasurements(
-        threshold=float(candidate.metadata["threshold"]),
+        threshold=threshold,
         target_precision=tuned["precision"] if of_errors else params.threshold.target,
         target_error_rate=params.threshold.target if of_errors else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=float(run(["python", "-m", "abstain.serving.probe_latency", str(paths.ONNX)], workspace.path)),
         champion_threshold=champion_threshold,
-        unguaranteed=None if tuned["guaranteed"] else tuned["message"],
-        may_lack_guarantee=params.threshold.on_infeasible == "heuristic" and (rival is None or rule == "accepted"),
+        unguaranteed=unguaranteed,
+        may_lack_guarantee=may_lack and (rival is None or rule == "accepted"),
     )
     erased: int | None = 0
     if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None:
         erased = _erased_from_holdout(workspace, rival, scores)
-    holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
     return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule)
 
 

@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically, write_json
-from abstain.release.gate import GUARANTEE, Rule
+from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
 from tasks.decision_record import decision_table, earlier_rejection
 from tasks.gate_inputs import judge
@@ -52,7 +52,8 @@ def promote_candidate(
     """Judge the candidate in `artifacts/` and promote it when the gate approves; push the record either way.
 
     Where production was trained on rows that were erased since, the candidate counts as new even with equal bytes, and
-    only has to be not worse than the champion. `new_holdout`: the reason for a changed hold-out, which is recorded.
+    only has to be not worse than the champion. Equal bytes whose guarantee could not be checked are judged again, since
+    the hold-out may have grown. `new_holdout`: the reason for a changed hold-out, which is recorded.
     `again`: judge a candidate that was rejected before even where nothing has changed since.
     `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
     `before`: the commit before a run with parameters of its own (tasks/run_params.py). Its commits are pushed only with
@@ -65,10 +66,10 @@ def promote_candidate(
     taint = registry.taint
     if accept_erasure is not None:
         registry.require_taint()
-    if registry.prod and registry.prod.candidate == candidate and taint is None:
-        _push_record(workspace, before)
-        observe("promote", "cached")
-        return Promotion("unchanged", registry.prod.version, ["this candidate is what is in production"])
+    same = registry.prod is not None and registry.prod.candidate == candidate and taint is None
+    tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
+    if same and (registry.guaranteed or not tuned["guaranteed"]):
+        return _unchanged(workspace, registry, before)
     for event in registry.history:
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, before)
@@ -86,6 +87,8 @@ def promote_candidate(
         return _rejected(registry, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
     decision = judge(workspace, registry, metrics, new_holdout, rule)
+    if same and decision.no_guarantee:  # still
+        return _unchanged(workspace, registry, before)
     table = decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
     version = next_version(workspace.git("tag", "--list").split())
@@ -106,7 +109,7 @@ def promote_candidate(
             restore_params(workspace, before)  # the bundle has the run's own
         _publish(workspace, registry.promoted(event), record)
         observe("promote", "ran")
-        return Promotion("promoted", version, [check.message for check in decision.checks if check.name == GUARANTEE])
+        return Promotion("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
     if before:
         withdraw(workspace, before)
     write_json(rejection, record)
@@ -115,6 +118,12 @@ def promote_candidate(
     push(workspace)
     observe("promote", "ran")
     return _rejected(registry, decision.reasons)
+
+
+def _unchanged(workspace: Workspace, registry: Registry, before: str | None) -> Promotion:
+    _push_record(workspace, before)
+    observe("promote", "cached")
+    return Promotion("unchanged", registry.version, ["this candidate is what is in production"])
 
 
 def _push_record(workspace: Workspace, before: str | None) -> None:
@@ -168,13 +177,14 @@ def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
 def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
     """Commit the bundle with its record and the moved pointer, tag, push.
 
-    The first promotion with a guarantee freezes the hold-out: until then it may grow, as nothing is judged by it.
+    The first promotion with a checked guarantee freezes the hold-out: until then it may grow.
     """
     version = record["version"]
-    frozen = [LOCK] if registry.prod and registry.prod.guaranteed and freeze_holdout(workspace) else []
+    frozen = [LOCK] if registry.guaranteed and freeze_holdout(workspace) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_json(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    commit(workspace, f"Promote probe {version}", *POINTER, paths.APPROVALS, paths.PARAMS, *frozen)
+    mark = f"\n\nIt is {registry.prod.mark}." if registry.prod and registry.prod.mark else ""
+    commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *frozen)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))

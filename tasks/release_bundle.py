@@ -95,7 +95,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.mkdir()
     onnx = root / paths.RELEASED_ONNX
-    stamp(root / paths.ONNX, onnx, {"version": version, FORMAT_KEY: str(BUNDLE_FORMAT)})
+    stamp(root / paths.ONNX, onnx, {"version": version, FORMAT_KEY: str(BUNDLE_FORMAT), **_guarantee(root, record)})
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
@@ -109,10 +109,22 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         at=datetime.fromisoformat(record["decided_at"]),
         holdout=holdout,
         reason=_reason(record["erasure"], record["new_holdout"]),
-        guaranteed=json.loads((root / paths.THRESHOLD).read_text())["guaranteed"],
+        guaranteed=record["guaranteed"],
+        more_reviews=record["more_reviews"],
     )
     smoke_test(bundle, event)
     return event
+
+
+def _guarantee(root: Path, record: dict[str, Any]) -> dict[str, str]:
+    """The guarantee in the ONNX file's metadata of a version for which the gate has checked none; else nothing."""
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
+
+    if record["guaranteed"]:
+        return {}
+    asked = json.loads(OnnxProbe(root / paths.ONNX).metadata["guarantee"])
+    said = {"guaranteed": False, "message": record["no_guarantee"], "more_reviews": record["more_reviews"]}
+    return {"guarantee": json.dumps({**asked, **said}, sort_keys=True)}
 
 
 def _reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:

@@ -263,9 +263,9 @@ def _keep_tainted(reason: str) -> None:
 
 
 def _live(registry: Registry) -> str:
-    """The version in production, with its mark where it was trained on erased rows."""
-    unguaranteed = ", without a guarantee" if registry.prod and not registry.prod.guaranteed else ""
-    return f"probe {registry.version}{unguaranteed}{f', {registry.taint}' if registry.taint else ''}"
+    """The version in production, with its marks: without a guarantee, trained on erased rows."""
+    marks = [registry.prod.mark if registry.prod else "", str(registry.taint or "")]
+    return ", ".join([f"probe {registry.version}", *filter(None, marks)])
 
 
 def _outcome(outcome: Promotion) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import onnx
 import pytest
 import yaml
 
 from abstain.sample.write import write_sample
-from tests.conftest import Project, new_project
+from tests.conftest import Project, copy_of, new_project, read_json
 from tests.llm.builders import save_speaking_model
 
 pytestmark = pytest.mark.slow
@@ -145,6 +146,29 @@ def test_second_assistant_shares_the_cache_and_the_server_alone(started: Assista
     assert re.search(r"features +runs .* [1-9][\d,]+ tokens", second.abstain("plan").stdout)
     assert "nothing is in production" in second.abstain("status").stdout
     assert flow_runs(first) == runs + 1
+
+
+def test_a_guarantee_that_too_few_answers_can_check_goes_live_without_it(started: Assistant, tmp_path: Path) -> None:
+    project = replace(copy_of(started.project, tmp_path), server=started.project.server)
+    project.edit_params("  target: 0.1 ", "  target: 0.9 ")  # which the validation split guarantees
+    project.edit_params("  min_slice: 20 ", "  min_slice: 1000 ")
+    done = project.abstain("retrain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promoted: probe v1.1.0 is in production\n  guarantee: not checked yet: the hold-out shows" in done.stdout
+    root = project.workspace
+    live, record = read_json(root / "registry.json")["history"][-1], read_json(root / "approvals" / "v1.1.0.json")
+    missing = live["more_reviews"]
+    assert missing > 0 and not live["guaranteed"] and read_json(root / "artifacts" / "threshold.json")["guaranteed"]
+    assert record["approved"] and not record["guaranteed"] and record["more_reviews"] == missing
+    mark = f"without a guarantee, an estimated {missing:,} more reviews are needed"
+    assert f"in production: probe v1.1.0, {mark}, by promote" in project.abstain("status").stdout
+    assert mark in project.git("log", "-1", "--format=%b", cwd=root)
+    (text,) = (one.value for one in onnx.load(root / "release" / "probe.onnx").metadata_props if one.key == "guarantee")
+    carried = json.loads(text)
+    assert carried["guaranteed"] is False and carried["message"].startswith("not checked yet: ")
+    assert carried["more_reviews"] == missing and carried["metric"] == "error_rate"
+    assert "confidence 90 %, not checked yet: the hold-out has" in (root / "release" / "report.md").read_text()
+    assert yaml.safe_load((root / "params.yaml").read_text())["split"]["holdout_frozen_at"] is None
 
 
 def flow_runs(project: Project) -> int:

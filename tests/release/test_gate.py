@@ -13,7 +13,16 @@ import pytest
 
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
-from abstain.release.gate import CandidateMeasurements, EvaluationWindow, GateCheck, GateDecision, Rule, decide
+from abstain.release.gate import (
+    CandidateMeasurements,
+    EvaluationWindow,
+    GateCheck,
+    GateDecision,
+    NoGuarantee,
+    Rule,
+    decide,
+    unchecked_guarantee,
+)
 
 PARAMS = GateParams(
     bootstrap=100,
@@ -452,7 +461,8 @@ def test_one_group_says_nothing_of_others_and_fails_closed(champion: str | None)
     assert better and all(c.passed is False and c.value == 0 for c in better)
 
 
-UNGUARANTEED = replace(MEASURED, unguaranteed="about 500 more reviews are needed", may_lack_guarantee=True)
+NONE = NoGuarantee("about 500 more reviews are needed", 500)
+UNGUARANTEED = replace(MEASURED, unguaranteed=NONE, may_lack_guarantee=True)
 
 
 def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
@@ -467,6 +477,67 @@ def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
     refused = judged(few, few, replace(UNGUARANTEED, may_lack_guarantee=False), champion=None)
     assert refused.reasons == ["A302 guarantee: none: about 500 more reviews are needed"]
     assert not judged(few, few, replace(UNGUARANTEED, latency_p99_ms=21), champion=None).approved
+
+
+def test_the_decision_says_as_data_whether_anything_is_guaranteed_and_what_is_missing() -> None:
+    first, refused = (
+        judged(measured=replace(UNGUARANTEED, may_lack_guarantee=may), champion=None).to_dict() for may in (True, False)
+    )
+    for record, approved in ((first, True), (refused, False)):
+        assert (record["approved"], record["guaranteed"], record["more_reviews"]) == (approved, False, 500)
+    assert first["no_guarantee"] == "none yet: about 500 more reviews are needed"
+    kept, missed = judged().to_dict(), judged(measured=replace(MEASURED, target_precision=1.2)).to_dict()
+    assert (kept["approved"], kept["guaranteed"]) == (True, True)
+    assert (missed["approved"], missed["guaranteed"]) == (False, False)
+    assert {record[key] for record in (kept, missed) for key in ("no_guarantee", "more_reviews")} == {None}
+
+
+def showing(shown: int, hidden: int = 50) -> EvaluationWindow:
+    """A hold-out that shows `shown` of its answers, and withholds the others."""
+    confidence = np.repeat([0.9, 0.1], [shown, hidden])
+    rows = len(confidence)
+    return EvaluationWindow(np.ones(rows, int), np.arange(rows), np.full(rows, "gold"), {"probe": confidence})
+
+
+@pytest.mark.parametrize(("shown", "more"), [(1, 1140), (12, 40), (13, 33), (19, 4)])
+def test_a_guarantee_is_unchecked_while_the_hold_out_shows_too_few(shown: int, more: int) -> None:
+    found = unchecked_guarantee(showing(shown), 0.5, PARAMS, reviews=60, frozen=False)
+    assert found == NoGuarantee(
+        f"the hold-out shows {shown} of its reviewed answers, 20 are needed: bring about {more:,} more reviews",
+        more,
+        shown,
+    )
+
+
+def test_a_hold_out_that_shows_enough_checks_the_guarantee() -> None:
+    assert unchecked_guarantee(showing(20), 0.5, PARAMS, reviews=60, frozen=False) is None
+    assert unchecked_guarantee(showing(20), 0.95, PARAMS, reviews=60, frozen=False) is not None, "none of them is shown"
+
+
+def test_answers_shown_are_counted_by_their_effective_sample_size() -> None:
+    weight = np.repeat([1.0, 0.1, 1.0], [10, 30, 50])
+    found = unchecked_guarantee(replace(showing(40), weight=weight), 0.5, PARAMS, reviews=100, frozen=False)
+    assert found is not None and found.shown == pytest.approx(13**2 / 10.3)
+    assert found.more_reviews == 22 and "shows 40 (n_eff 16.4) of" in found.why
+
+
+def test_where_no_number_of_reviews_is_known_none_is_named() -> None:
+    nothing = unchecked_guarantee(showing(0), 0.5, PARAMS, reviews=60, frozen=False)
+    assert nothing is not None and nothing.more_reviews is None
+    assert nothing.why == "the hold-out shows none of its reviewed answers, 20 are needed: bring more reviews"
+    frozen = unchecked_guarantee(showing(12), 0.5, PARAMS, reviews=60, frozen=True)
+    assert frozen is not None and frozen.more_reviews is None and "move split.holdout_frozen_at" in frozen.why
+
+
+def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:
+    few = showing(12)
+    few.confidences["length_only"] = few.confidences["probe"]
+    found = unchecked_guarantee(few, 0.5, PARAMS, reviews=60, frozen=False)
+    first = judged(few, few, replace(MEASURED, unguaranteed=found, may_lack_guarantee=True), champion=None)
+    assert first.approved and not first.guaranteed and first.more_reviews == 40
+    guarantee = check(first, "guarantee")
+    assert guarantee.message.startswith("not checked yet: the hold-out shows 12 of")
+    assert (guarantee.value, guarantee.limit) == (12, 20)
 
 
 def passed_when_worse(samples: int) -> None:

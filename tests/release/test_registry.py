@@ -34,6 +34,20 @@ def rolled_back(made: Registry, wanted: str | None = None, reason: str = "compla
     return made.rolled_back(event(made.rollback_target(wanted).version, "rollback", reason))
 
 
+def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missing() -> None:
+    plain = event("v1.0.0")
+    unknown = plain.model_copy(update={"guaranteed": False})
+    missing = unknown.model_copy(update={"more_reviews": 1200})
+    assert [one.mark for one in (plain, unknown, missing)] == [
+        "",
+        "without a guarantee",
+        "without a guarantee, an estimated 1,200 more reviews are needed",
+    ]
+    made = Registry().promoted(missing)
+    assert not made.guaranteed and parse_registry(made.to_json()) == made
+    assert not Registry().guaranteed and registry("v1.0.0").guaranteed
+
+
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [

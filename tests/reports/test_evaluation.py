@@ -179,6 +179,18 @@ def test_without_a_guarantee_it_says_why_and_how_many_reviews_would_do() -> None
     assert "reviews needed" not in hopeless
 
 
+@pytest.mark.parametrize("options", [{}, {"metric": "error_rate", "target": 0.1}])
+def test_a_guarantee_that_too_few_answers_check_is_nowhere_said_without_that(options: dict[str, Any]) -> None:
+    markdown, page = pages(**options, changed=FEW)
+    few = "not checked yet: the hold-out has 1 shown answer where 20 are needed"
+    assert few in section(markdown, "Model card")
+    assert "**Guaranteed, but not checked yet:**" in first_lines(markdown)
+    assert "(guaranteed, with confidence 90 %, not checked yet)" in first_lines(markdown)
+    assert Page(page).tables[1][-1][0] == "served: guaranteed, not checked yet"
+    assert "not checked yet" not in pages(**options)[0]
+    assert "not checked yet" not in markdown_of(guaranteed=False, changed=FEW)
+
+
 def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
     markdown, page = pages(heuristic=False)
     assert "**Heuristic threshold:** there is none" in first_lines(markdown)

@@ -1,7 +1,11 @@
-"""Versions without a guarantee: the first goes live as such, and the first with one replaces it."""
+"""Versions without a checked guarantee: the first goes live as such, and the first with one replaces it."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import onnx
 import pytest
 
 from abstain.config.params import load_params
@@ -30,8 +34,22 @@ def frozen(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> list[str | None
 
 
 def set_on_infeasible(workspace: Plain, value: str) -> None:
-    edit_params(workspace, {"threshold": {"on_infeasible": value}})
+    """Also the hold-out is not frozen, as at the start of a project."""
+    edit_params(workspace, {"threshold": {"on_infeasible": value}, "split": {"holdout_frozen_at": None}})
     commit(workspace, "Where nothing can be guaranteed", paths.PARAMS)
+
+
+def approval(workspace: Plain, name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((workspace.path / paths.APPROVALS / f"{name}.json").read_text())
+    return read
+
+
+def carried_guarantee(workspace: Plain) -> dict[str, Any]:
+    """The guarantee that the released file tells its callers."""
+    entries = onnx.load(workspace.path / paths.RELEASED_ONNX).metadata_props
+    (text,) = (entry.value for entry in entries if entry.key == "guarantee")
+    read: dict[str, Any] = json.loads(text)
+    return read
 
 
 def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
@@ -41,13 +59,15 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     first_candidates.write(1.5, unguaranteed=WHY)
     assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [f"none yet: {WHY}"])
     live = workspace.on_origin().prod
-    assert live is not None and not live.guaranteed and frozen == []
+    assert live is not None and not live.guaranteed and live.more_reviews == 500 and frozen == []
+    assert carried_guarantee(workspace) == {"guaranteed": False, "message": f"none yet: {WHY}", "more_reviews": 500}
     first_candidates.write(1.4, drop=20, unguaranteed=WHY)  # the hold-out has grown, and is no rival's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word
     assert first_candidates.promote() == Promotion("promoted", "v1.2.0", [])
     live = workspace.on_origin().prod
-    assert live is not None and live.guaranteed and frozen == ["v1.1.0"]
+    assert live is not None and live.guaranteed and live.more_reviews is None and frozen == ["v1.1.0"]
+    assert carried_guarantee(workspace) == {"guaranteed": True, "message": "precision of at least 0.8"}
     first_candidates.write(1.6, drop=10, unguaranteed=WHY)
     assert first_candidates.promote() == Promotion("rejected", "v1.2.0", [f"A302 guarantee: none: {WHY}"])
 
@@ -60,3 +80,78 @@ def test_where_it_must_not_the_record_says_why(
     assert first_candidates.promote() == Promotion("rejected", None, [f"A302 guarantee: none: {WHY}"])
     assert workspace.on_origin().prod is None and frozen == []
     assert list((workspace.path / paths.APPROVALS).glob("rejected-*.json"))
+
+
+FEW = 380
+"""So many answers fewer leave a hold-out that shows too few to check a guarantee."""
+
+
+def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
+    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
+) -> None:
+    set_on_infeasible(workspace, "heuristic")
+    first_candidates.write(1.5, drop=FEW)
+    outcome = first_candidates.promote()
+    record, live = approval(workspace, "v1.0.0"), workspace.on_origin().prod
+    (said,) = outcome.reasons
+    shown = next(check["value"] for check in record["checks"] if check["name"] == "guarantee")
+    more = record["more_reviews"]
+    assert 0 < shown < 20 and 60 * 20 / shown <= 60 + more < 60 * 20 / shown + 1, "of 60 reviews a third are here"
+    assert said.startswith("not checked yet: the hold-out shows ") and said.endswith(f"bring about {more} more reviews")
+    assert (record["approved"], record["guaranteed"], record["no_guarantee"]) == (True, False, said)
+    assert live is not None and (live.guaranteed, live.more_reviews) == (False, more) and frozen == []
+    assert carried_guarantee(workspace) == {"guaranteed": False, "message": said, "more_reviews": more}
+    assert live.mark in first_candidates.judged[-1] and live.mark in workspace.git("log", "-1", "--format=%b")
+    first_candidates.write(1.4, drop=FEW)  # not compared with the other
+    assert first_candidates.promote().version == "v1.1.0" and frozen == []
+    first_candidates.write(1.2)  # ranks worse, but is checked
+    assert first_candidates.promote() == Promotion("promoted", "v1.2.0", [])
+    assert workspace.on_origin().guaranteed and frozen == ["v1.1.0"]
+
+
+def test_the_same_bytes_are_judged_again_once_the_hold_out_can_check_them(
+    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
+) -> None:
+    set_on_infeasible(workspace, "heuristic")
+    first_candidates.write(1.5, drop=FEW)
+    assert first_candidates.promote().status == "promoted"
+    first_candidates.write(1.5, drop=FEW - 1)
+    assert first_candidates.promote().status == "unchanged" and workspace.on_origin().version == "v1.0.0"
+    first_candidates.write(1.5)
+    assert first_candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    first, second = workspace.on_origin().history
+    assert first.candidate == second.candidate and (first.guaranteed, second.guaranteed) == (False, True)
+    first_candidates.write(1.5, drop=FEW)
+    assert first_candidates.promote().status == "unchanged"
+
+
+def test_one_that_cannot_be_checked_replaces_none_that_was(
+    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
+) -> None:
+    set_on_infeasible(workspace, "heuristic")
+    first_candidates.write(1.2)
+    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
+    first_candidates.write(1.6, drop=FEW)
+    outcome = first_candidates.promote(new_holdout="fewer answers")
+    assert (outcome.status, outcome.version) == ("rejected", "v1.0.0")
+    assert any(reason.startswith("A402 precision: ") for reason in outcome.reasons)
+
+
+def test_where_versions_must_be_guaranteed_too_few_shown_answers_are_a_rejection(
+    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
+) -> None:
+    set_on_infeasible(workspace, "fail")
+    first_candidates.write(1.5, drop=FEW)
+    outcome = first_candidates.promote()
+    assert outcome.status == "rejected" and any(reason.startswith("A402 precision: ") for reason in outcome.reasons)
+    assert workspace.on_origin().prod is None
+
+
+def test_a_frozen_hold_out_grows_by_no_review(
+    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
+) -> None:
+    edit_params(workspace, {"threshold": {"on_infeasible": "heuristic"}})
+    commit(workspace, "Where nothing can be guaranteed", paths.PARAMS)
+    first_candidates.write(1.5, drop=FEW)
+    (said,) = first_candidates.promote().reasons
+    assert "move split.holdout_frozen_at" in said and approval(workspace, "v1.0.0")["more_reviews"] is None

@@ -8,6 +8,7 @@ answers are counted by their effective sample size (`metrics.effective_sample_si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -21,7 +22,7 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
 
 GUARANTEE = "guarantee"
-"""The name of the check of a candidate without a guarantee."""
+"""The name of the check of a candidate without a guarantee that the hold-out can check."""
 Rule = Literal["better", "not_worse", "accepted"]
 """The required comparison with the champion. `not_worse`: the champion was trained on rows that were erased since.
 `accepted`: in addition a user accepts a worse challenger, so that the comparison is shown but not judged."""
@@ -74,9 +75,13 @@ class GateCheck:
 
 @dataclass(frozen=True)
 class GateDecision:
-    """The gate's decision. Approved when every judged check passed and at least one was judged."""
+    """The gate's decision. Approved when every judged check passed and at least one was judged.
+
+    `more_reviews`: about how many more a guarantee takes; None with a guarantee, and where no number of them is known.
+    """
 
     checks: tuple[GateCheck, ...] = field(default=())
+    more_reviews: int | None = None
 
     @property
     def approved(self) -> bool:
@@ -84,12 +89,42 @@ class GateDecision:
         return bool(judged) and all(check.passed for check in judged)
 
     @property
+    def guaranteed(self) -> bool:
+        """Whether the candidate is approved with a guarantee that the hold-out has checked."""
+        return self.approved and self.no_guarantee is None
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why the candidate has no such guarantee; None where its guarantee was checked, kept or not."""
+        return next((check.message for check in self.checks if check.name == GUARANTEE), None)
+
+    @property
     def reasons(self) -> list[str]:
         return [f"{check.code} {check.name}: {check.message}" for check in self.checks if check.passed is False]
 
     def to_dict(self) -> dict[str, object]:
         checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
-        return {"approved": self.approved, "reasons": self.reasons, "checks": checks}
+        return {
+            "approved": self.approved,
+            "guaranteed": self.guaranteed,
+            "no_guarantee": self.no_guarantee,
+            "more_reviews": self.more_reviews,
+            "reasons": self.reasons,
+            "checks": checks,
+        }
+
+
+@dataclass(frozen=True)
+class NoGuarantee:
+    """Why nothing is guaranteed of a candidate, and about how many more reviews, of all splits, would change that.
+
+    `more_reviews` is None where no number of them is known to. `shown`: None where the validation split gives no
+    guarantee; else the effective sample size of the answers that the hold-out shows, which are too few to check it.
+    """
+
+    why: str
+    more_reviews: int | None
+    shown: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +133,8 @@ class CandidateMeasurements:
 
     `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
-    production uses now, None for a first version. `unguaranteed` is why nothing is guaranteed of the candidate, None
-    where something is; `may_lack_guarantee`, whether it may be promoted all the same.
+    production uses now, None for a first version. `unguaranteed`: None where something is guaranteed of the candidate
+    that the hold-out can check; `may_lack_guarantee`: whether it may be promoted all the same.
     """
 
     threshold: float
@@ -108,7 +143,7 @@ class CandidateMeasurements:
     latency_p99_ms: float
     champion_threshold: float | None = None
     target_error_rate: float | None = None
-    unguaranteed: str | None = None
+    unguaranteed: NoGuarantee | None = None
     may_lack_guarantee: bool = False
 
 
@@ -143,7 +178,8 @@ def decide(
             compared = [_accepted(check) for check in compared]
         checks += [_same_holdout(same_holdout, erased), *compared]
     if measured.unguaranteed is not None:
-        checks = [*(replace(check, passed=None) for check in checks), _guarantee(measured, measured.unguaranteed)]
+        guarantee = _guarantee(measured.unguaranteed, measured.may_lack_guarantee, params.min_slice)
+        checks = [*(replace(check, passed=None) for check in checks), guarantee]
     checks += [
         _at_most(Code.EXPORT_DIFFERS, "ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
         _at_most(
@@ -154,12 +190,37 @@ def decide(
             "p99 in ms for one answer on one core",
         ),
     ]
-    return GateDecision(tuple(checks))
+    return GateDecision(tuple(checks), measured.unguaranteed.more_reviews if measured.unguaranteed else None)
 
 
-def _guarantee(measured: CandidateMeasurements, why: str) -> GateCheck:
-    passed = measured.may_lack_guarantee
-    return _check(Code.NO_THRESHOLD, GUARANTEE, passed, 0, 1, f"{'none yet' if passed else 'none'}: {why}")
+def unchecked_guarantee(
+    holdout: EvaluationWindow, threshold: float, params: GateParams, reviews: int, frozen: bool
+) -> NoGuarantee | None:
+    """Why the hold-out cannot check the guarantee of `threshold` yet; None where it shows `params.min_slice` answers.
+
+    Args:
+        reviews: the number of reviewed answers in all splits.
+        frozen: whether the hold-out takes in no more answers, so that no number of reviews would do.
+    """
+    shown = holdout.shown(threshold)
+    _, n_eff = holdout.precision(shown)
+    if n_eff >= params.min_slice:
+        return None
+    rows = int(shown.sum())
+    counted = f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.1f})"
+    why = f"the hold-out shows {counted if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
+    more = None if frozen or not rows else math.ceil(reviews * (params.min_slice - n_eff) / n_eff)
+    if frozen:
+        why += ", and it is frozen: move split.holdout_frozen_at, or set it to null"
+    else:
+        why += ": bring more reviews" if more is None else f": bring about {more:,} more reviews"
+    return NoGuarantee(why, more, n_eff)
+
+
+def _guarantee(found: NoGuarantee, passed: bool, least: int) -> GateCheck:
+    state, value, limit = ("none", 0.0, 1) if found.shown is None else ("not checked", found.shown, least)
+    message = f"{state}{' yet' if passed else ''}: {found.why}"
+    return _check(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
 
 
 def _same_holdout(same: bool, erased: int) -> GateCheck:

@@ -24,7 +24,11 @@ VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 
 
 class Event(BaseModel):
-    """One move of the pointer. `guaranteed`: whether the version's threshold has a guarantee."""
+    """One move of the pointer.
+
+    `guaranteed`: whether the version's threshold has a guarantee that the gate has checked. Where it has none,
+    `more_reviews` is about how many more reviews would give one, None where no number of them is known to.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,6 +40,12 @@ class Event(BaseModel):
     holdout: str
     reason: str
     guaranteed: bool = True
+    more_reviews: int | None = None
+
+    @property
+    def mark(self) -> str:
+        """What a version without a checked guarantee is marked as, with the reviews that are missing; else ""."""
+        return "" if self.guaranteed else without_guarantee(self.more_reviews)
 
 
 class Taint(BaseModel):
@@ -76,6 +86,11 @@ class Registry(BaseModel):
     def version(self) -> str | None:
         """The version in production, None where nothing is."""
         return self.prod.version if self.prod else None
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether a version with a checked guarantee is in production."""
+        return self.prod is not None and self.prod.guaranteed
 
     @property
     def taint(self) -> Taint | None:
@@ -146,6 +161,11 @@ class Registry(BaseModel):
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+
+def without_guarantee(more_reviews: int | None) -> str:
+    """The mark of a version that guarantees nothing yet."""
+    return "without a guarantee" + (f", an estimated {more_reviews:,} more reviews are needed" if more_reviews else "")
 
 
 def parse_registry(text: str) -> Registry:

@@ -33,9 +33,9 @@ class Decision:
 
     `confidence` is the probe's own score; `probability` the calibrated probability that the answer is correct, with the
     bounds `probability_low` and `probability_high` where the calibrator has any (Venn-Abers). `guarantee` is the
-    guarantee of `threshold` when `version` was made. An answer that the base model cannot read has no confidence and is
-    not shown; nor is one without any context where the probe was trained with some: its decision is `unavailable`.
-    `reason` is the reason for either.
+    guarantee of `threshold` when `version` was made, or why it went live without one. An answer that the base model
+    cannot read has no confidence and is not shown; nor is one without any context where the probe was trained with
+    some: its decision is `unavailable`. `reason` is the reason for either.
     """
 
     interaction_id: str

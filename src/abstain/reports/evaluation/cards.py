@@ -16,6 +16,10 @@ def model_card(evaluated: Evaluated) -> list[str]:
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
     limit = "precision of at least" if evaluated.is_precision else "error rate (shown and incorrect, of all) of at most"
     guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
+    if not threshold["guaranteed"]:
+        guarantee = f"none ({guarantee}: asked for)"
+    elif evaluated.unchecked:
+        guarantee += f", not checked yet: {evaluated.unchecked}"
     rows = {
         "base model": served["model"],
         "reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
@@ -24,7 +28,7 @@ def model_card(evaluated: Evaluated) -> list[str]:
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
         "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
         "threshold": figure(evaluated.at["threshold"], ".6f"),
-        "guarantee": guarantee if threshold["guaranteed"] else f"none ({guarantee}: asked for)",
+        "guarantee": guarantee,
         "forward tokens": figure(evaluated.evaluation["forward_tokens"].get(SERVED), ",.0f") + " for one answer",
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",

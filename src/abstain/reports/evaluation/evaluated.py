@@ -68,7 +68,14 @@ class Evaluated:
         """Where what is guaranteed is measured on too few answers of the hold-out to be checked, how many; else ""."""
         of_shown = self.at["shown"], self.at["shown_n_eff"], "shown answer"
         of_all = self.holdout["rows"], self.holdout["effective_sample_size"], "answer"
-        rows, n_eff, what = of_shown if self.is_precision else of_all
+        return self._short_of(*(of_shown if self.is_precision else of_all))
+
+    @property
+    def unchecked(self) -> str:
+        """Where the hold-out shows too few answers for the gate to check a guarantee, how many; else ""."""
+        return self._short_of(self.at["shown"], self.at["shown_n_eff"], "shown answer")
+
+    def _short_of(self, rows: int, n_eff: float, what: str) -> str:
         least = self.evaluation["min_rows"]
         if n_eff >= least:
             return ""

@@ -55,7 +55,7 @@ def _guaranteed(evaluated: Evaluated) -> str:
     n_eff = "" if even == rows else f", effective sample size {even:,}"
     tested = f"{count(rows, 'reviewed answer')} of the validation split{n_eff}, where {_shows(threshold)}"
     return labelled(
-        "Guaranteed",
+        "Guaranteed, but not checked yet" if evaluated.unchecked else "Guaranteed",
         f"{limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
         f"{tested} (p = {figure(threshold['p_value'], '.2g')}).",
     )
@@ -159,11 +159,10 @@ def _key_figures(evaluated: Evaluated) -> str:
     limit, of_what = (
         ("≥", "of the shown answers correct") if is_precision else ("≤", "of all answers shown and incorrect")
     )
-    aim = (
-        f"guaranteed, with confidence {share(threshold['confidence'])}"
-        if threshold["guaranteed"]
-        else "aimed at, not guaranteed"
-    )
+    aim = "aimed at, not guaranteed"
+    if threshold["guaranteed"]:
+        unchecked = ", not checked yet" if evaluated.unchecked else ""
+        aim = f"guaranteed, with confidence {share(threshold['confidence'])}{unchecked}"
     found = [
         (f"{limit} {share(target)}", f"{of_what} ({aim})"),
         (

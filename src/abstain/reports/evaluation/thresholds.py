@@ -42,7 +42,9 @@ def _comparison(evaluated: Evaluated) -> str:
         rows.append(
             _compared("heuristic: just good enough on validation", threshold["heuristic"], holdout["at_heuristic"])
         )
-    served = "served: guaranteed" if threshold["guaranteed"] else "served: heuristic, without a guarantee"
+    served = "served: heuristic, without a guarantee"
+    if threshold["guaranteed"]:
+        served = f"served: guaranteed{', not checked yet' if evaluated.unchecked else ''}"
     rows.append(bold_row(_compared(served, threshold, evaluated.at)))
     columns = (
         "what is shown",
