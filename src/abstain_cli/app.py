@@ -143,6 +143,7 @@ def retrain(
 @app.command()
 def status() -> None:
     """Show the version in production, since when, and its metrics on the hold-out."""
+    from abstain.reports.formatting import figure, with_bounds
     from tasks.status import read_status
 
     registry, holdout = read_status()
@@ -152,9 +153,8 @@ def status() -> None:
     probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
     console.print(
         f"in production: {_live(registry)}, by {registry.prod.action} at "
-        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\nAUROC {probe['auroc']:.3f} "
-        f"[{probe['auroc_low']:.3f}, {probe['auroc_high']:.3f}] on {holdout['rows']} answers; "
-        f"at threshold {at['threshold']:.3f} precision {at['precision']:.3f}, shows {at['coverage']:.1%}"
+        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\nAUROC {with_bounds(probe, 'auroc')} on {holdout['rows']} answers; "
+        f"at threshold {at['threshold']:.3f} precision {figure(at['precision'])}, shows {at['coverage']:.1%}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")

@@ -210,6 +210,20 @@ def test_status_says_what_the_live_version_was_trained_on(
     assert "v1.0.0: trained on erased rows since 2026-11-20" in told, "whoever goes back there knows before"
 
 
+def test_status_of_a_version_judged_on_a_handful_of_answers_names_what_is_not_defined(
+    workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"))}, "rows": 3}
+    figures["at_threshold"] = {"threshold": 0.5, "precision": None, "coverage": 0.0}
+    record = {"metrics": {"holdout": figures}}
+    (workspace.path / paths.APPROVALS / "v1.0.0.json").write_text(json.dumps(record))
+    commit(workspace, "Figures", paths.APPROVALS)
+    push(workspace)
+    cli.status()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "AUROC not defined on 3 answers; at threshold 0.500 precision not defined, shows 0.0%" in told
+
+
 def test_what_a_run_publishes_says_it_too(
     workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

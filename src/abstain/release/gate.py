@@ -207,7 +207,7 @@ def unchecked_guarantee(
     if n_eff >= params.min_slice:
         return None
     rows = int(shown.sum())
-    counted = f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.1f})"
+    counted = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
     why = f"the hold-out shows {counted if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
     more = None if frozen or not rows else math.ceil(reviews * (params.min_slice - n_eff) / n_eff)
     if frozen:
