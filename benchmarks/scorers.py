@@ -180,7 +180,7 @@ class Reader:
         }
         out_of_fold = {one.scorer.name: one.out_of_fold for one in signals}
         out_of_fold |= {name: fit.out_of_fold.astype(float) for name, fit in (fits | learnt).items()}
-        fusion = fit_fusion(pd.DataFrame(out_of_fold), labels)
+        fusion = fit_fusion(pd.DataFrame(out_of_fold), labels).fusion
         probes = {name: fit.probe for name, fit in fits.items()}
         return Fitted(
             [one.scorer for one in signals], probes, {name: fit.regressor for name, fit in learnt.items()}, fusion

@@ -32,7 +32,8 @@ def needed_keys() -> dict[str, set[str]]:
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:
             bundle = fetch_release(workspace.path, promoted)
-            sources.append((Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).source, interactions))
+            reader = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings).reader
+            sources += [(source, interactions) for source in reader.sources]
     needed = read.perturber.keys(rows)
     for source, of in sources:
         needed.setdefault(source.space().digest, set()).update(filter(None, source.keys(of)))

@@ -18,11 +18,13 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.gate import (
+    CHALLENGER,
     CandidateMeasurements,
     EvaluationWindow,
     GateDecision,
@@ -55,7 +57,8 @@ def judge(
 
     params = load_params(workspace.path / paths.PARAMS)
     scores = pd.read_parquet(workspace.path / paths.SCORES)
-    names = ["probe", "length_only", "base_rate"]
+    scores[CHALLENGER] = scores["confidence"]
+    names = [CHALLENGER, LENGTH_ONLY, BASE_RATE]
     # A champion without a checked guarantee is no rival: the first version with one replaces it.
     rival = registry.prod if registry.guaranteed else None
     champion, champion_threshold = None, None
@@ -72,10 +75,11 @@ def judge(
                     "is to be judged as a first version: abstain promote --accept-new-holdout REASON",
                 ) from None
             champion = None
-    candidate = OnnxProbe(workspace.path / paths.ONNX)
+    candidate = OnnxProbe(workspace.path / paths.ONNX).metadata
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
+    took = json.loads(run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path))
     of_errors = params.threshold.metric == "error_rate"
-    threshold = float(candidate.metadata["threshold"])
+    threshold = float(candidate["threshold"])
     holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
     may_lack = params.threshold.on_infeasible == "heuristic"
     unguaranteed = None
@@ -90,10 +94,12 @@ def judge(
         target_precision=tuned["precision"] if of_errors else params.threshold.target,
         target_error_rate=params.threshold.target if of_errors else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
-        latency_p99_ms=float(run(["python", "-m", "abstain.serving.probe_latency", str(paths.ONNX)], workspace.path)),
+        latency_p99_ms=took["p99_ms"],
         champion_threshold=champion_threshold,
         unguaranteed=unguaranteed,
         may_lack_guarantee=may_lack and (rival is None or rule == "accepted"),
+        forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
+        base_model_ms=took["base_model_ms"],
     )
     erased: int | None = 0
     if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None:
@@ -133,12 +139,12 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> t
     predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, load_settings())
     interactions = DataStore(workspace.path / paths.DATA).interactions(ids)
     # Its layer or model may differ from the candidate's; the cache keeps what is computed for the next decision.
-    predictor.source.compute_missing(interactions)
+    predictor.compute_missing(interactions)
     # An answer that the champion cannot read is not shown.
     confidences = [
         0.0 if verdict.confidence is None else verdict.confidence for verdict in predictor.score(interactions)
     ]
-    return confidences, float(predictor.probe.metadata["threshold"])
+    return confidences, predictor.threshold
 
 
 def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:

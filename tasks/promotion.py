@@ -21,9 +21,9 @@ from abstain.release.registry import Registry, load_registry, next_version, tag_
 from tasks.decision_record import decision_table, earlier_rejection
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
-from tasks.holdout import freeze_holdout
 from tasks.plan import LOCK, REQUIREMENTS
 from tasks.progress import observe
+from tasks.promotion_params import write_decided
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
 from tasks.workspace import Workspace
@@ -156,7 +156,8 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
     assert registry.prod is not None
     message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
-    commit(workspace, message, *POINTER)
+    decided = [paths.PARAMS] if write_decided(workspace, now) else []
+    commit(workspace, message, *POINTER, *decided)
     push(workspace)
     return moved
 
@@ -175,16 +176,14 @@ def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
 
 
 def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
-    """Commit the bundle with its record and the moved pointer, tag, push.
-
-    The first promotion with a checked guarantee freezes the hold-out: until then it may grow.
-    """
+    """Commit the bundle with its record, the moved pointer and what the promotion decides; tag, push."""
     version = record["version"]
-    frozen = [LOCK] if registry.guaranteed and freeze_holdout(workspace) else []
+    assert registry.prod is not None
+    decided = [LOCK] if write_decided(workspace, registry.prod) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_json(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
-    mark = f"\n\nIt is {registry.prod.mark}." if registry.prod and registry.prod.mark else ""
-    commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *frozen)
+    mark = f"\n\nIt is {registry.prod.mark}." if registry.prod.mark else ""
+    commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *decided)
     workspace.git("tag", "--annotate", "--force", tag_of(version), "-m", f"probe {version}, approved by the gate")
     push(workspace, tag_of(version))

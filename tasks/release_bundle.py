@@ -1,4 +1,4 @@
-"""The bundle of a release: the ONNX file stamped with its version, reports, metrics, approval record and a smoke test.
+"""The bundle of a release: the ONNX files, the probe's stamped with the version, reports, metrics, record, smoke test.
 
 It is one DVC-tracked folder, `release/`, immutable under its tag. torch and ONNX Runtime are imported where needed.
 """
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,11 +20,14 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
+from abstain.release.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, current_smoke_test
 from abstain.release.registry import Event, parse_registry, tag_of
 from tasks.plan import REQUIREMENTS
 from tasks.shell import git, run
 from tasks.workspace import origin_snapshot
+
+if TYPE_CHECKING:
+    from abstain.serving.live_scorer import LiveScorer
 
 SMOKE_ROWS = 8
 SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.safetensors", "smoke.json"
@@ -71,13 +74,13 @@ def fetch_release(repository: Path, event: Event) -> Path:
 
 def smoke_test(bundle: Path, event: Event) -> None:
     """Score the bundle's own answers; raises `AbstainError` unless they score as when promoted."""
-    from abstain.data.store.state_table import StateTable
-    from abstain.learning.estimators.onnx_probe import OnnxProbe
+    from abstain.serving.live_scorer import LiveScorer
 
-    probe = OnnxProbe(bundle / paths.RELEASED_ONNX.name)
-    expected = np.array(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
-    difference = float(np.abs(probe.confidence(StateTable(bundle / SMOKE_STATES)) - expected).max())
-    if probe.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
+    scorer = LiveScorer.open(bundle / paths.RELEASED_ONNX.name)
+    expected = current_smoke_test(json.loads((bundle / SMOKE_CONFIDENCES).read_text()))
+    found = _smoke_confidences(scorer, bundle / SMOKE_STATES)
+    difference = max(float(np.abs(np.subtract(found[name], of)).max()) for name, of in expected.items())
+    if scorer.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
         raise AbstainError(
             Code.EXPORT_DIFFERS, f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used"
         )
@@ -96,6 +99,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     bundle.mkdir()
     onnx = root / paths.RELEASED_ONNX
     stamp(root / paths.ONNX, onnx, {"version": version, FORMAT_KEY: str(BUNDLE_FORMAT), **_guarantee(root, record)})
+    shutil.copytree(root / paths.ONNX_PARTS, root / paths.RELEASED_PARTS)
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
@@ -111,6 +115,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         reason=_reason(record["erasure"], record["new_holdout"]),
         guaranteed=record["guaranteed"],
         more_reviews=record["more_reviews"],
+        kind=json.loads((root / paths.SERVED).read_text())["kind"],
     )
     smoke_test(bundle, event)
     return event
@@ -137,13 +142,23 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
     import torch
 
     from abstain.data.store.state_table import StateTable, write_table
-    from abstain.learning.estimators.onnx_probe import OnnxProbe
+    from abstain.serving.live_scorer import LiveScorer
 
     table = StateTable(root / paths.FEATURES)
     rows = table.take(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
     lengths = [len(row) for row in rows]
     write_table(bundle / SMOKE_STATES, lengths, table.width, torch.float32, enumerate(rows), table.model)
-    write_json(bundle / SMOKE_CONFIDENCES, OnnxProbe(root / paths.ONNX).confidence(rows).tolist())
+    confidences = _smoke_confidences(LiveScorer.open(root / paths.ONNX), bundle / SMOKE_STATES)
+    write_json(bundle / SMOKE_CONFIDENCES, confidences)
+
+
+def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float]]:
+    """The probe's confidences of the `states` of real answers, and the live scorer's of one that is made up."""
+    from abstain.data.store.state_table import StateTable
+    from abstain.serving.scorer_latency import made_up_answer
+
+    live = np.nan_to_num(scorer.score(made_up_answer(scorer)), nan=-1.0)
+    return {"probe": scorer.head.confidence(StateTable(states)).tolist(), "live": live.tolist()}
 
 
 def sha256(file: Path) -> str:

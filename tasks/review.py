@@ -69,7 +69,7 @@ def prioritise(
     elif max(len(ids), len(trained_on)) > COMPARED:
         messages.append(f"drift: {COMPARED:,} questions, drawn at random, stand for the rest")
     frame["drift"] = drift(store, ids, trained_on, SentenceEncoder(), seed).reindex(frame.index)
-    return float(predictor.probe.metadata["threshold"]), messages
+    return predictor.threshold, messages
 
 
 def check_verdicts(

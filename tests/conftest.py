@@ -245,7 +245,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "llm": {"layer": 4},
         "validation": {"min_failed_rows": 7},  # the six that are broken are more than a fifth now
         "scorers": {"enabled": ["entailment"]},
-        "probe": {"zoo": ["linear", "attention"], "serve": "linear", "max_epochs": 10},
+        "probe": {"zoo": ["linear", "attention"], "export": "linear", "max_epochs": 10},
         "regressors": {"kinds": []},
         "sweep": {"layers": [2], "sites": ["residual", "mlp"]},
         # So few answers guarantee little, and no probe is surely better than another: the machinery is what is tested.

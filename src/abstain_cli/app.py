@@ -15,6 +15,7 @@ from rich.console import Console
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.scorer_names import PROBE
 from abstain_cli import cache, explain, import_rows, init, kb, latency, perturb, plan, quarantine, review, score, study
 from abstain_cli.progress_bar import step_progress
 from abstain_cli.usage import in_one_line, reject_renamed
@@ -150,11 +151,12 @@ def status() -> None:
     if registry.prod is None or holdout is None:
         console.print("nothing is in production yet: run `abstain retrain`")
         return
-    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
+    served = holdout.get("served", {"name": PROBE})["name"]  # until there was a choice, the probe
+    own, at = holdout["scorers"][served], holdout["at_threshold"]
     console.print(
         f"in production: {_live(registry)}, by {registry.prod.action} at "
-        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\nAUROC {with_bounds(probe, 'auroc')} on {holdout['rows']} answers; "
-        f"at threshold {at['threshold']:.3f} precision {figure(at['precision'])}, shows {at['coverage']:.1%}"
+        f"{registry.prod.at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC {with_bounds(own, 'auroc')} on {holdout['rows']} "
+        f"answers; at threshold {at['threshold']:.3f} precision {figure(at['precision'])}, shows {at['coverage']:.1%}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")

@@ -19,7 +19,8 @@ def summary(demo: Demo, project: Path) -> Table:
     """The demo's result as a small table; `project` is where it was made."""
     ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
     holdout = demo.metrics["holdout"]
-    probe, at = holdout["scorers"]["probe"], holdout["at_threshold"]
+    served, at = holdout["served"], holdout["at_threshold"]
+    own = holdout["scorers"][served["name"]]
     outcome = demo.retrained.outcome
     assert outcome is not None
     table = Table(show_header=False, title="Abstain, on the sample")
@@ -35,7 +36,8 @@ def summary(demo: Demo, project: Path) -> Table:
     table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
     for reason in outcome.reasons:
         table.add_row("", reason)
-    table.add_row("AUROC", f"{probe['auroc']:.3f}, 95 % interval {probe['auroc_low']:.3f} to {probe['auroc_high']:.3f}")
+    table.add_row("served", f"{served['name']}, {served['forward_tokens']:.0f} tokens an answer")
+    table.add_row("AUROC", f"{own['auroc']:.3f}, 95 % interval {own['auroc_low']:.3f} to {own['auroc_high']:.3f}")
     table.add_row(f"at threshold {at['threshold']:.3f}", f"precision {at['precision']:.1%}, shows {at['coverage']:.1%}")
     table.add_row("guaranteed there", demo.guarantee)
     table.add_row("", holdout_verdict(holdout))

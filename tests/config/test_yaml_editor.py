@@ -31,9 +31,9 @@ def without(names: set[str]) -> str:
 
 def test_edit_keeps_every_other_byte() -> None:
     assert edit(PARAMS, {}) == PARAMS
-    changed = edit(PARAMS, {"gate": {"seed": 4}, "probe": {"serve": "linear"}})
+    changed = edit(PARAMS, {"gate": {"seed": 4}, "probe": {"export": "linear"}})
     lines = [line for line in difflib.ndiff(PARAMS.splitlines(), changed.splitlines()) if line[0] == "+"]
-    assert [line.split("#")[0].split() for line in lines] == [["+", "serve:", "linear"], ["+", "seed:", "4"]]
+    assert [line.split("#")[0].split() for line in lines] == [["+", "export:", "linear"], ["+", "seed:", "4"]]
 
 
 def test_edit_reaches_an_entry_of_a_list() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.release.bundle_format import BUNDLE_FORMAT, current_metadata
+from abstain.release.bundle_format import BUNDLE_FORMAT, current_metadata, current_smoke_test
 
 FORMER = {
     "promised": True,
@@ -18,7 +18,8 @@ FORMER = {
 
 def test_metadata_without_a_format_get_the_current_keys() -> None:
     found = current_metadata({"version": "v1.0.0", "threshold": "0.5", "promise": json.dumps(FORMER)})
-    assert found.keys() == {"version", "threshold", "guarantee"}
+    assert found.keys() == {"version", "threshold", "guarantee", "scorer"}
+    assert json.loads(found["scorer"])["kinds"] == {"probe": "probe"}
     assert (found["version"], found["threshold"]) == ("v1.0.0", "0.5")
     assert json.loads(found["guarantee"]) == {
         "guaranteed": True,
@@ -44,3 +45,8 @@ def test_a_later_or_unknown_format_is_an_error_with_a_remedy(written: str) -> No
 def test_a_damaged_guarantee_is_not_converted(former: str) -> None:
     with pytest.raises((TypeError, ValueError)):
         current_metadata({"promise": former})
+
+
+def test_a_former_smoke_test_is_of_the_probe_alone() -> None:
+    assert current_smoke_test([0.5, 0.25]) == {"probe": [0.5, 0.25]}
+    assert current_smoke_test({"probe": [0.5], "live": [0.75]}) == {"probe": [0.5], "live": [0.75]}

@@ -14,6 +14,7 @@ import pytest
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.release.gate import (
+    CHALLENGER,
     CandidateMeasurements,
     EvaluationWindow,
     GateCheck,
@@ -58,7 +59,7 @@ def window(
         groups=np.array([f"doc-{n % 50}" for n in range(rows)]),
         products=np.array(["gold", "blue"])[generator.integers(2, size=rows)],
         confidences={
-            "probe": calibrated(correct, probe, seed + 1),
+            CHALLENGER: calibrated(correct, probe, seed + 1),
             "v1.0.0": calibrated(correct, champion, seed + 2),
             "length_only": calibrated(correct, length, seed + 3),
             "base_rate": np.full(rows, 0.6),
@@ -117,7 +118,7 @@ def test_a_clear_winner_is_approved_and_every_question_was_asked() -> None:
 
 def twins() -> EvaluationWindow:
     twin = window()
-    twin.confidences["v1.0.0"] = twin.confidences["probe"].copy()
+    twin.confidences["v1.0.0"] = twin.confidences[CHALLENGER].copy()
     return twin
 
 
@@ -143,7 +144,7 @@ def test_a_version_that_does_not_keep_its_guarantee_is_refused_however_small_its
 
 def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
     holdout = window()
-    wrong = (holdout.confidences["probe"] >= MEASURED.threshold) & (holdout.correct == 0)
+    wrong = (holdout.confidences[CHALLENGER] >= MEASURED.threshold) & (holdout.correct == 0)
     rate = wrong.mean()
     assert 0.01 < rate < 0.2
     kept = judged(holdout, measured=replace(MEASURED, target_error_rate=rate - 0.01), max_error_rate_excess=0.02)
@@ -155,7 +156,7 @@ def test_an_error_rate_that_was_guaranteed_is_held_too() -> None:
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:
     holdout = window()
-    top = float(np.sort(holdout.confidences["probe"])[-5])
+    top = float(np.sort(holdout.confidences[CHALLENGER])[-5])
     decision = judged(holdout, measured=replace(MEASURED, threshold=top, target_precision=0.5))
     assert failed(decision) == {"precision"}
     assert check(decision, "precision").value == 1.0
@@ -212,7 +213,7 @@ def test_a_threshold_that_is_nan_shows_nothing_and_is_refused() -> None:
 
 def test_confidences_that_do_not_mean_what_they_say_fail() -> None:
     boastful = window()
-    boastful.confidences["probe"] = 0.9 + 0.1 * boastful.confidences["probe"]  # the same order, another scale
+    boastful.confidences[CHALLENGER] = 0.9 + 0.1 * boastful.confidences[CHALLENGER]  # the same order, another scale
     decision = judged(boastful)
     assert "calibration" in failed(decision)
     assert check(decision, "better than v1.0.0").passed
@@ -230,7 +231,7 @@ def test_the_newest_window_is_judged_only_where_it_is_large_enough() -> None:
 
 def test_an_empty_newest_window_is_not_judged() -> None:
     nothing = np.array([])
-    empty = EvaluationWindow(nothing.astype(int), nothing, nothing, {"probe": nothing, "v1.0.0": nothing})
+    empty = EvaluationWindow(nothing.astype(int), nothing, nothing, {CHALLENGER: nothing, "v1.0.0": nothing})
     assert judged(newest=empty).approved
 
 
@@ -250,7 +251,7 @@ def test_a_product_below_its_floor_is_named() -> None:
     holdout = window()
     gold = holdout.products == "gold"
     correct = holdout.correct.copy()
-    shown = np.flatnonzero(gold & (holdout.confidences["probe"] >= 0.5))
+    shown = np.flatnonzero(gold & (holdout.confidences[CHALLENGER] >= 0.5))
     correct[shown[: int(0.4 * len(shown))]] = 0
     decision = judged(replace(holdout, correct=correct), max_ece=1.0)
     assert failed(decision) == {"slice gold"}
@@ -282,7 +283,10 @@ def related(rows: int, probe: float, champion: float, seed: int, correlation: fl
     generator = np.random.default_rng(seed)
     found = window(rows, seed=seed)
     shared, own = generator.normal(size=(2, rows))
-    noises = {"v1.0.0": (champion, shared), "probe": (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own)}
+    noises = {
+        "v1.0.0": (champion, shared),
+        CHALLENGER: (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own),
+    }
     for name, (sharpness, noise) in noises.items():
         observed = (2 * found.correct - 1) * sharpness + noise
         found.confidences[name] = 1 / (1 + np.exp(-2 * sharpness * observed) * 0.4 / 0.6)
@@ -344,7 +348,7 @@ def test_what_is_better_is_not_worse() -> None:
 
 def test_a_heavy_answer_counts_as_heavy_beside_a_tainted_champion() -> None:
     holdout = related(400, 1.1, 1.2, seed=3)
-    wrong = (holdout.confidences["probe"] < holdout.confidences["v1.0.0"]) & (holdout.correct == 1)
+    wrong = (holdout.confidences[CHALLENGER] < holdout.confidences["v1.0.0"]) & (holdout.correct == 1)
     even = check(erased(holdout), "not worse than v1.0.0").value
     uneven = check(erased(replace(holdout, weight=np.where(wrong, 1.0, 0.2))), "not worse than v1.0.0").value
     assert uneven < even
@@ -401,7 +405,7 @@ def test_a_first_version_must_beat_both_baselines() -> None:
 
 def test_a_first_version_that_knows_no_more_than_length_is_refused() -> None:
     holdout = window()
-    holdout.confidences["length_only"] = holdout.confidences["probe"].copy()
+    holdout.confidences["length_only"] = holdout.confidences[CHALLENGER].copy()
     assert failed(judged(holdout, champion=None)) == {"better than length_only"}
 
 
@@ -446,7 +450,7 @@ def test_every_figure_is_that_of_the_answers_that_the_rows_stand_for(champion: s
 def test_a_precision_that_one_heavy_answer_decides_is_not_believed() -> None:
     holdout = window()
     heavy = np.ones(400)
-    heavy[int(np.argmax(holdout.confidences["probe"]))] = 1e4
+    heavy[int(np.argmax(holdout.confidences[CHALLENGER]))] = 1e4
     decision = judged(replace(holdout, weight=heavy))
     precision = check(decision, "precision")
     assert "precision" in failed(decision) and precision.value > 0.99
@@ -496,7 +500,7 @@ def showing(shown: int, hidden: int = 50) -> EvaluationWindow:
     """A hold-out that shows `shown` of its answers, and withholds the others."""
     confidence = np.repeat([0.9, 0.1], [shown, hidden])
     rows = len(confidence)
-    return EvaluationWindow(np.ones(rows, int), np.arange(rows), np.full(rows, "gold"), {"probe": confidence})
+    return EvaluationWindow(np.ones(rows, int), np.arange(rows), np.full(rows, "gold"), {CHALLENGER: confidence})
 
 
 @pytest.mark.parametrize(("shown", "more"), [(1, 1140), (12, 40), (13, 33), (19, 4)])
@@ -531,7 +535,7 @@ def test_where_no_number_of_reviews_is_known_none_is_named() -> None:
 
 def test_an_unchecked_guarantee_is_judged_as_none_and_named_apart() -> None:
     few = showing(12)
-    few.confidences["length_only"] = few.confidences["probe"]
+    few.confidences["length_only"] = few.confidences[CHALLENGER]
     found = unchecked_guarantee(few, 0.5, PARAMS, reviews=60, frozen=False)
     first = judged(few, few, replace(MEASURED, unguaranteed=found, may_lack_guarantee=True), champion=None)
     assert first.approved and not first.guaranteed and first.more_reviews == 40

@@ -246,13 +246,28 @@ def _measured(served: float, guaranteed: float | None) -> str:
     few = ["probe", "fusion", "min_log_prob", "length_only"]
     evaluation = {
         "served": {
-            "architecture": "linear",
+            "name": "probe",
+            "kind": "probe",
             "asked_for": "best",
-            "out_of_fold": {"linear": 0.7912, "lstm": 0.7777, "pca": None},
+            "max_tokens": 1000,
+            "forward_tokens": 312.4,
+            "parts": ["probe"],
+            "candidates": [
+                {"scorer": "writer", "kind": "writer", "forward_tokens": 0.0, "auroc": None}
+                | dict.fromkeys(("auroc_low", "auroc_high")),
+                {"scorer": "probe", "kind": "probe", "forward_tokens": 312.4, "auroc": 0.7912}
+                | {"auroc_low": 0.7012, "auroc_high": 0.8765},
+            ],
+            "not_servable": {"yes_score": f"it reads a prompt of its own | {TAG}", "not_in_this_run": "no"},
             "layer": 16,
             "site": "residual",
             "model": "smollm2-135m-instruct@f00d",
             "layout": "rag-chatml-v1",
+        },
+        "probe": {
+            "exported": "linear",
+            "asked_for": "best",
+            "out_of_fold": {"linear": 0.7912, "lstm": 0.7777, "pca": None},
         },
         "kinds": {name: _kind(name) for name in scores},
         "forward_tokens": {name: 0.0 if name in ("length_only", "base_rate") else 312.4 for name in scores},

@@ -121,7 +121,7 @@ def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
 
 
 def test_headline_figures_without_near_duplicates_are_printed() -> None:
-    probe, at = evaluated().probe, evaluated().at
+    probe, at = evaluated().own, evaluated().at
     assert (
         f"12 of the {ROWS} answers of the hold-out have one. On the other 228 the AUROC is 0.712 (on all "
         f"{figure(probe['auroc'])}), and 45.7 % of the answers are shown, 83.2 % of them correct, 7.7 % "
@@ -147,8 +147,8 @@ def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> 
         "91.1 % of them correct (p = 0.068)",
         "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them correct), which guarantees "
         "nothing: on the hold-out ",
-        "linear at layer 16 (residual) of smollm2-135m-instruct",
-        "the best of 3 probes on training answers they had not seen (AUROC 0.791)",
+        "the linear probe at layer 16 (residual) of smollm2-135m-instruct",
+        "the cheapest of the best of 2 that can be served, on training answers unseen (AUROC out of fold 0.791",
         "on 17 reviewed answers asked after the hold-out was frozen, the AUROC is 0.765",
     ):
         assert part in text
@@ -201,17 +201,26 @@ def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
 @pytest.mark.parametrize(
     ("served", "says"),
     [
-        ({"asked_for": "linear"}, "because probe.serve asks for it; out of fold its AUROC is 0.791."),
-        (
-            {"asked_for": "pca", "architecture": "pca", "out_of_fold": {"pca": 0.7, "lstm": 0.75}},
-            "because probe.serve asks for it; out of fold its AUROC is 0.700, lstm's 0.750.",
-        ),
-        ({"out_of_fold": {"linear": None}}, "the only probe that was trained (AUROC out of fold not defined)."),
+        ({"asked_for": "probe"}, "because serve.scorer asks for it (AUROC out of fold 0.791, 312 tokens an answer)."),
+        ({}, "the cheapest of the best of 2 that can be served, on training answers unseen (AUROC out of fold 0.791"),
+        ({"candidates": []}, "the only scorer that can be served (AUROC out of fold not defined"),
     ],
 )
-def test_why_a_probe_is_served_is_said(served: dict[str, Any], says: str) -> None:
+def test_why_a_scorer_is_served_is_said(served: dict[str, Any], says: str) -> None:
+    if "candidates" in served:
+        own = {"scorer": "probe", "kind": "probe", "forward_tokens": 312.4}
+        served = {"candidates": [own | dict.fromkeys(("auroc", "auroc_low", "auroc_high"))]}
     markdown = markdown_of(changed={f"evaluation.served.{key}": value for key, value in served.items()})
+    assert "the linear probe at layer 16 (residual) of smollm2-135m-instruct" in first_lines(markdown)
     assert says in first_lines(markdown)
+
+
+def test_what_could_be_served_stands_beside_what_cannot_and_why() -> None:
+    candidates = table_of(PAGE, "scorer", "kind", "forward tokens")
+    assert [row[0] for row in candidates[1:]] == ["writer", "probe"]
+    assert candidates[2][1:] == ["probe", "312", "0.791 (0.701 to 0.876)", "served"]
+    (other,) = table_of(PAGE, "scorer", "why")[1:]
+    assert other[0] == "yes_score" and other[1].startswith("it reads a prompt of its own | <img")
 
 
 def test_an_empty_newest_window_is_said() -> None:
@@ -231,7 +240,7 @@ def test_the_leaderboard_has_every_scorer_best_first_and_the_skipped_ones_with_t
     assert ("td", {"colspan": "8"}) in Page(PAGE).elements
     rows = {row[0]: row[1:] for row in table[1:]}
     probe, fusion = scorers["probe"], scorers["fusion"]
-    assert rows["probe"][0] == "served: linear"
+    assert rows["probe"][0] == "served probe: linear"
     assert rows["probe"][1] == f"{probe['auroc']:.3f} ({probe['auroc_low']:.3f} to {probe['auroc_high']:.3f})"
     assert rows["probe"][2:4] == ["", ""]
     assert rows["fusion"][2].startswith(figure(fusion["auroc_difference"], "+.3f"))
@@ -293,7 +302,7 @@ def test_the_leaderboard_is_told_in_words() -> None:
     better = {"auroc": 0.99, "auroc_difference_low": 0.01, "auroc_difference_high": 0.09}
     changed = {f"metrics.holdout.scorers.fusion.{key}": value for key, value in better.items()}
     told = section(markdown_of(changed=changed), "Ranking of the scorers").strip()
-    assert told.startswith("Best on the hold-out: **fusion, AUROC 0.990**; the served probe has 0.881. Clearly better")
+    assert told.startswith("Best on the hold-out: **fusion, AUROC 0.990**; probe, which is served, has 0.881. Clearly")
     assert "(the whole interval of the difference): fusion. Clearly worse: 14 of 16; 1 do not differ" in told
     none = {"metrics.holdout.scorers": {name: {**row, "auroc": None} for name, row in evaluated().scorers.items()}}
     assert "AUROC is not defined on this hold-out" in markdown_of(changed=none)
@@ -332,19 +341,19 @@ def test_without_ideal_answers_there_is_no_rouge() -> None:
 
 def test_other_sites_is_compared_and_out_of_reach_says_why() -> None:
     text = section(MARKDOWN, "Other layers, sites and numbers of chunks")
-    assert "Best out of fold: layer 24, mlp with 0.810; the served probe reads layer 16, residual with 0.790." in text
+    assert "Best out of fold: layer 24, mlp with 0.810; the exported probe reads layer 16, residual with 0.790." in text
     assert "On the hold-out that place has 0.776, within the interval of the served one (0.710 to 0.860)." in text
     assert "| **16 (served)** | **residual** | **all** | **0.790** |" in text
     assert "no threshold reaches precision 0.85 on 197 reviewed answers" in text
     assert "Other layers, sites and numbers of chunks" not in markdown_of(changed={"evaluation.ablations": []})
     best = markdown_of(changed={"evaluation.ablations.0.out_of_fold": 0.9})
-    assert "Best out of fold: layer 16, residual with 0.900, the site of the served probe." in best
+    assert "Best out of fold: layer 16, residual with 0.900, the site of the exported probe." in best
 
 
 def test_calibration_and_its_intervals_are_told() -> None:
     text = section(MARKDOWN, "Calibration")
     raw, own, _ = evaluated().evaluation["calibration"]["by_method"]
-    assert f"The served probe's is {raw['ece']:.3f} as it is and {own['ece']:.3f} after isotonic calibration" in text
+    assert f"The served scorer's is {raw['ece']:.3f} as it is and {own['ece']:.3f} after isotonic calibration" in text
     assert f"| **isotonic** | **{own['ece']:.3f} ({own['ece_low']:.3f} to {own['ece_high']:.3f})** |" in text
     none = section(markdown_of(changed={"evaluation.calibration.method": "none"}), "Calibration")
     assert "The confidence is served as it is" in none
@@ -397,10 +406,10 @@ def test_the_audits_are_told_in_words() -> None:
     assert "from 0.800 to 0.620: 40 % of its advantage over guessing remains" in audit(auroc_changed=0.62, **sure)
     assert "0 % of its advantage over guessing remains" in audit(auroc_changed=0.45, **sure)
     assert "no better than guessing with it" in audit(auroc=0.5, auroc_changed=0.4)
-    assert "Of the served probe this is not defined" in audit(auroc_changed=None)
+    assert "Of the served scorer this is not defined" in audit(auroc_changed=None)
     text = audit()
     assert "it loses 0.111 AUROC on average; clearly (the whole interval of the loss) on Gold Card." in text
-    assert "So the probe uses more than the length of an answer." in text
+    assert "So the served scorer uses more than the length of an answer." in text
     length = {"metrics.holdout.scorers.length_only.auroc_difference_high": 0.01}
     assert "not shown to use more than the length of an answer: be careful" in markdown_of(changed=length)
     shuffled = {"evaluation.audits.answers_shuffled.0.shown_changed": 0.99}
@@ -426,7 +435,7 @@ def test_examples_show_what_was_caught_missed_and_withheld() -> None:
 def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
     model, data = section(MARKDOWN, "Model card"), section(MARKDOWN, "Data card")
     for part in (
-        "| reads | layer 16, residual, answer and EOS tokens |",
+        "| probe reads | layer 16, residual, answer and EOS tokens |",
         "| prompt layout | rag-chatml-v1 |",
         "| probe | linear: logistic regression on the mean and the last state |",
         "| trained on | 1,234 answers of 56 groups |",
@@ -458,7 +467,7 @@ def test_the_cards_keep_what_is_known_of_model_and_data() -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "lstm_no_huber", "attention", "pca"])
 def test_every_probe_of_the_zoo_is_described(name: str) -> None:
-    given = evaluated(changed={"evaluation.served.architecture": name})
+    given = evaluated(changed={"evaluation.probe.exported": name})
     row = next(line for line in evaluation_markdown(given).splitlines() if line.startswith("| probe | "))
     card = next(line for line in evaluation_markdown(given).splitlines() if line.startswith(f"| probe | {name}:"))
     assert row
@@ -494,7 +503,7 @@ def test_both_renderings_say_the_same_and_no_number_for_what_is_undefined(option
         "metrics.newest.auroc": None,
         "metrics.holdout.at_threshold.precision": None,
         "metrics.holdout.at_threshold.recall": None,
-        "metrics.holdout.scorers.probe": dict.fromkeys(evaluated().probe, None) | {"unscored": 0},
+        "metrics.holdout.scorers.probe": dict.fromkeys(evaluated().own, None) | {"unscored": 0},
         "evaluation.calibration.by_method.0.ece": None,
         "evaluation.audits.answers_shuffled.0.auroc_against_shuffled": None,
         "evaluation.served.out_of_fold": {"linear": None, "lstm": None},
@@ -502,7 +511,7 @@ def test_both_renderings_say_the_same_and_no_number_for_what_is_undefined(option
     markdown, page = pages(**options, changed=undefined)
     assert said_on_page(page) == said_in_markdown(markdown)
     assert not {"nan", "None", "inf"} & set(words(shown(markdown)))
-    assert "| not defined | AUROC of the served probe (95 % interval no interval) |" in markdown
+    assert "| not defined | AUROC of the served scorer (95 % interval no interval) |" in markdown
     assert "the AUROC is not defined" in markdown
 
 
@@ -628,7 +637,7 @@ def test_what_a_plot_shows_is_what_the_figures_say() -> None:
     assert len(alts) == 7
     shows = {token.attrs["src"]: token.content for token in tokens(MARKDOWN) if token.type == "image"}
     given = evaluated()
-    assert f"{given.probe['auroc']:.3f}" in str(shows["leaderboard.svg"])
+    assert f"{given.own['auroc']:.3f}" in str(shows["leaderboard.svg"])
     assert "verbalised not defined" in str(shows["leaderboard.svg"])
     at = given.at
     guaranteed = f"at the guaranteed threshold {GUARANTEED:.3f}, {percent(at['coverage'])} of the answers are shown"

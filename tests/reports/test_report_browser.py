@@ -108,7 +108,7 @@ def test_page_asks_for_nothing_runs_nothing_and_opens_with_its_verdict(
     assert all(complete and width > 100 and height > 50 for complete, width, height in sizes)
     expect(page.get_by_role("heading", level=2, name=headline)).to_be_in_viewport(ratio=1)
     if name in VARIANTS:
-        expect(page.get_by_label("Key figures").get_by_text("AUROC of the served probe")).to_be_in_viewport(ratio=1)
+        expect(page.get_by_label("Key figures").get_by_text("AUROC of the served scorer")).to_be_in_viewport(ratio=1)
 
 
 @pytest.mark.parametrize("name", ["kept", "validation", "ingest"])

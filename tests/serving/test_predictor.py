@@ -16,10 +16,10 @@ from abstain.llm.engine.loading import load, resolve
 from abstain.llm.engine.prompts import Layout, load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving import predictor as released
-from abstain.serving import probe_latency
+from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
-from abstain.serving.probe_latency import latency_p99_ms
 from abstain.serving.requests import from_flags
+from abstain.serving.scorer_latency import base_model_ms, latency_p99_ms
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import LAYOUT, release, requests
 
@@ -147,7 +147,7 @@ def test_nothing_to_score(opened: Callable[..., Predictor]) -> None:
 
 def test_another_base_model_revision_is_refused(opened: Callable[..., Predictor]) -> None:
     with pytest.raises(
-        AbstainError, match=r"probe v1.2.0 was trained on .*@0123456789abcdef, but .* fetch that revision"
+        AbstainError, match=r"version v1.2.0 was trained on .*@0123456789abcdef, but .* fetch that revision"
     ):
         opened(model_revision="0123456789abcdef")
 
@@ -164,7 +164,7 @@ def test_a_base_model_whose_weights_changed_is_refused(settings: Settings, tmp_p
 
 def test_a_changed_layout_is_refused(opened: Callable[..., Predictor]) -> None:
     with pytest.raises(
-        AbstainError, match=f"prompt layout {LAYOUT} has changed since probe v1.2.0 was trained: restore"
+        AbstainError, match=f"prompt layout {LAYOUT} has changed since version v1.2.0 was trained: restore"
     ):
         opened(layout_digest="0" * 64)
 
@@ -212,8 +212,18 @@ def test_opening_does_not_load_the_base_model(
 def test_latency_p99_times_each_answer(opened: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = opened()
     calls, clock = [], itertools.count()
-    confidence = type(scorer.probe).confidence
-    monkeypatch.setattr(type(scorer.probe), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))
-    monkeypatch.setattr(probe_latency.time, "perf_counter", lambda: next(clock) / 1000)
-    assert latency_p99_ms(scorer.probe, tokens=16, blocks=2, runs=5) == pytest.approx(1), "1 ms between two looks"
+    head = scorer.scorer.head
+    confidence = type(head).confidence
+    monkeypatch.setattr(type(head), "confidence", lambda self, rows: calls.append(1) or confidence(self, rows))
+    monkeypatch.setattr(scorer_latency.time, "perf_counter", lambda: next(clock) / 1000)
+    assert latency_p99_ms(scorer.scorer, tokens=16, blocks=2, runs=5) == pytest.approx(1), "1 ms between two looks"
     assert len(calls) == 1 + 2 * 5, "once to warm up"
+
+
+def test_the_pass_of_the_base_model_is_timed_without_the_cache(opened: Callable[..., Predictor]) -> None:
+    predictor = opened()
+    predictor.compute_missing(requests(3))
+    passes = predictor.source.engine().work.passes
+    assert base_model_ms(predictor, requests(3)) > 0
+    assert predictor.source.engine().work.passes == passes + 1 + 3, "once to load the model"
+    assert base_model_ms(predictor, []) == 0

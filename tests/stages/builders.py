@@ -30,7 +30,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "split": {"seed": 11, "holdout_frozen_at": "2026-10-15T00:00:00Z"},
     "labels": {"refusals": ["PERHAPS "]},
     "llm": {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "drop_chunks"},
-    "probe": {"zoo": ["linear", "lstm"], "serve": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
+    "probe": {"zoo": ["linear", "lstm"], "export": "best", "folds": 3, "hidden": 8, "max_epochs": 3},
     "scorers": {
         "enabled": ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "entailment", "writer"]
     },
@@ -38,6 +38,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "regressors": {"kinds": ["random_forest", "linear"], "targets": ["verdict", "cosine"], "folds": 3, "trees": 20},
     "sweep": {"architecture": "linear", "layers": [1, 3], "sites": ["residual"], "contexts": [1]},
     "audits": {"run": ["context_removed", "answers_shuffled", "product_left_out"]},
+    "serve": {"scorer": "probe"},
     "calibration": {"method": "isotonic"},
     "threshold": {
         "metric": "precision",

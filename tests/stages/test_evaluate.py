@@ -34,7 +34,8 @@ pytestmark = pytest.mark.slow
 
 SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalised", "writer", "length_only"]
 REGRESSORS = ["random_forest_verdict", "linear_verdict", "random_forest_cosine", "linear_cosine"]
-EVERYBODY = ["probe", "fusion", *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
+FUSIONS = ["fusion", "fusion_one_pass", "fusion_two_passes"]
+EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 
 def holdout_rows() -> tuple[pd.DataFrame, list]:
@@ -65,7 +66,7 @@ def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
     np.testing.assert_allclose(scores["lstm"], zoo["lstm"], rtol=1e-6)
     signals = artifacts.read_signals("asked").loc[rows.index]
     pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
-    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSION))
+    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
     np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**zoo)), rtol=1e-6)
     train = read_labelled_states()[0].query("split == 'train'")
     assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
@@ -74,14 +75,15 @@ def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
 def test_tables_name_the_same_scorers(bank: Params) -> None:
     found, said = artifacts.read_json(paths.METRICS)["holdout"], artifacts.read_json(paths.EVALUATION)
     assert found["scorers"].keys() == said["kinds"].keys() == said["forward_tokens"].keys() == set(EVERYBODY)
-    others = {"probe": "served probe", "fusion": "fusion", "lstm": "probe", "base_rate": "baseline"}
-    others |= dict.fromkeys(REGRESSORS, "regressor")
+    others = {"probe": "served probe", "lstm": "probe", "base_rate": "baseline"}
+    others |= dict.fromkeys(REGRESSORS, "regressor") | dict.fromkeys(FUSIONS, "fusion")
     assert said["kinds"] == {**dict.fromkeys(SIGNALS, "signal"), **others, "length_only": "baseline"}
     costs = said["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
     assert costs["fusion"] > costs["random_forest_verdict"] > costs["sequence_log_prob"] > 0
-    assert said["served"].items() >= {"architecture": "linear", "layer": 2, "site": "residual"}.items()
-    assert said["served"]["out_of_fold"] == artifacts.read_json(paths.CHOICE)["out_of_fold"]
+    assert said["served"].items() >= {"name": "probe", "kind": "probe", "layer": 2, "site": "residual"}.items()
+    assert said["probe"] == artifacts.read_json(paths.CHOICE)
+    assert found["served"] == {"name": "probe", "kind": "probe", "forward_tokens": costs["probe"]}
     aurocs = {name: found["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
     drawn = {"probe", "fusion", "length_only", max(aurocs, key=aurocs.__getitem__)}
     assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == drawn

@@ -173,7 +173,7 @@ def test_what_was_refused_and_cut_is_told(finished: Finished, bank: Params) -> N
 
 def test_what_a_scorer_costs_is_told(bank: Params) -> None:
     costs = artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
-    assert costs.keys() == {*NAMES, "probe", "fusion"}
+    assert costs.keys() == {*NAMES, "probe", "fusion", "fusion_one_pass", "fusion_two_passes"}
     settings, rows = load_settings(), labelled()
     for one in build_scorers(bank, settings).scorers:
         assert costs[one.name] == forward_tokens(bank.llm, settings, rows, one.readings)
@@ -182,6 +182,8 @@ def test_what_a_scorer_costs_is_told(bank: Params) -> None:
     )
     assert costs["fusion"] < sum(costs[name] for name in NAMES), "what they share is run once"
     assert costs["fusion"] > max(costs[name] for name in NAMES)
+    assert costs["fusion_one_pass"] == costs["sequence_log_prob"], "the probe reads a part of that pass"
+    assert costs["fusion_two_passes"] == costs["context_gain"]
 
 
 def test_too_few_groups_for_folds_are_an_error_before_anything_is_read(

@@ -27,7 +27,7 @@ from tests.tolerance import tolerance
 
 pytestmark = pytest.mark.slow
 
-FITTED = (paths.PROBE, paths.OUT_OF_FOLD, paths.FUSION, paths.TRAINING, paths.CHOICE)
+FITTED = (paths.PROBE, paths.OUT_OF_FOLD, paths.FUSIONS, paths.FUSION_OUT_OF_FOLD, paths.TRAINING, paths.CHOICE)
 TUNED = (paths.THRESHOLD, paths.CALIBRATION)
 
 
@@ -95,11 +95,11 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
     assert len(own) > 2
     near = np.isclose(after, before, rtol=tolerance(np.float32), atol=tolerance(np.float32))
     assert near[after.index.isin(own)].all()
-    # Of three folds, the probes of two have learnt from this group; and so has the one that is served.
+    # Of three folds, the probes of two have learnt from this group; and so has the one that is exported.
     assert 0.5 < (~near).mean() < 0.8 and paths.PROBE.read_bytes() != probe
 
 
-def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
+def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
     choice = artifacts.read_json(paths.CHOICE)
     frame = artifacts.read_dataset_frame()
     judged = reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
@@ -108,14 +108,14 @@ def test_the_best_probe_is_served_by_reviewed_training_answers(finished: Finishe
     for name, column in out_of_fold().items():
         expected = auroc(judged["correct"].to_numpy(), column[judged.index].to_numpy(), weight)
         assert choice["out_of_fold"][name] == expected
-    assert choice["asked_for"] == "best" and choice["served"] == max(
+    assert choice["asked_for"] == "best" and choice["exported"] == max(
         choice["out_of_fold"], key=choice["out_of_fold"].get
     )
-    assert load_probe(paths.PROBE).architecture == choice["served"] == "linear"
-    other = with_probe(bank, serve="lstm")
+    assert load_probe(paths.PROBE).architecture == choice["exported"] == "linear"
+    other = with_probe(bank, export="lstm")
     train_probe.stage(other)
     assert paths.PROBE.read_bytes() == (paths.PROBES / "lstm.safetensors").read_bytes()
-    assert artifacts.read_json(paths.CHOICE) == {**choice, "asked_for": "lstm", "served": "lstm"}
+    assert artifacts.read_json(paths.CHOICE) == {**choice, "asked_for": "lstm", "exported": "lstm"}
     assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES), "the others are what they were"
     assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
 
@@ -127,18 +127,18 @@ def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
         train_probe.stage(bank)
     assert str(wrong.value) == (
         "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
-        "bring reviews, or set probe.serve to one of linear, lstm"
+        "bring reviews, or set probe.export to one of linear, lstm"
     )
-    train_probe.stage(with_probe(bank, serve="linear"))
+    train_probe.stage(with_probe(bank, export="linear"))
     assert artifacts.read_json(paths.CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
 
 
 def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> None:
-    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSION))
+    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
     scores = out_of_fold().join(artifacts.read_signals("asked"))
     assert set(fusion.names) == set(scores)
     rows = artifacts.read_dataset_frame().set_index("interaction_id").loc[scores.index]
     computed_by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
-    assert computed_by_hand == fusion
+    assert computed_by_hand.fusion == fusion
     learnt = {*out_of_fold(), "length_only", "writer", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
     assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)

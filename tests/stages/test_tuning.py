@@ -138,6 +138,12 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
     assert json.loads(served.metadata.pop("guarantee")) == guarantee and guarantee["guaranteed"] is True
     assert json.loads(served.metadata.pop("calibration")) == artifacts.read_json(paths.CALIBRATION)
     assert float(served.metadata.pop("threshold")) == threshold["threshold"]
+    assert json.loads(served.metadata.pop("scorer")) == {
+        "name": "probe",
+        "kinds": {"probe": "probe"},
+        "forward_tokens": artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]["probe"],
+        "sha256": {},
+    }
     assert served.metadata == {
         "version": "unreleased",
         "contract": str(CONTRACT_VERSION),
@@ -159,6 +165,8 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
 def test_an_export_that_differs_from_torch_is_refused(bank: Params) -> None:
     strict = bank.model_copy(update={"gate": bank.gate.model_copy(update={"max_parity": 1e-12})})
     paths.PARITY.unlink()
-    with pytest.raises(AbstainError, match=r"^ONNX and torch differ by .* more than gate.max_parity = 1e-12: "):
+    with pytest.raises(
+        AbstainError, match=r"^probe: ONNX and what was fitted differ by .* more than gate.max_parity = 1e-12: "
+    ):
         export_onnx.stage(strict)
     assert not paths.PARITY.exists()

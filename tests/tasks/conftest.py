@@ -20,6 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
+from abstain.release.gate import CHALLENGER
 from abstain.release.registry import Registry, load_registry
 from tasks import gate_inputs, promotion
 from tasks.git_commit import commit, push
@@ -46,8 +47,10 @@ class Plain(Workspace):
                 files = sorted(file for file in (self.path / name).rglob("*") if file.is_file())
                 digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
                 (self.path / f"{name}.dvc").write_text(digest)
-            case ("push", "--quiet"):
+            case ("push", "--quiet") | ("repro", "--quiet", "--single-item", _):
                 pass
+            case ("status", "--json"):
+                return "{}"
             case ("get", ".", name, "--rev", revision, "-o", target, "--quiet"):
                 found = self.kept / revision.replace("/", "-") / name
                 if not found.exists():
@@ -104,7 +107,7 @@ class Candidates:
         *,
         drop: int = 0,
         threshold: float = 0.5,
-        latency: str = "1.0",
+        latency: float = 1.0,
         unguaranteed: str | None = None,
     ) -> None:
         """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes.
@@ -117,8 +120,22 @@ class Candidates:
         shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
         (root / paths.REPORT).mkdir(parents=True)
         guarantee = {"guaranteed": unguaranteed is None, "message": unguaranteed or "precision of at least 0.8"}
-        metadata = {"threshold": repr(threshold), "strength": repr(probe), "guarantee": json.dumps(guarantee)}
+        scorer = {"name": "probe", "kinds": {"probe": "probe"}, "forward_tokens": 50.0, "sha256": {}}
+        metadata = {
+            "model": "m",
+            "model_revision": "1",
+            "layout": "l",
+            "layer": "1",
+            "site": "mlp",
+            "too_long": "refuse",
+            "threshold": repr(threshold),
+            "strength": repr(probe),
+            "guarantee": json.dumps(guarantee),
+            "scorer": json.dumps(scorer),
+        }
         write_mean_probe(root / paths.ONNX, D, metadata)
+        (root / paths.ONNX_PARTS).mkdir()
+        (root / paths.SERVED).write_text(json.dumps({"kind": "probe"}))
         found = related(400, probe, 1.2, seed=1, correlation=0.99)
         scores = pd.DataFrame(
             {
@@ -128,8 +145,8 @@ class Candidates:
                 "product": found.products,
                 "correct": found.correct,
                 "inclusion_probability": np.nan,
-                "probability": found.confidences["probe"],
-                "probe": found.confidences["probe"],
+                "probability": found.confidences[CHALLENGER],
+                "confidence": found.confidences[CHALLENGER],
                 "length_only": window().confidences["length_only"],
                 "base_rate": 0.6,
             }
@@ -146,7 +163,7 @@ class Candidates:
         (root / paths.REPORT / "report.md").write_text("# Report\n")
         states = ragged(3, 1, 4)
         write_table(root / paths.FEATURES, [len(one) for one in states], D, torch.float32, enumerate(states), "m@1")
-        self.last = scores.set_index("interaction_id")["probe"], threshold
+        self.last = scores.set_index("interaction_id")["confidence"], threshold
 
     def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> tuple[list[float], float]:
         assert self.champion is not None
@@ -166,7 +183,9 @@ class Candidates:
 def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
     """With nothing in production."""
     made = Candidates(workspace)
-    monkeypatch.setattr(gate_inputs, "run", lambda *_, **__: made.latency)
+    monkeypatch.setattr(
+        gate_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "base_model_ms": 40.0})
+    )
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
     monkeypatch.setattr(gate_inputs, "champion_scores", made.scores_of_champion)
     return made

@@ -62,7 +62,7 @@ def test_a_worse_one_is_promoted_once_somebody_accepts_it(workspace: Plain, cand
     with pytest.raises(AbstainError, match="v1.0.0 was not trained on erased rows"):
         candidates.promote(accept_erasure="the law")
     workspace.taint("v1.0.0")
-    candidates.write(0.9, latency="1000")
+    candidates.write(0.9, latency=1000.0)
     with pytest.raises(AbstainError, match="latency"):
         candidates.promote(accept_erasure="the law")
     assert workspace.on_origin().version == "v1.0.0", "another check was waived"

@@ -10,7 +10,7 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core import paths
-from abstain.release.registry import load_registry
+from abstain.release.registry import Event, load_registry
 from tasks import promotion
 from tasks.git_commit import commit
 from tasks.promotion import Promotion
@@ -25,11 +25,12 @@ def frozen(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> list[str | None
     """The version in production before each promotion that freezes the hold-out."""
     found: list[str | None] = []
 
-    def freeze(_: Plain) -> bool:
-        found.append(load_registry(workspace.path / paths.REGISTRY).version)
+    def write(_: Plain, event: Event) -> bool:
+        if event.guaranteed:
+            found.append(load_registry(workspace.path / paths.REGISTRY).version)
         return False
 
-    monkeypatch.setattr(promotion, "freeze_holdout", freeze)
+    monkeypatch.setattr(promotion, "write_decided", write)
     return found
 
 

@@ -20,6 +20,7 @@ RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
 CorrectnessTarget = Literal["verdict", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
+ServableKind = Literal["probe", "regressor", "log_prob", "writer", "fusion"]
 
 
 class LLMParams(FrozenModel):
@@ -99,10 +100,10 @@ class SplitParams(FrozenModel):
 
 
 class ProbeParams(FrozenModel):
-    """The probes that are trained, and which of them is served."""
+    """The probes that are trained, and which of them is exported."""
 
     zoo: tuple[Architecture, ...] = Field(min_length=1)
-    serve: Architecture | Literal["best"]
+    export: Architecture | Literal["best"]
     folds: Annotated[int, Field(ge=2)]
     seed: int
     hidden: Count
@@ -118,10 +119,18 @@ class ProbeParams(FrozenModel):
     components: Count
 
     @model_validator(mode="after")
-    def _serve_what_is_trained(self) -> ProbeParams:
-        if self.serve != "best" and self.serve not in self.zoo:
-            raise ValueError(f"serve: {self.serve} is not in zoo: add it there, or serve one that is")
+    def _export_what_is_trained(self) -> ProbeParams:
+        if self.export != "best" and self.export not in self.zoo:
+            raise ValueError(f"export: {self.export} is not in zoo: add it there, or export one that is")
         return self
+
+
+class ServeParams(FrozenModel):
+    """Which scorer decides about answers: one by name, or the cheapest of the best (learning/evaluation)."""
+
+    scorer: Annotated[str, Field(min_length=1)]
+    max_tokens: Count
+    in_production: ServableKind | None
 
 
 class ScorerParams(FrozenModel):
@@ -239,6 +248,7 @@ class Params(FrozenModel):
     regressors: RegressorParams
     sweep: SweepParams
     audits: AuditParams
+    serve: ServeParams
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams

@@ -1,18 +1,22 @@
 """The format of a release bundle, and the one converter of bundles in former formats.
 
-Format 1 has no number; its ONNX metadata hold `promise`, with the keys `promised` and `says`.
+Format 1 has no number; its ONNX metadata hold `promise`, with the keys `promised` and `says`. Up to format 2 the probe
+is what is served, so there is no `scorer`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.scorer_names import PROBE
 
-BUNDLE_FORMAT = 2
+BUNDLE_FORMAT = WITH_SCORER = 3
 FORMAT_KEY = "format"
+_SERVED_PROBE: Mapping[str, Any] = {"name": PROBE, "kinds": {PROBE: "probe"}, "sha256": {}, "forward_tokens": None}
 _FORMER_KEYS = {"promised": "guaranteed", "says": "message"}
 
 
@@ -33,4 +37,11 @@ def current_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
         found["guarantee"] = json.dumps(
             {_FORMER_KEYS.get(key, key): of for key, of in dict(json.loads(former)).items()}
         )
+    if int(written) < WITH_SCORER:
+        found.setdefault("scorer", json.dumps(_SERVED_PROBE))
     return found
+
+
+def current_smoke_test(content: Any) -> dict[str, list[float]]:
+    """The expected confidences of a bundle's smoke test, by what gives them: up to format 2 the probe alone does."""
+    return dict(content) if isinstance(content, dict) else {PROBE: list(content)}

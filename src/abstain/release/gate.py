@@ -18,9 +18,14 @@ import numpy as np
 
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
+from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
 
+CHALLENGER = "challenger"
+"""The challenger's live scorer, among the confidences of a window."""
+SAME = 1e-6
+"""Confidences that differ by less are of one scorer: the champion's come from its ONNX files."""
 GUARANTEE = "guarantee"
 """The name of the check of a candidate without a guarantee that the hold-out can check."""
 Rule = Literal["better", "not_worse", "accepted"]
@@ -51,7 +56,7 @@ class EvaluationWindow:
 
     def shown(self, threshold: float) -> np.ndarray:
         """The mask of answers that the challenger shows from `threshold` on."""
-        return self.confidences["probe"] >= threshold
+        return self.confidences[CHALLENGER] >= threshold
 
     def auroc(self, name: str) -> float:
         return float(metrics.auroc(self.correct, self.confidences[name], self.weight))
@@ -129,12 +134,13 @@ class NoGuarantee:
 
 @dataclass(frozen=True)
 class CandidateMeasurements:
-    """Measurements of the challenger itself: its tuned threshold and target, parity and latency.
+    """Measurements of the challenger itself: its tuned threshold and target, parity and latency of all of its parts.
 
     `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
     production uses now, None for a first version. `unguaranteed`: None where something is guaranteed of the candidate
-    that the hold-out can check; `may_lack_guarantee`: whether it may be promoted all the same.
+    that the hold-out can check; `may_lack_guarantee`: whether it may be promoted all the same. `forward_tokens` and
+    `base_model_ms` are what the base model reads for an answer, and how long that takes here, which is not judged.
     """
 
     threshold: float
@@ -145,6 +151,8 @@ class CandidateMeasurements:
     target_error_rate: float | None = None
     unguaranteed: NoGuarantee | None = None
     may_lack_guarantee: bool = False
+    forward_tokens: float = 0.0
+    base_model_ms: float = 0.0
 
 
 def decide(
@@ -171,7 +179,7 @@ def decide(
         *_slices(holdout, measured, params),
     ]
     if champion is None:
-        checks += [_better(holdout, "length_only", params), _better_than_base_rate(holdout, measured, params)]
+        checks += [_better(holdout, LENGTH_ONLY, params), _better_than_base_rate(holdout, measured, params)]
     else:
         compared = [*_against(holdout, champion, measured, params, rule), _newest(newest, champion, params)]
         if rule == "accepted":
@@ -181,14 +189,14 @@ def decide(
         guarantee = _guarantee(measured.unguaranteed, measured.may_lack_guarantee, params.min_slice)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
     checks += [
-        _at_most(Code.EXPORT_DIFFERS, "ONNX parity", measured.parity, params.max_parity, "largest difference to torch"),
         _at_most(
-            Code.GATE_LIMIT,
-            "latency",
-            measured.latency_p99_ms,
-            params.max_latency_ms,
-            "p99 in ms for one answer on one core",
+            Code.EXPORT_DIFFERS,
+            "ONNX parity",
+            measured.parity,
+            params.max_parity,
+            "largest difference to what was fitted",
         ),
+        _latency(measured, params),
     ]
     return GateDecision(tuple(checks), measured.unguaranteed.more_reviews if measured.unguaranteed else None)
 
@@ -223,6 +231,15 @@ def _guarantee(found: NoGuarantee, passed: bool, least: int) -> GateCheck:
     return _check(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
 
 
+def _latency(measured: CandidateMeasurements, params: GateParams) -> GateCheck:
+    what = "p99 in ms of the scorer for one answer on one core"
+    check = _at_most(Code.GATE_LIMIT, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
+    if not measured.forward_tokens:
+        return replace(check, message=f"{check.message}; no pass of the base model")
+    reads = f"the base model reads {measured.forward_tokens:.0f} tokens before, in {measured.base_model_ms:.0f} ms here"
+    return replace(check, message=f"{check.message}; {reads}")
+
+
 def _same_holdout(same: bool, erased: int) -> GateCheck:
     if same:
         message = (
@@ -251,7 +268,8 @@ def _accepted(check: GateCheck) -> GateCheck:
 
 
 def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
-    return np.array_equal(window.confidences["probe"], window.confidences[champion])
+    difference = np.abs(window.confidences[CHALLENGER] - window.confidences[champion])
+    return bool(difference.max(initial=0.0) <= SAME)
 
 
 def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
@@ -264,9 +282,9 @@ def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
 
 
 def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
-    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", rival)}
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in (CHALLENGER, rival)}
     drawn = window.bootstrap(aurocs, params)
-    own, other = drawn["probe"], drawn[rival]
+    own, other = drawn[CHALLENGER], drawn[rival]
     chance = paired(own, other).chance
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
     return _check(
@@ -276,9 +294,9 @@ def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateChe
 
 def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
-    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in ("probe", champion)}
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in (CHALLENGER, champion)}
     drawn = window.bootstrap(aurocs, params)
-    own, other, margin = drawn["probe"], drawn[champion], params.erasure_margin
+    own, other, margin = drawn[CHALLENGER], drawn[champion], params.erasure_margin
     chance = float((paired(own, other).draws > -margin).mean())  # an undefined draw is not above it
     message = (
         f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
@@ -310,7 +328,7 @@ def _as_precise(
 
 
 def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
-    of_shown = partial(metrics.precision, window.correct, window.confidences["probe"], threshold=measured.threshold)
+    of_shown = partial(metrics.precision, window.correct, window.confidences[CHALLENGER], threshold=measured.threshold)
     drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
     lift = paired(drawn["shown"], drawn["all"])
     chance = lift.chance
@@ -324,7 +342,7 @@ def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurem
 
 
 def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
-    own, other = window.auroc("probe"), window.auroc(champion)
+    own, other = window.auroc(CHALLENGER), window.auroc(champion)
     name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
     _, n_eff = window.precision(np.ones(rows, bool))
     if n_eff < params.min_slice:
@@ -386,7 +404,7 @@ def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: G
 
 
 def _calibration(window: EvaluationWindow, params: GateParams) -> GateCheck:
-    said = window.confidences["probe"] if window.probability is None else window.probability
+    said = window.confidences[CHALLENGER] if window.probability is None else window.probability
     value = metrics.ece(window.correct, said, window.weight)
     return _at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from abstain.config.params import ServableKind
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
@@ -27,7 +28,8 @@ class Event(BaseModel):
     """One move of the pointer.
 
     `guaranteed`: whether the version's threshold has a guarantee that the gate has checked. Where it has none,
-    `more_reviews` is about how many more reviews would give one, None where no number of them is known to.
+    `more_reviews` is about how many more reviews would give one, None where no number of them is known to. `kind`: of
+    its live scorer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +43,7 @@ class Event(BaseModel):
     reason: str
     guaranteed: bool = True
     more_reviews: int | None = None
+    kind: ServableKind = "probe"
 
     @property
     def mark(self) -> str:

@@ -175,7 +175,7 @@ def _leaderboard(axes: Axes, table: pd.DataFrame) -> None:
     labels = [short_name(name) for name in table["scorer"]]
     axes.axvline(0.5, color=LIGHT["soft"], linestyle=(0, (1, 2)), linewidth=1)
     for y, (_, row) in zip(places, table.iterrows(), strict=True):
-        served = row["kind"] == "served probe"
+        served = row["kind"].startswith("served")
         colour = LIGHT["blue" if served else "soft"]
         if pd.isna(row["auroc"]):
             axes.text(0.515, y, "not defined", va="center", color=LIGHT["soft"], fontsize=9)
@@ -194,7 +194,7 @@ def _leaderboard(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_yticks(list(places), labels)
     for label, kind in zip(axes.get_yticklabels(), table["kind"], strict=True):
         label.set_color(LIGHT["text"])
-        label.set_fontweight("bold" if kind == "served probe" else "normal")
+        label.set_fontweight("bold" if kind.startswith("served") else "normal")
     axes.set(xlabel="AUROC", ylim=(0.4, len(table) + 0.6))
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)

@@ -1,4 +1,4 @@
-"""Batch scoring: the promoted probe's confidences of many answers, with a bounded number of base-model runs.
+"""Batch scoring: the live scorer's confidences of many answers, with a bounded number of base-model runs.
 
 Cached features cost nothing. Of the other answers, a bounded number is read by the base model, and cached until they
 are labelled.
@@ -6,18 +6,21 @@ are labelled.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from torch import Tensor
-
 from abstain.core.contracts import Interaction
 from abstain.data.store.key_index import batched
 from abstain.llm.features.feature_store import Progress
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.compute_features import read_answers
 from abstain.serving.predictor import Predictor
 
 AT_ONCE = 512
+SCORED_AT_ONCE = 64
+"""Answers whose results are in memory together."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ class BatchScores:
     left: int
 
 
+@dataclass(frozen=True)
+class _Readable:
+    """An answer without its contexts, and its key in the cache of each of the predictor's sources."""
+
+    interaction: Interaction
+    keys: tuple[str, ...]
+
+
 def score_backlog(
     predictor: Predictor,
     interactions: Callable[[], Iterable[Interaction]],
@@ -46,32 +57,64 @@ def score_backlog(
     Those in `apart` are among the others even where they are cached. A caller whose own random sample becomes cached
     passes it here: otherwise sampled rows would have a higher chance of being scored than similar ones.
 
-    `interactions` yields all of them each time it is called, which is twice. In memory are `AT_ONCE` of them, the keys
-    of all, and those to be read. An answer that the base model cannot read has no confidence.
+    `interactions` yields all of them each time it is called, which is twice. In memory are `AT_ONCE` of them, all
+    without their contexts, and those to be read. An answer that the base model cannot read has no confidence.
     """
-    keys = dict(_keys(predictor, interactions()))
-    order: list[str] = []
-
-    def cached_states() -> Iterator[Tensor]:
-        for key, row in predictor.source.rows.cache(predictor.source.ask).read(keys.values()):
-            order.append(key)
-            yield row.float()
-
-    scores = predictor.probe.confidence(cached_states())  # which fills `order`
-    by_key = dict(zip(order, map(float, scores), strict=True))
-    known = {name: by_key[key] for name, key in keys.items() if key in by_key and name not in apart}
-    uncached = [name for name in keys if name not in known]
+    readable = {one.interaction.interaction_id: one for one in _readable(predictor, interactions())}
+    known = dict(_cached(predictor, [one for name, one in readable.items() if name not in apart]))
+    uncached = [name for name in readable if name not in known]
     chosen = set(nsmallest(at_most, uncached, key=rank))
     asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
-    predictor.source.compute_missing(asked, progress)
-    read = {asked[at].interaction_id: row.float() for at, row in predictor.source.read(asked)}
-    found = dict(zip(read, map(float, predictor.probe.confidence(read.values())), strict=True))
+    predictor.compute_missing(asked, progress)
+    found: dict[str, float] = {}
+    for some in batched(asked, SCORED_AT_ONCE):
+        source = predictor.source
+        found |= _scores(predictor, read_answers(source.params, source.settings, some, predictor.scorer.readings))
     return BatchScores(known | found, len(known), len(found), len(uncached) - len(found))
 
 
-def _keys(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[tuple[str, str]]:
-    """(interaction_id, key of its features) of every answer that the base model can read."""
+def _readable(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[_Readable]:
+    """The answers that the base model can read."""
     for some in batched(interactions, AT_ONCE):
-        for row, key in zip(some, predictor.source.keys(some), strict=True):
-            if key:
-                yield row.interaction_id, key
+        of_sources = [source.keys(some) for source in predictor.reader.sources]
+        for at, row in enumerate(some):
+            keys = [keys[at] for keys in of_sources]
+            known = tuple(key for key in keys if key)
+            if len(known) == len(keys):
+                yield _Readable(row.model_copy(update={"contexts": ()}), known)
+
+
+def _cached(predictor: Predictor, rows: list[_Readable]) -> Iterator[tuple[str, float]]:
+    """(interaction_id, confidence) of `rows` all of whose results are cached.
+
+    They are read in the order in which the first source's cache gives them: a shard is read once.
+    """
+    caches = [source.rows.cache(source.ask) for source in predictor.reader.sources]
+    for at, cache in enumerate(caches):
+        missing = set(cache.missing(row.keys[at] for row in rows))
+        rows = [row for row in rows if row.keys[at] not in missing]
+    if not caches:
+        for some in batched(rows, AT_ONCE):
+            yield from _scores(predictor, Answers([row.interaction for row in some], {})).items()
+        return
+    by_key: defaultdict[str, list[_Readable]] = defaultdict(list)
+    for row in rows:
+        by_key[row.keys[0]].append(row)
+    for read in batched(caches[0].read(by_key), SCORED_AT_ONCE):
+        some = [row for key, _ in read for row in by_key[key]]
+        found = [
+            dict(read),
+            *(dict(cache.read(row.keys[at] for row in some)) for at, cache in enumerate(caches[1:], 1)),
+        ]
+        results = {
+            source.wanted: [found[at].get(row.keys[at]) for row in some]
+            for at, source in enumerate(predictor.reader.sources)
+        }
+        yield from _scores(predictor, Answers([row.interaction for row in some], results)).items()
+
+
+def _scores(predictor: Predictor, answers: Answers) -> dict[str, float]:
+    """Confidences by interaction, of those that have one."""
+    scores = predictor.scorer.score(answers).tolist()
+    of = zip(answers.interactions, scores, strict=True)
+    return {one.interaction_id: score for one, score in of if score == score}

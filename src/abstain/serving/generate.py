@@ -1,20 +1,22 @@
-"""Answer and decide in one pass: the base model answers, and the probe scores the states of the generation.
+"""Answer and decide: the base model answers, and the live scorer decides about its answer.
 
-An answer's states are captured token by token (llm/engine/generation.py). They equal those of a second pass over the
-finished answer, unless its text is tokenized differently than it was generated: then that pass is made.
+Where that is the probe, one pass does both: an answer's states are captured token by token
+(llm/engine/generation.py). They equal those of a second pass over the finished answer, unless its text is tokenized
+differently than it was generated: then that pass is made. Any other scorer reads the finished answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Question
+from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.prompts import Pass
@@ -51,7 +53,8 @@ def answer(
     """
     source, engine = predictor.source, predictor.source.engine()
     assert isinstance(source.ask, HiddenStates)  # the input of a probe
-    asked = replace(ask, samples=1, states=source.ask)
+    by_states = predictor.scorer.kind == "probe"
+    asked = replace(ask, samples=1, states=source.ask if by_states else None)
     prepared = [source.prepare_question(question, asked) for question in questions]
     without_context = set() if no_context else {at for at, one in enumerate(questions) if predictor.lacks_context(one)}
     requests = {
@@ -59,14 +62,11 @@ def answer(
     }
     found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
-    states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
-    again = {
-        str(at): Request(source.continued(requests[str(at)].pass_, one.text), source.ask, requests[str(at)].name)
-        for at, one in answered.items()
-        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
-    }
-    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
-    confidences = dict(zip(states, predictor.probe.confidence([row.float() for row in states.values()]), strict=True))
+    if by_states:
+        decisions = _decide_by_states(predictor, questions, requests, answered)
+    else:
+        rows = [_interaction(questions[at], one.text, predictor) for at, one in answered.items()]
+        decisions = dict(zip(answered, predictor.score(rows), strict=True))
     results: list[GeneratedAnswer] = []
     for at, (question, p) in enumerate(zip(questions, prepared, strict=True)):
         key = question.interaction_id
@@ -74,11 +74,39 @@ def answer(
             results.append(GeneratedAnswer("", predictor.unavailable(question)))
         elif isinstance(p, UnreadableRow):
             results.append(GeneratedAnswer("", predictor.refuse(key, Code.TOO_LONG, p.reason)))
-        elif at not in confidences:
+        elif at not in decisions:
             results.append(GeneratedAnswer("", predictor.refuse(key, Code.NOTHING_TO_SCORE, EMPTY)))
         else:
-            results.append(GeneratedAnswer(found[at].text, predictor.decide(key, float(confidences[at]))))
+            results.append(GeneratedAnswer(found[at].text, decisions[at]))
     return results
+
+
+def _decide_by_states(
+    predictor: Predictor,
+    questions: Sequence[Question],
+    requests: Mapping[str, Request],
+    answered: Mapping[int, Generated],
+) -> dict[int, Decision]:
+    """The decisions about the `answered` ones of `questions`, by the states of their generation."""
+    source, engine = predictor.source, predictor.source.engine()
+    states = {at: _states(one, requests[str(at)]) for at, one in answered.items()}
+    again = {
+        str(at): Request(source.continued(requests[str(at)].pass_, one.text), source.ask, requests[str(at)].name)
+        for at, one in answered.items()
+        if not _is_written_as_read(engine.loaded.tokenizer, source.continued((), one.text)[:1], one)
+    }
+    states |= {int(key): row for key, row in engine.run(again) if isinstance(row, Tensor)}
+    confidences = predictor.scorer.head.confidence([row.float() for row in states.values()])
+    return {
+        at: predictor.decide(questions[at].interaction_id, float(confidence))
+        for at, confidence in zip(states, confidences, strict=True)
+    }
+
+
+def _interaction(question: Question, answer: str, predictor: Predictor) -> Interaction:
+    """`question` as answered by the base model."""
+    asked = {name: getattr(question, name) for name in Question.model_fields}
+    return Interaction(**asked, answer=answer, asked_at=datetime.now(UTC), model=predictor.source.params.model)
 
 
 def _is_written_as_read(tokenizer: Any, text: Pass, one: Generated) -> bool:

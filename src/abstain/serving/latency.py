@@ -5,7 +5,7 @@ Notes:
 * Answers are timed one by one, as in a service, without the feature cache: everything that an answer needs is computed,
   and nothing is shared with another answer.
 * Only the models are timed. Scoring their results takes microseconds, and a served probe a fraction of a millisecond
-  (probe_latency.py).
+  (scorer_latency.py).
 * Scorers are timed one after the other, the first answer once more than the others, so that no model is loaded in a
   timed run.
 """
@@ -25,7 +25,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY
+from abstain.core.scorer_names import FUSION, LENGTH_ONLY, WRITER
 from abstain.llm.features.extraction import FeatureSource, Prepared
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, Progress
@@ -34,7 +34,6 @@ from abstain.llm.signals.compute_features import Asked, feature_requests_of, req
 from abstain.llm.signals.context_conditions import ContextConditions
 from abstain.llm.signals.feature_plan import ProbeSite, served_site, sweep_sites, wants_regressors
 from abstain.llm.signals.registry import build_scorers
-from abstain.llm.signals.writer import WRITER
 
 Run = Callable[[Interaction], object]
 TELLING = 100

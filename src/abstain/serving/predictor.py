@@ -1,4 +1,4 @@
-"""The predictor of a RAG service: show or abstain. It needs only the promoted ONNX file and the base model."""
+"""The predictor of a RAG service: show or abstain. It needs only the promoted ONNX files and the base model."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
-from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.core.phases import phase
-from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
-from abstain.llm.engine.loading import pin, resolve
+from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.features.extraction import FeatureSource, UnreadableRow
-from abstain.release.bundle_format import current_metadata
+from abstain.llm.features.feature_store import Progress
+from abstain.llm.features.shard_job import JobStats
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.compute_features import ServiceReader, compute_missing
+from abstain.serving.live_scorer import LiveScorer
 
-NO_CONTEXT = "no context was given, and the probe was trained to judge answers by theirs"
+NO_CONTEXT = "no context was given, and the scorer was trained to judge answers by theirs"
 
 
 @dataclass(frozen=True)
 class Decision:
     """The decision about one answer, and the reason: shown when `confidence >= threshold`, and only then.
 
-    `confidence` is the probe's own score; `probability` the calibrated probability that the answer is correct, with the
-    bounds `probability_low` and `probability_high` where the calibrator has any (Venn-Abers). `guarantee` is the
-    guarantee of `threshold` when `version` was made, or why it went live without one. An answer that the base model
-    cannot read has no confidence and is not shown; nor is one without any context where the probe was trained with
-    some: its decision is `unavailable`. `reason` is the reason for either.
+    `confidence` is the live scorer's own score; `probability` the calibrated probability that the answer is correct,
+    with the bounds `probability_low` and `probability_high` where the calibrator has any (Venn-Abers). `guarantee` is
+    that of `threshold` when `version` was made, or why it went live without one. An answer that the base model cannot
+    read, or the scorer has no score of, has no confidence and is not shown; nor is one without any context where the
+    scorer was trained with some: its decision is `unavailable`. `reason` is the reason for either.
     """
 
     interaction_id: str
@@ -52,46 +53,49 @@ class Decision:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A released probe and where its features come from, both read from the ONNX file's metadata."""
+    """A released scorer and where its features come from.
 
-    probe: OnnxProbe
+    `source`: of the probe's states, for answers that the base model writes here; `reader`: of all that `scorer` reads.
+    """
+
+    scorer: LiveScorer
     source: FeatureSource
+    reader: ServiceReader
     calibrator: Calibrator
     guarantee: str
 
     @classmethod
     def open(cls, file: Path, settings: Settings) -> Predictor:
-        """Open a released ONNX file.
+        """Open a release by its probe's ONNX file.
 
-        Raises `AbstainError` where it carries no metadata, and where the base model or the prompt layout here
-        is not the one it was trained on.
+        Raises `AbstainError` where it carries no metadata, where another file of the release is missing or changed, and
+        where the base model or the prompt layout here is not the one it was trained on.
         """
-        probe = OnnxProbe(file)
+        scorer = LiveScorer.open(file)
+        meta, llm = scorer.metadata, scorer.llm
         try:
-            meta = current_metadata(probe.metadata)
-            llm = LLMParams.model_validate({key: meta[key] for key in ("model", "layout", "layer", "site", "too_long")})
-            trained_on = meta["model_revision"]
-            version, _, layout_digest = meta["version"], float(meta["threshold"]), meta["layout_digest"]
+            trained_on, version, _ = meta["model_revision"], meta["version"], float(meta["threshold"])
+            layout_digest = meta["layout_digest"]
             calibrator = calibrator_from_dict(json.loads(meta.get("calibration", '{"method": "none"}')))
             guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))["message"]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete probe metadata: export it with this project"
             ) from None
-        llm = llm.model_copy(update={"model": pin(llm.model, trained_on)})
         here = resolve(llm.model, settings).revision
         if here != trained_on:
             raise AbstainError(
                 Code.OTHER_VERSION,
-                f"probe {version} was trained on {llm.model}@{trained_on}, but this machine has @{here}: "
+                f"version {version} was trained on {llm.model}@{trained_on}, but this machine has @{here}: "
                 "fetch that revision, or retrain",
             )
         if load_layout(llm.layout).digest != layout_digest:
             raise AbstainError(
                 Code.OTHER_VERSION,
-                f"prompt layout {llm.layout} has changed since probe {version} was trained: restore it",
+                f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
-        return cls(probe, FeatureSource(llm, settings), calibrator, guarantee)
+        reader = ServiceReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings))
+        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, guarantee)
 
     def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
         """One decision per request of a service, in order: `unavailable` for an answer without any context, unless
@@ -105,24 +109,36 @@ class Predictor:
 
     def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """One decision per interaction, in order; a question without context is scored without."""
-        found = self.source.states(interactions)
+        answers, unreadable = self.reader.read(interactions)
         with phase("decision"):
-            return self._decide_all(interactions, found)
+            return self.decide_all(answers, unreadable)
 
-    def _decide_all(
-        self, interactions: Sequence[Interaction], found: Sequence[Tensor | UnreadableRow]
-    ) -> list[Decision]:
-        confidences = iter(self.probe.confidence([row.float() for row in found if isinstance(row, Tensor)]))
-        return [
-            self.refuse(interaction.interaction_id, Code.TOO_LONG, row.reason)
-            if isinstance(row, UnreadableRow)
-            else self.decide(interaction.interaction_id, float(next(confidences)))
-            for interaction, row in zip(interactions, found, strict=True)
-        ]
+    def decide_all(self, answers: Answers, unreadable: Sequence[UnreadableRow | None]) -> list[Decision]:
+        """One decision per answer, in order; `unreadable`: why the base model cannot read it, None where it can."""
+        decisions = []
+        for one, reason, confidence in zip(answers.interactions, unreadable, self.scorer.score(answers), strict=True):
+            if reason:
+                decisions.append(self.refuse(one.interaction_id, Code.TOO_LONG, reason.reason))
+            elif np.isnan(confidence):
+                decisions.append(self.refuse(one.interaction_id, Code.NOTHING_TO_SCORE, self._silent()))
+            else:
+                decisions.append(self.decide(one.interaction_id, float(confidence)))
+        return decisions
+
+    def _silent(self) -> str:
+        return f"the scorer {self.scorer.name} has no score for this answer"
+
+    def compute_missing(
+        self, interactions: Sequence[Interaction], progress: Progress = lambda done, total: None
+    ) -> JobStats:
+        """Compute and cache what the scorer reads of `interactions`, where it is missing."""
+        return compute_missing(
+            self.source.params, self.source.settings, [(interactions, self.scorer.readings)], progress
+        )
 
     @property
     def threshold(self) -> float:
-        return float(self.probe.metadata["threshold"])
+        return float(self.scorer.metadata["threshold"])
 
     def decide(self, interaction_id: str, confidence: float) -> Decision:
         """Show or abstain, at the released threshold."""
@@ -131,7 +147,7 @@ class Predictor:
             "show" if confidence >= self.threshold else "abstain",
             confidence,
             self.threshold,
-            self.probe.metadata["version"],
+            self.scorer.metadata["version"],
             self.guarantee,
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
         )
@@ -150,5 +166,5 @@ class Predictor:
 
     def refuse(self, interaction_id: str, code: Code, reason: str) -> Decision:
         """Abstain without a confidence, for `reason`, a cause of the kind `code`."""
-        version, coded = self.probe.metadata["version"], f"{code}: {reason}"
+        version, coded = self.scorer.metadata["version"], f"{code}: {reason}"
         return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=coded)

@@ -21,7 +21,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
-from abstain.learning.evaluation.ablation import best_shallow, out_of_fold_aurocs
+from abstain.learning.evaluation.ablation import out_of_fold_aurocs
+from abstain.learning.evaluation.choice import cheapest_of_the_best
 from abstain.learning.metrics.bootstrap import Resamples, bounded
 from abstain.llm.engine.loading import read_depth, resolve
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource
@@ -68,7 +69,7 @@ def choose(params: Params) -> dict[str, Any]:
             "the layer is chosen by the reviewed training answers, and these are not of both kinds: bring reviews, or "
             "set llm.layer",
         )
-    chosen = best_shallow(aurocs, {place: place.layer for place in sites})
+    chosen = cheapest_of_the_best(aurocs, {place: place.layer for place in sites})
     return {
         "layer": chosen.layer,
         "site": chosen.site,

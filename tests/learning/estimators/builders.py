@@ -22,7 +22,7 @@ EVERY_KIND: tuple[Architecture, ...] = tuple({entry.kind: name for name, entry i
 """One architecture of every class of probes: those of one class differ in their parameters alone."""
 PARAMS = ProbeParams(
     zoo=tuple(ZOO),
-    serve="best",
+    export="best",
     folds=4,
     seed=7,
     hidden=16,

@@ -31,7 +31,7 @@ def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
 
 
 def test_it_knows_more_than_each_of_its_parts() -> None:
-    fusion = fit_fusion(*table())
+    fusion = fit_fusion(*table()).fusion
     scores, labels = table(seed=1)
     fused = roc_auc_score(labels.correct, fusion.score(scores))
     assert fused > max(roc_auc_score(labels.correct, scores[name]) for name in ("one", "two")) + 0.05
@@ -42,7 +42,7 @@ def test_it_knows_more_than_each_of_its_parts() -> None:
 def test_no_score_is_heard_as_its_opposite() -> None:
     scores, labels = table()
     upside_down = scores.assign(one=1 - scores["one"])  # turned round, it would tell half of the truth
-    fusion, without = fit_fusion(upside_down, labels), fit_fusion(scores.drop(columns="one"), labels)
+    fusion, without = fit_fusion(upside_down, labels).fusion, fit_fusion(scores.drop(columns="one"), labels).fusion
     assert fusion.coefficients["one"] == 0 < fusion.coefficients["two"]
     assert fusion.score(upside_down) == pytest.approx(without.score(scores), abs=1e-6)
 
@@ -53,14 +53,14 @@ def test_its_regularisation_is_chosen_by_groups_that_it_was_not_fitted_to() -> N
     groups = np.repeat(np.arange(30), 10)
     scores = pd.DataFrame(generator.random((30, 25))[groups], columns=[f"s{n}" for n in range(25)])
     labels = Labels((np.arange(30) % 2)[groups], np.ones(300), groups)
-    assert fit_fusion(scores, labels).strength == STRENGTHS[0]
+    assert fit_fusion(scores, labels).fusion.strength == STRENGTHS[0]
 
 
 @pytest.mark.parametrize("weights", [np.ones(600), np.random.default_rng(5).random(600)])
 def test_where_no_bound_holds_it_is_scikit_learns_logistic_regression(weights: np.ndarray) -> None:
     scores, labels = table()
     labels = Labels(labels.correct, weights, labels.groups)
-    fusion = fit_fusion(scores[["one", "two"]], labels)
+    fusion = fit_fusion(scores[["one", "two"]], labels).fusion
     logit = np.log(scores[["one", "two"]] / (1 - scores[["one", "two"]]))
     model = LogisticRegression(C=fusion.strength, tol=1e-8)
     model.fit((logit - logit.mean()) / logit.std(ddof=0), labels.correct, sample_weight=weights)
@@ -72,14 +72,14 @@ def test_the_number_of_threads_changes_not_one_bit() -> None:
     found = set()
     for threads in (1, 2):
         with threadpool_limits(threads):
-            found.add(fit_fusion(scores, labels))
+            found.add(fit_fusion(scores, labels).fusion)
     assert len(found) == 1
 
 
 def test_a_missing_score_counts_for_nothing_but_that_it_is_missing() -> None:
     scores, labels = table()
     scores.loc[::7, "noise"] = np.nan
-    fusion = fit_fusion(scores, labels)
+    fusion = fit_fusion(scores, labels).fusion
     one = scores.iloc[[1]].copy()
     found = {}
     for noise in (0.01, 0.99, np.nan):
@@ -92,13 +92,13 @@ def test_a_missing_score_counts_for_nothing_but_that_it_is_missing() -> None:
 def test_answers_that_were_always_unscored_when_wrong_teach_it_that() -> None:
     scores, labels = table()
     scores = scores.assign(told=np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan))
-    fusion = fit_fusion(scores, labels)
+    fusion = fit_fusion(scores, labels).fusion
     assert fusion.missing[fusion.names.index("told")] < -0.2
 
 
 def test_it_survives_json_to_the_last_bit() -> None:
     scores, labels = table(100)
-    fusion = fit_fusion(scores, labels)
+    fusion = fit_fusion(scores, labels).fusion
     again = Fusion.from_dict(json.loads(json.dumps(fusion.to_dict())))
     assert again == fusion and np.array_equal(again.score(scores), fusion.score(scores))
 
@@ -106,10 +106,10 @@ def test_it_survives_json_to_the_last_bit() -> None:
 def test_scores_of_exactly_0_and_1_are_ordinary_numbers_and_one_next_to_0_everywhere_is_none() -> None:
     scores, labels = table()
     tiny = scores.assign(tiny=np.random.default_rng(3).random(600) * 9e-5)
-    fusion = fit_fusion(tiny, labels)
+    fusion = fit_fusion(tiny, labels).fusion
     assert "tiny" not in fusion.names
     assert np.array_equal(fusion.score(tiny.assign(tiny=0.5)), fusion.score(tiny))
-    assert np.isfinite(fit_fusion(scores.round(), labels).score(scores.assign(one=0.0))).all()
+    assert np.isfinite(fit_fusion(scores.round(), labels).fusion.score(scores.assign(one=0.0))).all()
 
 
 def test_nothing_to_learn_from_is_said() -> None:
@@ -118,4 +118,19 @@ def test_nothing_to_learn_from_is_said() -> None:
         fit_fusion(scores, Labels(np.ones(50), labels.weight, labels.groups))
     with pytest.raises(AbstainError, match="^no scorer separates any two answers"):
         fit_fusion(scores[["flat"]], labels)
-    assert fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).strength > 0  # one group alone
+    assert (
+        fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).fusion.strength > 0
+    )  # one group alone
+
+
+def test_its_own_confidences_of_training_answers_are_out_of_fold() -> None:
+    """A score that tells every group's own answers apart, and another way in each group, is worth nothing for others."""
+    drawn = np.random.default_rng(5)
+    groups = np.repeat(np.arange(40), 6)
+    correct = drawn.integers(0, 2, len(groups))
+    scores = pd.DataFrame({f"group_{at}": np.where(groups == at, 0.1 + 0.8 * correct, 0.5) for at in range(40)})
+    labels = Labels(correct, np.ones(len(groups)), groups)
+    fitted = fit_fusion(scores, labels)
+    assert roc_auc_score(correct, fitted.out_of_fold) < 0.6
+    one_group = Labels(correct, np.ones(len(groups)), np.zeros(len(groups)))
+    assert np.isnan(fit_fusion(scores, one_group).out_of_fold).all()

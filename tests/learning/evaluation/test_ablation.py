@@ -15,13 +15,12 @@ from abstain.learning.estimators.rows import labelled_rows
 from abstain.learning.evaluation.ablation import (
     Take,
     auroc_with_interval,
-    best_shallow,
     left_out_rows,
     out_of_fold_aurocs,
     site_row,
 )
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Resamples
+from abstain.learning.metrics.bootstrap import Resamples
 from abstain.learning.thresholds.selection import tune_threshold
 from tests.checkout import shipped_params
 
@@ -198,29 +197,6 @@ def test_a_product_that_cannot_be_left_out_says_why(probe_of_all: pd.Series) -> 
     (found,) = left_out(about("odd").assign(correct=1), probe_of_all).values()
     assert "one class only" in str(found["note"]) and "auroc" not in found
     assert left_out(about(), probe_of_all) == {}
-
-
-def estimate(value: float, *noise: float) -> Estimate:
-    return Estimate(value, value + np.array(noise))
-
-
-@pytest.mark.parametrize(
-    ("aurocs", "chosen"),
-    [
-        ({10: estimate(0.80, 0, 0), 20: estimate(0.81, -0.02, 0.02)}, 10),  # 0.01 lost, standard error 0.02
-        ({10: estimate(0.78, 0, 0), 20: estimate(0.81, -0.02, 0.02)}, 20),  # 0.03 lost
-        ({10: estimate(0.80, -0.1, 0.1), 20: estimate(0.81, -0.1, 0.1)}, 20),  # both vary, but together: paired
-        ({10: estimate(0.82, 0, 0), 20: estimate(0.81, 0, 0)}, 10),
-        ({10: estimate(0.8, np.nan), 20: estimate(0.9, np.nan)}, 20),  # one group: the error is unknown
-    ],
-)
-def test_the_shallower_layer_wins_within_a_standard_error(aurocs: dict[int, Estimate], chosen: int) -> None:
-    assert best_shallow(aurocs, {layer: layer for layer in aurocs}) == chosen
-
-
-def test_of_two_sites_of_one_layer_the_better_one_wins() -> None:
-    aurocs = {"mlp": estimate(0.80, 0.05, -0.05), "residual": estimate(0.81, 0, 0)}
-    assert best_shallow(aurocs, {"mlp": 3, "residual": 3}) == "residual"
 
 
 def test_a_site_is_judged_out_of_fold_on_reviewed_training_answers() -> None:

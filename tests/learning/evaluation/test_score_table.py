@@ -20,11 +20,11 @@ FUSED = ("linear", "entropy", "lstm")
 
 @pytest.fixture(scope="module")
 def scorers(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
-    """The served file is another probe than the zoo's linear one, so that it can be told which of them is asked."""
+    """The exported file is another probe than the zoo's linear one, so that it can be told which of them is asked."""
     file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
     fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
     zoo = {name: probe_of(name, seed) for seed, name in enumerate(ZOO_NAMES)}
-    return ScoreTable(OnnxProbe(file), zoo, fusion, base_rate=0.6)
+    return ScoreTable("probe", OnnxProbe(file), zoo, {"fusion": fusion}, base_rate=0.6)
 
 
 def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
@@ -35,14 +35,14 @@ def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
     return states, pd.DataFrame(signals, index)
 
 
-def test_the_served_probe_stands_there_once_with_the_confidences_of_its_file(scorers: ScoreTable) -> None:
+def test_the_exported_probe_stands_there_once_with_the_confidences_of_its_file(scorers: ScoreTable) -> None:
     states, signals = made_up(7)
     table = scorers.table(states, signals)
     assert list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
     assert table.index.equals(signals.index) and set(table.dtypes) == {np.dtype(float)}
     expected = [1 / (1 + np.exp(-float(row.mean()))) for row in states]
     np.testing.assert_allclose(table["probe"], expected, rtol=1e-6)
-    assert_near(table["probe"], scorers.served.confidence(states))
+    assert_near(table["probe"], scorers.exported.confidence(states))
     assert_near(table["lstm"], predict_confidence(scorers.zoo["lstm"], states))
     pd.testing.assert_frame_equal(table[list(signals)], signals)
     assert (table["base_rate"] == 0.6).all()

@@ -226,16 +226,6 @@ def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) 
     assert isinstance(dropping.prepare(LONG), UnreadableRow)  # without any chunk it is too long still
 
 
-def test_a_few_rows_are_served_from_the_cache_or_computed_and_not_kept(source: FeatureSource, engine: Engine) -> None:
-    cached = states_of(source, ROWS[:2])
-    files = sorted(Path(source.settings.features).rglob("*"))
-    found = source.states([*ROWS[:4], LONG])
-    assert engine.work.passes == 4
-    assert same([row for row in found[:2] if isinstance(row, Tensor)], cached)
-    assert isinstance(found[4], UnreadableRow)
-    assert sorted(Path(source.settings.features).rglob("*")) == files
-
-
 def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSource, tmp_path: Path) -> None:
     source.compute_missing(ROWS)
     source.save(ROWS, tmp_path / "one.safetensors")

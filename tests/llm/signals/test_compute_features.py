@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,10 +10,17 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.prefix_tree import common_prefix
 from abstain.llm.engine.requests import Generate, HiddenStates, NextTokenProbs
+from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.compute_features import COUNTED, compute_missing, forward_tokens, read_answers
+from abstain.llm.signals.compute_features import (
+    COUNTED,
+    ServiceReader,
+    compute_missing,
+    forward_tokens,
+    read_answers,
+)
 from abstain.llm.signals.likelihood import BASELINE, NORMAL
-from tests.llm.builders import LAYERS
+from tests.llm.builders import LAYERS, WINDOW
 from tests.llm.signals.builders import interaction
 from tests.tolerance import assert_near
 
@@ -84,3 +93,32 @@ def test_results_stand_beside_their_interactions(params: LLMParams, settings: Se
     alone = read_answers(params, settings, [ROW], (PROBE,)).results[PROBE][0]
     assert alone is not None and states[3] is not None
     assert_near(alone, states[3])
+
+
+def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
+    params: LLMParams, settings: Settings
+) -> None:
+    """The states and the log-probabilities of an answer are of one pass."""
+    rows = [interaction(text, [CONTEXT], "What is the fee?", f"i-{at}") for at, text in enumerate(("5", "6", "7"))]
+    readings = (PROBE, NORMAL, BASELINE)
+    expected = read_answers(params, settings, rows, readings)
+    alone = Settings(home=settings.home / "other", device="cpu", dtype="float32")
+    compute_missing(params, alone, [(rows[:1], readings)])
+    files = sorted(Path(alone.features).rglob("*"))
+    reader = ServiceReader(tuple(FeatureSource(params, alone, one) for one in readings))
+    engine = reader.sources[0].engine()
+    before = engine.work.forward_tokens
+    long = interaction("x" * WINDOW, name="i-long")
+    found, unreadable = reader.read([*rows, long])
+    tokens = 2 * forward_tokens(params, alone, rows[1:], readings)
+    assert engine.work.forward_tokens - before <= tokens, "the states are of a pass that is run anyway"
+    for reading in readings:
+        *read, last = found.results[reading]
+        assert last is None
+        for one, other in zip(read, expected.results[reading], strict=True):
+            assert one is not None and other is not None
+            assert_near(one.float(), other.float())
+    assert unreadable[:3] == [None] * 3 and isinstance(unreadable[3], UnreadableRow)
+    assert sorted(Path(alone.features).rglob("*")) == files
+    nothing, reasons = ServiceReader(()).read(rows)
+    assert nothing.results == {} and reasons == [None] * 3

@@ -59,9 +59,9 @@ def test_a_scorer_that_remembers_noise_tells_the_fusion_nothing() -> None:
         fitted = fit_scorer(Memory(), TRAIN, labels, labels.folds(5, 7))
         in_sample = fitted.scorer.score(TRAIN)
         assert auroc(labels.correct, in_sample) == 1.0
-        leaking = fit_fusion(pd.DataFrame({"memory": in_sample}), labels)
+        leaking = fit_fusion(pd.DataFrame({"memory": in_sample}), labels).fusion
         assert auroc(labels.correct, leaking.score(pd.DataFrame({"memory": in_sample}))) == 1.0
-        honest = fit_fusion(pd.DataFrame({"memory": fitted.out_of_fold}), labels)
+        honest = fit_fusion(pd.DataFrame({"memory": fitted.out_of_fold}), labels).fusion
         assert honest.coefficients["memory"] < leaking.coefficients["memory"] / 5
         figures.append(auroc(labels.correct, honest.score(pd.DataFrame({"memory": fitted.out_of_fold}))))
     assert 0.4 < np.mean(figures) < 0.6

@@ -14,15 +14,17 @@ Notes:
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EDGE = 1e-4
 """Scores are kept this far from 0 and 1, whose log-odds are infinite."""
@@ -70,7 +72,16 @@ class Fusion:
         return cls(**fields)
 
 
-def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
+@dataclass(frozen=True)
+class FittedFusion:
+    """A fusion, fitted to all rows; `out_of_fold`, float64 (rows,), their confidences by fusions of the same strength
+    that were not fitted to their group, nan where the other groups' answers are all correct, or all incorrect."""
+
+    fusion: Fusion
+    out_of_fold: np.ndarray
+
+
+def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
     """Fit to training answers: `scores` (rows, scorers) in [0, 1] or nan, out of fold by scorers that learn from them.
 
     Raises `AbstainError` where the answers are all correct, or all incorrect.
@@ -80,28 +91,31 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
     names = tuple(name for name in scores.columns if np.ptp(_known(_log_odds(scores, (name,)))) > TELLS)
     if not names:
         raise AbstainError(Code.NOT_TRAINABLE, "no scorer separates any two answers: nothing to fuse")
-    odds = _log_odds(scores, names)
-    mean = np.nanmean(odds, axis=0)
-    scale = np.nanstd(odds, axis=0)
+    known = _log_odds(scores, names)
+    mean = np.nanmean(known, axis=0)
+    scale = np.nanstd(known, axis=0)
     inputs = _inputs(scores, names, mean, scale)
     folds = _folds(labels.groups)
 
-    def loss(strength: float) -> float:
-        total = 0.0
+    def held_out(strength: float) -> np.ndarray:
+        """Log-odds, (rows,), by a fusion that was fitted without the row's fold."""
+        found = np.full(len(inputs), np.nan)
         for fold in np.unique(folds):
             learnt, held = folds != fold, folds == fold
-            if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) < 2:
-                continue
-            coefficients, intercept = _fit(inputs[learnt], labels.at(learnt), strength, len(names))
-            sign = 2.0 * labels.correct[held] - 1
-            total += float(labels.weight[held] @ np.logaddexp(0, -sign * (inputs[held] @ coefficients + intercept)))
-        return total
+            if len(np.unique(labels.correct[learnt & (labels.weight > 0)])) == 2:
+                coefficients, intercept = _fit(inputs[learnt], labels.at(learnt), strength, len(names))
+                found[held] = inputs[held] @ coefficients + intercept
+        return found
+
+    def loss(odds: np.ndarray) -> float:
+        return float(np.nansum(labels.weight * np.logaddexp(0, -(2.0 * labels.correct - 1) * odds)))
 
     with threadpool_limits(1):  # the order of a sum, and so its last bits, depends on the number of threads
-        strength = min(STRENGTHS, key=loss)
+        tried = {strength: held_out(strength) for strength in STRENGTHS}
+        strength = min(tried, key=lambda one: loss(tried[one]))
         found, intercept = _fit(inputs, labels, strength, len(names))
     coefficients = found.tolist()
-    return Fusion(
+    fusion = Fusion(
         names=names,
         mean=tuple(mean.tolist()),
         scale=tuple(scale.tolist()),
@@ -110,6 +124,7 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> Fusion:
         intercept=intercept,
         strength=strength,
     )
+    return FittedFusion(fusion, 1 / (1 + np.exp(-tried[strength])))
 
 
 def _fit(inputs: np.ndarray, labels: Labels, strength: float, scores: int) -> tuple[np.ndarray, float]:

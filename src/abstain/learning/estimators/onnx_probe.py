@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.learning.estimators.onnx_file import open_session, to_bytes
 from abstain.learning.estimators.probes.base import Probe, confidence
 from abstain.learning.estimators.rows import pad
 
@@ -38,11 +38,8 @@ class OnnxProbe:
     """A served probe: its metadata, and confidences by ONNX Runtime on one core."""
 
     def __init__(self, file: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
         try:
-            self._session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+            self._session = open_session(file.read_bytes())
         except Exception as error:  # ONNX Runtime's own kinds share no base class
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} is no readable ONNX probe ({type(error).__name__}): fetch it again"
@@ -107,14 +104,14 @@ def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
         # Stack traces with this machine's paths: the same probe must be the same bytes wherever it is exported.
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
-    _save(model, file, {"architecture": probe.architecture, **metadata})
+    write_atomically(file, to_bytes(model, {"architecture": probe.architecture, **metadata}))
 
 
 def stamp(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
     """Copy an ONNX file, adding `metadata` to what it carries; the graph and its weights stay as they are."""
     model = onnx.load(source)
     carried = {entry.key: entry.value for entry in model.metadata_props}
-    _save(model, target, {**carried, **metadata})
+    write_atomically(target, to_bytes(model, {**carried, **metadata}))
 
 
 def parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
@@ -133,9 +130,3 @@ def parity(probe: Probe, served: OnnxProbe, seed: int = 0) -> float:
         given = served.confidence(rows)
         differences += [np.abs(confidence(logits).numpy() - given).max() for logits in (together, alone)]
     return float(np.max(differences))
-
-
-def _save(model: onnx.ModelProto, file: Path, metadata: Mapping[str, str]) -> None:
-    del model.metadata_props[:]
-    onnx.helper.set_model_props(model, dict(sorted(metadata.items())))
-    write_atomically(file, model.SerializeToString(deterministic=True))

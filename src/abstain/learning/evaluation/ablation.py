@@ -7,7 +7,6 @@ reviewed hold-out, weighted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,9 @@ from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
+from abstain.learning.evaluation.choice import aurocs
 from abstain.learning.evaluation.selective_prediction import Confidences, at_tuned_threshold
-from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bootstrap, bounded, paired
+from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bounded, paired
 from abstain.learning.metrics.weighted_metrics import auroc, effective_sample_size, row_weights
 
 Take = Callable[[pd.Index], Sequence[Tensor]]
@@ -70,15 +70,7 @@ def out_of_fold_aurocs(
     groups = train["group"].to_numpy()
     fits = {key: fit_probe(architecture, labelled_rows(train, take), groups, probe) for key, take in takes.items()}
     judged = reviewed(train)
-    return _aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
-
-
-def best_shallow(aurocs: Mapping[Key, Estimate], layers: Mapping[Key, int]) -> Key:
-    """The key with the best AUROC, or one of a lower layer that is within one standard error of it, paired."""
-    best = max(aurocs, key=lambda key: aurocs[key].value)
-    lost = {key: paired(aurocs[best], estimate) for key, estimate in aurocs.items()}
-    tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
-    return min(tied, key=lambda key: (layers[key], lost[key].value))
+    return aurocs(judged, {key: _out_of_fold(train, fitted)[1] for key, fitted in fits.items()}, resamples)
 
 
 def left_out_rows(
@@ -113,7 +105,7 @@ def left_out_rows(
             rows.append({**row, "note": str(error)})
             continue
         of = {"without": predict_confidence(fitted.probe, take(judged.index)).numpy(), "all": confidence[judged.index]}
-        found = _aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
+        found = aurocs(judged, {name: np.asarray(values) for name, values in of.items()}, resamples)
         row |= bounded("auroc", found["without"]) | {"auroc_trained_on_all": found["all"].value}
         rows.append({**row, **bounded("lost", paired(found["all"], found["without"])), "note": ""})
     return rows
@@ -121,18 +113,13 @@ def left_out_rows(
 
 def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: Resamples) -> dict[str, float]:
     """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
-    return bounded("auroc", _aurocs(rows, {"": confidence}, resamples)[""])
+    return bounded("auroc", aurocs(rows, {"": confidence}, resamples)[""])
 
 
 def _out_of_fold(train: pd.DataFrame, fitted: FittedProbe) -> tuple[pd.DataFrame, np.ndarray]:
     """The reviewed rows of the training split, and their out-of-fold confidences (rows,)."""
     judged = reviewed(train)
     return judged, pd.Series(fitted.out_of_fold, train.index)[judged.index].to_numpy()
-
-
-def _aurocs(rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: Resamples) -> dict[Key, Estimate]:
-    figures = {name: partial(auroc, _correct(rows), confidence) for name, confidence in confidences.items()}
-    return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, _weight(rows))
 
 
 def _correct(rows: pd.DataFrame) -> np.ndarray:

@@ -17,7 +17,6 @@ from torch import Tensor
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
-from abstain.core.phases import phase
 from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
@@ -59,12 +58,12 @@ class FeatureSource:
     reading: FeatureRequest | None = None
 
     @cached_property
-    def _reading(self) -> FeatureRequest:
+    def wanted(self) -> FeatureRequest:
         return self.reading or FeatureRequest(HiddenStates(chosen_layer(self.params), self.params.site))
 
     @property
     def ask(self) -> Ask:
-        return self._reading.ask
+        return self.wanted.ask
 
     @cached_property
     def rows(self) -> FeatureStore:
@@ -79,8 +78,8 @@ class FeatureSource:
         return _window(self._ref)
 
     @cached_property
-    def _reader(self) -> FeatureCache:
-        """For a service that reads often: the shards listed at its first read are enough."""
+    def cache(self) -> FeatureCache:
+        """The cache, for a service that reads often: the shards listed at its first read are enough."""
         return self.rows.cache(self.ask)
 
     def space(self) -> CacheNamespace:
@@ -93,7 +92,7 @@ class FeatureSource:
 
     def prepare(self, interaction: Interaction) -> Prepared | UnreadableRow:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window by `llm.too_long`."""
-        return self._fit(self._reading, interaction, interaction.answer)
+        return self._fit(self.wanted, interaction, interaction.answer)
 
     def prepare_question(self, question: Question, ask: Generate) -> Prepared | UnreadableRow:
         """The pass of an unanswered question, cut so that the answer fits the window too."""
@@ -149,17 +148,6 @@ class FeatureSource:
         known = [(at, key) for at, key in enumerate(self.keys(interactions)) if key]
         lengths[[at for at, _ in known]] = cache.lengths(key for _, key in known)
         write_table(file, lengths.tolist(), *kind, self.read(interactions), self.space().model)
-
-    def states(self, interactions: Sequence[Interaction]) -> list[Tensor | UnreadableRow]:
-        """S_in of every interaction, in order, for a few of them: results are not cached."""
-        prepared = [self.prepare(interaction) for interaction in interactions]
-        requests = {row_key(p.request): p.request for p in prepared if isinstance(p, Prepared)}
-        rows = dict(self._reader.read(list(requests)))
-        if uncached := {key: request for key, request in requests.items() if key not in rows}:
-            engine = self.engine()
-            with phase("reading"):
-                rows |= {key: row for key, row in engine.run(uncached) if isinstance(row, Tensor)}
-        return [rows[row_key(p.request)] if isinstance(p, Prepared) else p for p in prepared]
 
     def _fit(
         self, reading: FeatureRequest, asked: Question | Interaction, answer: str | None

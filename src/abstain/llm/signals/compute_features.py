@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
+from abstain.core.phases import phase
 from abstain.llm.engine.loading import load_tokenizer, read_depth, resolve
 from abstain.llm.engine.prefix_tree import distinct_tokens
-from abstain.llm.engine.requests import Generate, HiddenStates, relevant
+from abstain.llm.engine.requests import Generate, HiddenStates, Request, relevant
 from abstain.llm.engine.tokenization import encode_pass
-from abstain.llm.features.extraction import FeatureSource, Prepared
+from abstain.llm.features.extraction import FeatureSource, Prepared, UnreadableRow
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, Progress, RequestList
-from abstain.llm.features.shard_job import JobStats, ShardRunner
+from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.signals.base import Answers, Result, Scorer
 
 Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
@@ -58,6 +62,40 @@ def read_answers(
         for at, result in FeatureSource(params, settings, reading).read(interactions):
             results[reading][at] = result
     return Answers(interactions, results)
+
+
+@dataclass(frozen=True)
+class ServiceReader:
+    """Reads a few answers at a time for a service: what is not cached is computed, and not cached either.
+
+    `sources`: one a feature request, of one base model.
+    """
+
+    sources: tuple[FeatureSource, ...]
+
+    def read(self, interactions: Sequence[Interaction]) -> tuple[Answers, list[UnreadableRow | None]]:
+        """`interactions` with the base model's results for each, and why it cannot read one, None where it can."""
+        prepared = [[source.prepare(one) for one in interactions] for source in self.sources]
+        found: dict[tuple[int, str], Tensor] = {}
+        uncached: dict[str, Request] = {}
+        for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True)):
+            requests = {row_key(one.request): one.request for one in of if isinstance(one, Prepared)}
+            found |= {(at, key): row for key, row in source.cache.read(list(requests))}
+            uncached |= {f"{at}/{key}": request for key, request in requests.items() if (at, key) not in found}
+        if uncached:
+            engine = self.sources[0].engine()
+            with phase("reading"):
+                for name, row in engine.run(uncached):
+                    of_source, _, key = name.partition("/")
+                    found |= {(int(of_source), key): row} if isinstance(row, Tensor) else {}
+        results = {
+            source.wanted: [found[at, row_key(one.request)] if isinstance(one, Prepared) else None for one in of]
+            for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True))
+        }
+        reasons: list[UnreadableRow | None] = [None] * len(interactions)
+        for of in prepared:
+            reasons = [one if isinstance(one, UnreadableRow) else why for one, why in zip(of, reasons, strict=True)]
+        return Answers(interactions, results), reasons
 
 
 def forward_tokens(

@@ -146,8 +146,17 @@ class ContextConditions:
         return baseline(self.llm.layout)
 
     def _found(self, rows: Sequence[Interaction], readings: dict[str, FeatureRequest]) -> list[Found]:
-        answers: Answers = read_answers(self.llm, self.settings, rows, tuple(readings.values()))
-        return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
+        return _by_segment(read_answers(self.llm, self.settings, rows, tuple(readings.values())), readings)
+
+
+def nll_features(answers: Answers, layout: str) -> pd.DataFrame:
+    """The features (features/nll.py) of `answers` under N_c and B_c alone, float64, by the results that they hold."""
+    of_rows = zip(_by_segment(answers, normal(layout)), _by_segment(answers, baseline(layout)), strict=True)
+    return pd.DataFrame([summarise(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows])
+
+
+def _by_segment(answers: Answers, readings: dict[str, FeatureRequest]) -> list[Found]:
+    return [dict(zip(readings, found, strict=True)) for _, found in answers.rows(tuple(readings.values()))]
 
 
 def _dropped(found: Prepared | UnreadableRow) -> int | None:

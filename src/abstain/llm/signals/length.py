@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from abstain.core.labels import Labels
+from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers
 
@@ -16,7 +17,7 @@ from abstain.llm.signals.base import Answers
 class LengthOnly:
     """Logistic regression on the answer's length in characters, and its logarithm."""
 
-    name: str = "length_only"
+    name: str = LENGTH_ONLY
     readings: tuple[FeatureRequest, ...] = ()
     model: Any = None
 

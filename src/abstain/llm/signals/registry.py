@@ -10,6 +10,7 @@ from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.scorer_names import WRITER
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.requests import Ask, Generate, NextTokenProbs
 from abstain.llm.signals import likelihood
@@ -18,7 +19,7 @@ from abstain.llm.signals.entailment import entailment_scorer
 from abstain.llm.signals.extractive_qa import extractive_scorer
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.verbalized import verbalized_signal
-from abstain.llm.signals.writer import WRITER, WriterScores
+from abstain.llm.signals.writer import WriterScores
 from abstain.llm.signals.yes_no import yes_no_signals
 
 

@@ -25,6 +25,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.core.refusals import is_refusal
+from abstain.core.scorer_names import WRITER
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers, ScorerUnavailable
 
@@ -33,7 +34,6 @@ RANKED = 10
 without a rank is withheld, which costs more."""
 LISTED = 5
 """Versions that a line names."""
-WRITER = "writer"
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class WriterScores:
     """Logistic regression of correctness on ranks of the writer's scores.
 
     `refusals`: the beginnings of refusals. `scores`: by version, kind and name, those of the training answers, float64,
-    ascending; at least `RANKED`.
+    ascending; at least `RANKED`. `coefficient` and `intercept`: of the columns of `inputs`.
     """
 
     refusals: tuple[str, ...]
     name: str = WRITER
     readings: tuple[FeatureRequest, ...] = ()
     scores: Mapping[tuple[str, bool, str], np.ndarray] = field(default_factory=dict)
-    model: Any = None
+    coefficient: tuple[float, ...] = ()
+    intercept: float = 0.0
 
     def fit(self, answers: Answers, labels: Labels) -> WriterScores:
         """Fitted to training answers. Raises `ScorerUnavailable` where too few of them have scores."""
         from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
         ranked = replace(self, scores=self._scores_by_place(answers))
-        inputs, known = ranked._inputs(answers)
+        inputs, known = ranked.inputs(answers)
         if not any(map(scores_of, answers.interactions)):
             raise ScorerUnavailable(
                 Code.NO_ROWS, "no training answer has scores of its writer: ingest rows with `writer` (docs/data.md)"
@@ -70,20 +70,38 @@ class WriterScores:
                 f"no version of the assistant has {RANKED} training answers with scores of their writer, correct and "
                 "incorrect ones: bring feedback on more answers of one version",
             )
-        model = make_pipeline(StandardScaler(), LogisticRegression())
-        model.fit(inputs[counts], learnt.correct, logisticregression__sample_weight=learnt.weight)
-        return replace(ranked, model=model)
+        scaler, model = StandardScaler(), LogisticRegression()
+        model.fit(scaler.fit_transform(inputs[counts]), learnt.correct, learnt.weight)
+        coefficient = model.coef_[0] / scaler.scale_
+        intercept = float(model.intercept_[0] - coefficient @ scaler.mean_)
+        return replace(ranked, coefficient=tuple(coefficient.tolist()), intercept=intercept)
 
     def score(self, answers: Answers) -> np.ndarray:
-        inputs, known = self._inputs(answers)
+        inputs, known = self.inputs(answers)
         found = np.full(len(answers), np.nan)
         if known.any():
-            found[known] = self.model.predict_proba(inputs[known])[:, 1]
+            found[known] = 1 / (1 + np.exp(-(inputs[known] @ np.array(self.coefficient) + self.intercept)))
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is fitted, as JSON."""
+        scores = [[*place, values.tolist()] for place, values in sorted(self.scores.items())]
+        return {
+            "refusals": list(self.refusals),
+            "scores": scores,
+            "coefficient": list(self.coefficient),
+            "intercept": self.intercept,
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> WriterScores:
+        scores = {(model, refusal, name): np.array(values, float) for model, refusal, name, values in content["scores"]}
+        refusals, coefficient = tuple(content["refusals"]), tuple(content["coefficient"])
+        return cls(refusals, scores=scores, coefficient=coefficient, intercept=content["intercept"])
 
     def unranked(self, answers: Answers) -> str:
         """One line on the answers that have scores and no rank, by version and kind; "" where there are none."""
-        _, known = self._inputs(answers)
+        _, known = self.inputs(answers)
         missing = Counter(
             f"{row.model}, {'refusals' if self._is_refusal(row) else 'answers'}"
             for row, is_known in zip(answers.interactions, known, strict=True)
@@ -106,7 +124,7 @@ class WriterScores:
                 found[row.model, self._is_refusal(row), name].append(value)
         return {place: np.sort(values) for place, values in found.items() if len(values) >= RANKED}
 
-    def _inputs(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+    def inputs(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
         """(rows, columns) of numbers, and (rows,) of bool: whether a row has any ranked score.
 
         Per name the rank, its product with being a refusal, and whether it is missing; and being a refusal.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abstain.core.markdown import defined, heading, paragraph
-from abstain.reports.evaluation.evaluated import SERVED, Evaluated, marked_table
+from abstain.reports.evaluation.evaluated import Evaluated, marked_table
 from abstain.reports.formatting import NOTHING, bounds, count, figure, listed, percent, with_bounds
 
 CHANCE = 0.5
@@ -33,8 +33,9 @@ def audit_section(evaluated: Evaluated) -> list[str]:
 def _context_removed(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         heading(3, "Context removed"),
-        paragraph(_without_context(rows)),
+        paragraph(_without_context(evaluated, rows)),
         *_table_of(
+            evaluated,
             "AUROC and mean confidence with the retrieved context, and of the same answers without it",
             ("scorer", "AUROC", "AUROC without context", "lost", "mean", "mean without context"),
             [
@@ -55,13 +56,14 @@ def _answers_shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -
         heading(3, "Answers shuffled"),
         paragraph(_shuffled(evaluated, rows)),
         *_table_of(
+            evaluated,
             "Correct answers in place against the same questions with the answer to another one",
             ("scorer", "AUROC against shuffled", "mean in place", "mean shuffled", "of the shuffled shown"),
             [
                 [
                     row["scorer"],
                     *(figure(row[name]) for name in ("auroc_against_shuffled", "mean_correct", "mean_changed")),
-                    percent(row["shown_changed"]) if row["scorer"] == SERVED else NOTHING,
+                    percent(row["shown_changed"]) if row["scorer"] == evaluated.served["name"] else NOTHING,
                 ]
                 for row in rows
             ],
@@ -74,7 +76,8 @@ def _left_out(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[s
         heading(3, "Trained without a product"),
         paragraph(_expected_of_new_products(rows)),
         *_table_of(
-            "AUROC on each product of a probe that was trained without it, and of the served probe",
+            evaluated,
+            "AUROC on each product of a probe that was trained without it, and of the exported probe",
             ("product", "answers", "trained without it", "trained on all", "lost", "note"),
             [_product(row) for row in rows],
             words=("note",),
@@ -83,34 +86,34 @@ def _left_out(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _table_of(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()
+    evaluated: Evaluated, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()
 ) -> list[str]:
-    """The table, its row of the served probe in bold; none where there are no rows."""
-    marked = SERVED if columns[0] == "scorer" else ""
+    """The table, its row of the served scorer in bold; none where there are no rows."""
+    marked = evaluated.served["name"] if columns[0] == "scorer" else ""
     return [marked_table(columns, rows, caption, words, marked)] if rows else []
 
 
 def _length(evaluated: Evaluated) -> str:
-    length, probe = evaluated.scorers.get("length_only"), evaluated.probe
+    length, own = evaluated.scorers.get("length_only"), evaluated.own
     if length is None:
         return "Not measured: length_only is not among the scorers that are compared (scorers.enabled)."
     text = (
         "A model of the length of the answer alone has an AUROC of "
-        f"{with_bounds(length, 'auroc')}; the probe has {with_bounds(probe, 'auroc')}."
+        f"{with_bounds(length, 'auroc')}; {evaluated.served['name']} has {with_bounds(own, 'auroc')}."
     )
     if not defined(length["auroc_difference_high"]):
         return text
     if length["auroc_difference_high"] < 0:
-        return f"{text} So the probe uses more than the length of an answer."
-    return f"{text} On these answers the probe is not shown to use more than the length of an answer: be careful."
+        return f"{text} So the served scorer uses more than the length of an answer."
+    return f"{text} On these answers it is not shown to use more than the length of an answer: be careful."
 
 
-def _without_context(rows: Sequence[Mapping[str, Any]]) -> str:
+def _without_context(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
     text = "A confidence that ranks answers as well without the retrieved context does not check them against it."
-    row = _of_probe(rows)
+    row = _of_served(evaluated, rows)
     if row is None or not defined(row["auroc"]) or not defined(row["auroc_changed"]):
-        return f"{text} Of the served probe this is not defined on these answers."
-    found = f"Without it, the probe's AUROC goes from {figure(row['auroc'])} to {figure(row['auroc_changed'])}"
+        return f"{text} Of the served scorer this is not defined on these answers."
+    found = f"Without it, its AUROC goes from {figure(row['auroc'])} to {figure(row['auroc_changed'])}"
     if row["auroc"] <= CHANCE:
         return f"{text} {found}: it ranks no better than guessing with it."
     if not defined(row["auroc_lost_low"]) or row["auroc_lost_low"] <= 0:
@@ -124,10 +127,10 @@ def _without_context(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _shuffled(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> str:
     text = "The answer to another question is incorrect here, however well written it is."
-    row = _of_probe(rows)
+    row = _of_served(evaluated, rows)
     if row is None or not defined(row["auroc_against_shuffled"]):
-        return f"{text} Of the served probe this is not defined on these answers."
-    found = f"The AUROC of the probe between correct answers and these is {figure(row['auroc_against_shuffled'])}"
+        return f"{text} Of the served scorer this is not defined on these answers."
+    found = f"Its AUROC between correct answers and these is {figure(row['auroc_against_shuffled'])}"
     if not defined(row["shown_changed"]):
         return f"{text} {found}."
     in_place = evaluated.at["coverage"]
@@ -168,5 +171,5 @@ def _product(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _of_probe(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    return next((row for row in rows if row["scorer"] == SERVED), None)
+def _of_served(evaluated: Evaluated, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return next((row for row in rows if row["scorer"] == evaluated.served["name"]), None)

@@ -7,12 +7,12 @@ from typing import Any
 
 from abstain.config.params import ProbeParams
 from abstain.core.markdown import heading, labelled, paragraph, points, table
-from abstain.reports.evaluation.evaluated import SERVED, Evaluated
+from abstain.reports.evaluation.evaluated import Evaluated
 from abstain.reports.formatting import count, figure, listed, percent, share
 
 
 def model_card(evaluated: Evaluated) -> list[str]:
-    served, threshold = evaluated.served, evaluated.threshold
+    served, probe, threshold = evaluated.served, evaluated.evaluation["probe"], evaluated.threshold
     train = next((row for row in evaluated.dataset["splits"] if row["split"] == "train"), None)
     limit = "precision of at least" if evaluated.is_precision else "error rate (shown and incorrect, of all) of at most"
     guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
@@ -22,18 +22,19 @@ def model_card(evaluated: Evaluated) -> list[str]:
         guarantee += f", not checked yet: {evaluated.unchecked}"
     rows = {
         "base model": served["model"],
-        "reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
+        "scorer": f"{served['name']}, a {served['kind'].replace('_', '-')}, of {listed(served['parts'])}",
+        "probe reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
         "prompt layout": served["layout"],
-        "probe": _architecture(served["architecture"], evaluated.params),
+        "probe": _architecture(probe["exported"], evaluated.params),
         "trained on": f"{train['answers']:,} answers of {train['groups']:,} groups" if train else "not known",
         "calibration": f"{evaluated.evaluation['calibration']['method']}, on the validation split",
         "threshold": figure(evaluated.at["threshold"], ".6f"),
         "guarantee": guarantee,
-        "forward tokens": figure(evaluated.evaluation["forward_tokens"].get(SERVED), ",.0f") + " for one answer",
+        "forward tokens": figure(served["forward_tokens"], ",.0f") + " for one answer",
         "use": "show an answer when its confidence is at or above the threshold, withhold it otherwise",
         "not for": "answers of another base model, another prompt layout, or another language than it was trained on",
     }
-    return [heading(2, "Model card"), table(("what", "value"), rows.items(), "The served probe", words=("value",))]
+    return [heading(2, "Model card"), table(("what", "value"), rows.items(), "The served version", words=("value",))]
 
 
 def data_card(evaluated: Evaluated) -> list[str]:

@@ -12,8 +12,6 @@ from abstain.config.params import ProbeParams
 from abstain.core.markdown import bold_row, defined, table
 from abstain.reports.formatting import count
 
-SERVED = "probe"
-
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -37,9 +35,9 @@ class Evaluated:
         return self.holdout["scorers"]  # type: ignore[no-any-return]
 
     @property
-    def probe(self) -> Mapping[str, Any]:
-        """The leaderboard's row of the served probe."""
-        return self.scorers[SERVED]
+    def own(self) -> Mapping[str, Any]:
+        """The leaderboard's row of the served scorer."""
+        return self.scorers[self.served["name"]]
 
     @property
     def at(self) -> Mapping[str, Any]:
@@ -48,6 +46,7 @@ class Evaluated:
 
     @property
     def served(self) -> Mapping[str, Any]:
+        """The served scorer, and what was to be chosen from."""
         return self.evaluation["served"]  # type: ignore[no-any-return]
 
     @property
@@ -88,7 +87,7 @@ def marked_table(
     rows: Iterable[Sequence[str]],
     caption: str,
     words: Container[str] = (),
-    marked: str = SERVED,
+    marked: str = "",
 ) -> str:
     """A table whose row that begins with `marked` is bold: the one in use, among others that it is compared with."""
     return table(columns, [bold_row(row) if row[0] == marked else row for row in rows], caption, words)

@@ -76,11 +76,11 @@ def _without_twins(evaluated: Evaluated) -> str:
     if not apart["twins"]:
         text = "no answer of the hold-out has one."
     elif not apart["rows"]:
-        text = f"all {count(rows, 'answer')} of the hold-out have one: no figure here is of questions new to the probe."
+        text = f"all {count(rows, 'answer')} of the hold-out have one: no figure here is of new questions."
     else:
         text = (
             f"{apart['twins']:,} of the {count(rows, 'answer')} of the hold-out have one. On the other "
-            f"{apart['rows']:,} the AUROC is {figure(apart['auroc'])} (on all {figure(evaluated.probe['auroc'])}), and "
+            f"{apart['rows']:,} the AUROC is {figure(apart['auroc'])} (on all {figure(evaluated.own['auroc'])}), and "
             f"{_shows(apart)}, {percent(apart['error_rate'])} shown and incorrect (of all: {_shows(evaluated.at)}, "
             f"{percent(reached('error_rate', evaluated.at))})."
         )
@@ -121,19 +121,20 @@ def _heuristic(evaluated: Evaluated) -> str:
 
 
 def _served(evaluated: Evaluated) -> str:
-    served, out_of_fold = evaluated.served, evaluated.served["out_of_fold"]
-    own = out_of_fold.get(served["architecture"])
-    where = f"{served['architecture']} at layer {served['layer']} ({served['site']}) of {served['model']}"
-    best = max(out_of_fold, key=lambda name: (defined(out_of_fold[name]), out_of_fold[name] or 0.0), default=None)
+    served = evaluated.served
+    chosen = next(row for row in served["candidates"] if row["scorer"] == served["name"])
+    found = f"AUROC out of fold {figure(chosen['auroc'])}, {figure(served['forward_tokens'], ',.0f')} tokens an answer"
     if served["asked_for"] != "best":
-        why = f"because probe.serve asks for it; out of fold its AUROC is {figure(own)}"
-        if best not in (None, served["architecture"]):
-            why += f", {best}'s {figure(out_of_fold[best])}"
-    elif len(out_of_fold) > 1:
-        why = f"the best of {len(out_of_fold)} probes on training answers they had not seen (AUROC {figure(own)})"
+        why = f"because serve.scorer asks for it ({found})"
+    elif (number := len(served["candidates"])) > 1:
+        why = f"the cheapest of the best of {number} that can be served, on training answers unseen ({found})"
     else:
-        why = f"the only probe that was trained (AUROC out of fold {figure(own)})"
-    return labelled("Probe served", f"{where}, {why}.")
+        why = f"the only scorer that can be served ({found})"
+    name = served["name"]
+    if served["kind"] == "probe":
+        exported = evaluated.evaluation["probe"]["exported"]
+        name = f"the {exported} probe at layer {served['layer']} ({served['site']})"
+    return labelled("Served", f"{name} of {served['model']}, {why}.")
 
 
 def _newest(evaluated: Evaluated) -> str:
@@ -142,7 +143,7 @@ def _newest(evaluated: Evaluated) -> str:
         return labelled("Newest window", "no reviewed answer yet, so nothing is known of what has changed since.")
     answers = count(newest["rows"], "reviewed answer")
     text = f"on {answers} asked after the hold-out was frozen, the AUROC is {figure(newest['auroc'])}"
-    return labelled("Newest window", f"{text}, on the hold-out {figure(evaluated.probe['auroc'])}.")
+    return labelled("Newest window", f"{text}, on the hold-out {figure(evaluated.own['auroc'])}.")
 
 
 def _shows(row: Mapping[str, Any]) -> str:
@@ -154,7 +155,7 @@ def _shows(row: Mapping[str, Any]) -> str:
 
 def _key_figures(evaluated: Evaluated) -> str:
     """The figures that are read first."""
-    threshold, at, probe = evaluated.threshold, evaluated.at, evaluated.probe
+    threshold, at, own = evaluated.threshold, evaluated.at, evaluated.own
     is_precision, target = evaluated.is_precision, threshold["target"]
     limit, of_what = (
         ("≥", "of the shown answers correct") if is_precision else ("≤", "of all answers shown and incorrect")
@@ -171,16 +172,19 @@ def _key_figures(evaluated: Evaluated) -> str:
         ),
         (percent(at["coverage"]), f"of the answers shown (confidence of {figure(at['threshold'])} or more)"),
         (percent(evaluated.holdout["base_rate"]), "correct if everything were shown (on the hold-out)"),
-        (figure(probe["auroc"]), f"AUROC of the served probe (95 % interval {bounds(probe, 'auroc')})"),
+        (
+            figure(own["auroc"]),
+            f"AUROC of the served scorer (95 % interval {bounds(own, 'auroc')})",
+        ),
     ]
     if not threshold["guaranteed"] and threshold["reviews_needed"]:
         needed = f"{threshold['reviews_needed']:,}"
         more = (needed, f"reviews needed for the guarantee ({threshold['rows']:,} are there)")
         return key_figures([*found, more])
-    caught = f"{figure(probe['error_recall_over_random'], '.1f')} times that of random withholding"
+    caught = f"{figure(own['error_recall_over_random'], '.1f')} times that of random withholding"
     none = "equal confidences cannot be parted"
-    below = caught if defined(probe["error_recall_over_random"]) else none
-    more = (percent(probe["error_recall_at_15pct"]), f"error recall at 15 % withheld ({below})")
+    below = caught if defined(own["error_recall_over_random"]) else none
+    more = (percent(own["error_recall_at_15pct"]), f"error recall at 15 % withheld ({below})")
     return key_figures([*found, more])
 
 

@@ -1,6 +1,6 @@
 """Every scorer side by side: which ranks answers best, how sure that is, what it costs.
 
-With the choice of the served probe, the weights of the fusion, and whether the variants of the Yes-score agree.
+With the choice of what is served, the weights of the fusion, and whether the variants of the Yes-score agree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from abstain.core.markdown import bold, defined, document, heading, paragraph, table
-from abstain.reports.evaluation.evaluated import SERVED, Evaluated, marked_table
+from abstain.core.scorer_names import PROBE
+from abstain.reports.evaluation.evaluated import Evaluated, marked_table
 from abstain.reports.formatting import NOTHING, count, figure, listed, percent, with_bounds
 from abstain.reports.page import plot
 
@@ -48,14 +49,15 @@ def ranking_section(evaluated: Evaluated) -> list[str]:
 
 
 def _summary(evaluated: Evaluated) -> list[str]:
-    """The table in words: the best, what is clearly better or worse than the served probe."""
+    """The table in words: the best, what is clearly better or worse than the served scorer."""
     scorers = evaluated.scorers
     names = [name for name in ranked(scorers) if defined(scorers[name]["auroc"])]
     if not names:
         return ["AUROC is not defined on this hold-out: its answers are all correct, or all incorrect."]
     runs: list[str] = ["Best on the hold-out: ", bold(f"{names[0]}, AUROC {figure(scorers[names[0]]['auroc'])}")]
-    if names[0] != SERVED and SERVED in names:
-        runs.append(f"; the served probe has {figure(evaluated.probe['auroc'])}")
+    served = evaluated.served["name"]
+    if names[0] != served and served in names:
+        runs.append(f"; {served}, which is served, has {figure(evaluated.own['auroc'])}")
     runs.append(". ")
     compared = {name: scorers[name] for name in names if defined(scorers[name]["auroc_difference_low"])}
     better = [name for name, row in compared.items() if row["auroc_difference_low"] > 0]
@@ -63,7 +65,7 @@ def _summary(evaluated: Evaluated) -> list[str]:
     alike = len(compared) - len(better) - len(worse)
     if compared:
         runs.append(
-            f"Clearly better than the served probe (the whole interval of the difference): {listed(better) or 'none'}. "
+            f"Clearly better than the served one (the whole interval of the difference): {listed(better) or 'none'}. "
         )
         runs.append(
             f"Clearly worse: {len(worse)} of {len(compared)}; {alike} do not differ clearly from it on these answers. "
@@ -79,12 +81,12 @@ def _summary(evaluated: Evaluated) -> list[str]:
 
 
 def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any]) -> list[str]:
-    names, tokens = ranked(scorers), evaluation["forward_tokens"]
+    names, tokens, served = ranked(scorers), evaluation["forward_tokens"], evaluation["served"]["name"]
     first = (
         "scorer",
         "kind",
         "AUROC",
-        "difference to the probe",
+        "difference to the served",
         "chance that it is better",
         "error recall at 15 % withheld",
         "times random",
@@ -94,7 +96,7 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
     rows = []
     for name in names:
         row = scorers[name]
-        difference, chance = _difference(name, row)
+        difference, chance = _difference(row) if name != served else ("", "")
         rows.append(
             [
                 name,
@@ -113,19 +115,17 @@ def _leaderboard(scorers: Mapping[str, Mapping[str, Any]], evaluation: Mapping[s
     caption = "All scorers on the hold-out, best AUROC first, with 95 % intervals"
     others = "The other figures; Brier, ECE, accuracy and F1 are of probabilities calibrated on validation"
     return [
-        marked_table(first, rows, caption, words=("kind",)),
-        marked_table(("scorer", *FIGURES.values()), every, others),
+        marked_table(first, rows, caption, words=("kind",), marked=served),
+        marked_table(("scorer", *FIGURES.values()), every, others, marked=served),
     ]
 
 
 def _kind(name: str, evaluation: Mapping[str, Any]) -> str:
     kind = str(evaluation["kinds"].get(name, ""))
-    return f"served: {evaluation['served']['architecture']}" if name == SERVED else kind
+    return f"{kind}: {evaluation['probe']['exported']}" if name == PROBE else kind
 
 
-def _difference(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    if name == SERVED:
-        return "", ""
+def _difference(row: Mapping[str, Any]) -> tuple[str, str]:
     if not defined(row["auroc_difference"]):
         return figure(None), figure(None)
     return with_bounds(row, "auroc_difference", "+.3f"), percent(row["chance_better"], 0)
@@ -165,7 +165,7 @@ def _by_kind(evaluated: Evaluated) -> list[str]:
     ]
     columns = ("scorer", *(f"{of['slice']} ({of['rows']:,})" for of in kinds))
     caption = "AUROC by kind of answer, with 95 % intervals; refusals begin with one of labels.refusals"
-    return [marked_table(columns, rows, caption)]
+    return [marked_table(columns, rows, caption, marked=evaluated.served["name"])]
 
 
 def _replies(neither: Mapping[str, int] | None) -> list[str]:
@@ -178,18 +178,43 @@ def _replies(neither: Mapping[str, int] | None) -> list[str]:
 
 
 def _chosen(evaluated: Evaluated) -> list[str]:
-    """The zoo, out of fold."""
-    served, found = evaluated.served, evaluated.served["out_of_fold"]
-    asked = "the best of them is asked for" if served["asked_for"] == "best" else f"{served['asked_for']} is asked for"
-    text = (
-        "Probes are compared on reviewed training answers, each scored by a probe that saw no answer of "
-        f"its group (out of fold), so that the hold-out chooses nothing; {asked} (probe.serve)."
+    """What can be served, and the zoo, out of fold."""
+    served, probe = evaluated.served, evaluated.evaluation["probe"]
+    asked = (
+        f"the cheapest within one standard error of the best is asked for, at most {served['max_tokens']:,} forward "
+        "tokens an answer; the kind in production stays unless another gains more than that error"
+        if served["asked_for"] == "best"
+        else f"{served['asked_for']} is asked for"
     )
+    text = (
+        "Scorers are compared on reviewed training answers, each scored by one that saw no answer of its group (out of "
+        f"fold), so that the hold-out chooses nothing; {asked} (serve.scorer)."
+    )
+    rows = [
+        [
+            row["scorer"],
+            row["kind"].replace("_", "-"),
+            figure(row["forward_tokens"], ",.0f"),
+            with_bounds(row, "auroc"),
+            "served" if row["scorer"] == served["name"] else NOTHING,
+        ]
+        for row in served["candidates"]
+    ]
+    columns = ("scorer", "kind", "forward tokens", "AUROC out of fold", "")
+    caption = "What can be served, cheapest first, with 95 % intervals"
+    candidates = marked_table(columns, rows, caption, words=("kind", ""), marked=served["name"])
+    others = [[name, why] for name, why in sorted(served["not_servable"].items()) if name in evaluated.scorers]
+    found = probe["out_of_fold"]
     order = sorted(found, key=lambda name: (-(found[name] if defined(found[name]) else -math.inf), name))
-    rows = [[name, figure(found[name]), "served" if name == served["architecture"] else NOTHING] for name in order]
-    columns = ("probe", "AUROC out of fold", "")
-    probes = marked_table(columns, rows, "Probes by AUROC out of fold", words=("",), marked=served["architecture"])
-    return [heading(3, "Choice of the served probe"), paragraph(text), probes]
+    zoo = [[name, figure(found[name]), "exported" if name == probe["exported"] else NOTHING] for name in order]
+    caption = "Probes by AUROC out of fold; the one in probe.export is exported, whatever is served"
+    blocks = [heading(3, "Choice of what is served"), paragraph(text), candidates]
+    if others:
+        blocks.append(table(("scorer", "why"), others, "Not servable", words=("why",)))
+    return [
+        *blocks,
+        marked_table(("probe", "AUROC out of fold", ""), zoo, caption, words=("",), marked=probe["exported"]),
+    ]
 
 
 def _fused(fusion: Mapping[str, Any] | None) -> list[str]:

@@ -22,7 +22,7 @@ def threshold_section(evaluated: Evaluated) -> list[str]:
     return [
         heading(2, "Thresholds: coverage and precision"),
         paragraph(
-            "An answer is shown when the probe's confidence is at or above the threshold, and withheld otherwise. "
+            "An answer is shown when its confidence is at or above the threshold, and withheld otherwise. "
             "A higher threshold shows fewer answers; of these, more are correct."
         ),
         _comparison(evaluated),
@@ -97,7 +97,7 @@ def _scorers_table(evaluated: Evaluated) -> str:
     caption = (
         "Every scorer at a threshold of its own, just good enough on validation (heuristic: nothing is guaranteed)"
     )
-    return marked_table(columns, rows, caption)
+    return marked_table(columns, rows, caption, marked=evaluated.served["name"])
 
 
 def _tuned(row: Mapping[str, Any]) -> list[str]:
@@ -134,10 +134,10 @@ def _best_site(swept: list[Mapping[str, Any]]) -> list[str]:
     here = next((row for row in known if row["served"]), None)
     found = f"Best out of fold: {_place(best)} with {figure(best['out_of_fold'])}"
     if best["served"]:
-        return [*text, f"{found}, the site of the served probe."]
+        return [*text, f"{found}, the site of the exported probe."]
     if here is None:
         return [*text, f"{found}."]
-    text.append(f"{found}; the served probe reads {_place(here)} with {figure(here['out_of_fold'])}. ")
+    text.append(f"{found}; the exported probe reads {_place(here)} with {figure(here['out_of_fold'])}. ")
     own = here["auroc_low"], here["auroc_high"]
     if defined(best["auroc"]) and all(defined(value) for value in own):
         within = own[0] <= best["auroc"] <= own[1]

@@ -30,7 +30,7 @@ def calibration_section(evaluated: Evaluated) -> list[str]:
 def slice_section(evaluated: Evaluated) -> list[str]:
     slices = evaluated.evaluation["slices"]
     columns = ("by", "slice", "answers", "n_eff", "correct", "AUROC", "ECE", "Brier", "shown", "precision")
-    caption = "The served probe by slice of the hold-out; n_eff: effective sample size"
+    caption = "The served scorer by slice of the hold-out; n_eff: effective sample size"
     by_slice = table(columns, map(_slice, slices), caption, words=("by", "slice", "precision"))
     return [heading(2, "Slices"), paragraph(_weakest(evaluated, slices)), by_slice]
 
@@ -54,7 +54,7 @@ def _calibrated(calibration: Mapping[str, Any]) -> str:
     if calibration["method"] == "none":
         return f"{text} The confidence is served as it is: its ECE is {figure(raw['ece'])}."
     return (
-        f"{text} The served probe's is {figure(raw['ece'])} as it is and {figure(own['ece'])} after "
+        f"{text} The served scorer's is {figure(raw['ece'])} as it is and {figure(own['ece'])} after "
         f"{calibration['method'].replace('_', '-')} calibration ({bounds(own, 'ece')}). Calibration changes what a "
         "confidence says, never which answers are shown first."
     )

@@ -15,7 +15,7 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibrate
-from abstain.learning.evaluation.score_table import SERVED, ScoreTable
+from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.llm.features.extraction import FeatureSource
@@ -56,6 +56,7 @@ def _read_candidate(params: Params) -> Candidate:
         calibration=artifacts.read_json(paths.CALIBRATION)["method"],
         threshold=artifacts.read_json(paths.THRESHOLD),
         choice=artifacts.read_json(paths.CHOICE),
+        served=artifacts.read_json(paths.SERVED),
         ablations=artifacts.read_json(paths.ABLATIONS),
         features=artifacts.read_json(paths.FEATURES_SUMMARY),
         conditions=artifacts.read_json(paths.NLL_SUMMARY),
@@ -66,9 +67,10 @@ def _read_candidate(params: Params) -> Candidate:
 def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
     train = frame[frame["split"] == "train"]
     return ScoreTable(
-        served=OnnxProbe(paths.ONNX),
+        served=artifacts.read_json(paths.SERVED)["name"],
+        exported=OnnxProbe(paths.ONNX),
         zoo={name: load_probe(paths.PROBES / f"{name}.safetensors") for name in params.probe.zoo},
-        fusion=Fusion.from_dict(artifacts.read_json(paths.FUSION)),
+        fusions={name: Fusion.from_dict(of) for name, of in artifacts.read_json(paths.FUSIONS).items()},
         base_rate=metrics.mean(train["correct"].to_numpy(float), train["weight"].to_numpy(float)),
         regressors=artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"],
     )
@@ -82,10 +84,10 @@ def _reviewed_splits(
     rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
-    shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way, to served scores
+    shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way
     probabilities = calibrate(validation, scores, shipped.method, params.calibration.seed)
     for split, of in scores.items():
-        probabilities[split][SERVED] = shipped.apply(of[SERVED].to_numpy(float))
+        probabilities[split][scorers.served] = shipped.apply(of[scorers.served].to_numpy(float))
     return {split: ReviewedSplit(of, scores[split], probabilities[split]) for split, of in rows.items()}
 
 
@@ -115,8 +117,11 @@ def _write(found: Evaluation, candidate: Candidate) -> None:
     with artifacts.whole_folder(paths.PLOTS) as folder:
         for name, table in found.plots.items():
             artifacts.write_text(folder / f"{name}.csv", table.to_csv(index=False))
-    parts = (candidate.holdout, candidate.newest)
-    scores = [of.rows[KEPT].join(of.scores).assign(probability=of.probability(SERVED)) for of in parts]
+    served, parts = candidate.scorers.served, (candidate.holdout, candidate.newest)
+    scores = [
+        of.rows[KEPT].join(of.scores).assign(confidence=of.raw(served), probability=of.probability(served))
+        for of in parts
+    ]
     write_atomically(paths.SCORES, pd.concat(scores).to_parquet(index=False))
 
 

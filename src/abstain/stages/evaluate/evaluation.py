@@ -11,12 +11,13 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core.contracts import Interaction
+from abstain.core.scorer_names import FUSION, LENGTH_ONLY, PROBE
 from abstain.data.store.splits import holdout_digest
 from abstain.learning.evaluation import audits, curves
 from abstain.learning.evaluation.examples import examples
 from abstain.learning.evaluation.leaderboard import leaderboard
 from abstain.learning.evaluation.reviewed_answers import ReviewedSplit, calibration_rows
-from abstain.learning.evaluation.score_table import FUSION, LENGTH_ONLY, SERVED, ScoreTable
+from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.evaluation.selective_prediction import at_threshold, at_tuned_threshold, threshold_table
 from abstain.learning.evaluation.slices import KIND, Scored, auroc_by_slice, slice_table, strata
 from abstain.learning.metrics import weighted_metrics as metrics
@@ -34,8 +35,8 @@ class Candidate:
 
     `validation`, `holdout` and `newest` are scored by all `scorers`. `interactions`, `ideal_answers` (None where there
     is none) and `rouge` are of the hold-out's rows, in this order. `changed` has, by audit, the scores of the changed
-    answers: a part of the hold-out's rows. `calibration` is the method that was fitted. `threshold`, `choice`,
-    `ablations`, `features`, `conditions` and `regressors` are the parsed summaries of their stages.
+    answers: a part of the hold-out's rows. `calibration` is the method that was fitted. `threshold`, `choice` of a
+    probe, `served`, `ablations`, `features`, `conditions` and `regressors` are the parsed summaries of their stages.
     """
 
     scorers: ScoreTable
@@ -50,6 +51,7 @@ class Candidate:
     calibration: str
     threshold: Mapping[str, Any]
     choice: Mapping[str, Any]
+    served: Mapping[str, Any]
     ablations: Mapping[str, Any]
     features: Mapping[str, Any]
     conditions: Mapping[str, Any]
@@ -66,9 +68,10 @@ class Evaluation:
 
 
 def evaluate(params: Params, candidate: Candidate) -> Evaluation:
-    """Measure every scorer on the frozen hold-out, and the served probe on the newest window too."""
+    """Measure every scorer on the frozen hold-out, and the served one on the newest window too."""
     holdout, newest, rouge = candidate.holdout, candidate.newest, candidate.rouge
-    marked, own = _marked(candidate.threshold), candidate.holdout.raw(SERVED)
+    served = candidate.scorers.served
+    marked, own = _marked(candidate.threshold), holdout.raw(served)
     board = leaderboard(
         holdout.correct,
         holdout.scores,
@@ -77,7 +80,7 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         holdout.weight,
         params.gate.bootstrap,
         params.gate.seed,
-        champion=SERVED,
+        champion=served,
     )
     drawn = _drawn(board.set_index("scorer")["auroc"], candidate.scorers)
     at = {name: at_threshold(holdout.correct, own, value, holdout.weight, rouge) for name, value in marked.items()}
@@ -87,27 +90,28 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         "base_rate": metrics.mean(holdout.correct, holdout.weight),
         "label_source": "/".join(sorted(holdout.rows["source"].unique())),
         "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
+        "served": {key: candidate.served[key] for key in ("name", "kind", "forward_tokens")},
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-        "at_threshold": {**at[used], **holdout.shown(SERVED, marked[used], _resamples(params))},
+        "at_threshold": {**at[used], **holdout.shown(served, marked[used], _resamples(params))},
         "at_heuristic": at.get("heuristic"),
         "target": {
             "metric": params.threshold.metric,
             "value": params.threshold.target,
             "min_rows": params.gate.min_slice,
         },
-        "without_twins": _without_twins(holdout, marked[used]),
+        "without_twins": _without_twins(holdout, served, marked[used]),
     }
-    auroc = metrics.auroc(newest.correct, newest.raw(SERVED), newest.weight)
-    tables = curves.tables(holdout, SERVED, drawn, params.gate.min_slice)
+    auroc = metrics.auroc(newest.correct, newest.raw(served), newest.weight)
+    tables = curves.tables(holdout, served, drawn, params.gate.min_slice)
     tables["threshold"] = threshold_table(holdout.correct, own, marked, holdout.weight, rouge)
     measured = {"holdout": figures, "newest": {**newest.counts, "auroc": auroc}}
     return Evaluation(measured, _content(params, candidate), tables)
 
 
-def _without_twins(holdout: ReviewedSplit, threshold: float) -> dict[str, float]:
+def _without_twins(holdout: ReviewedSplit, served: str, threshold: float) -> dict[str, float]:
     """The served scorer on the `rows` without a near-duplicate in the training data, and the number of other ones."""
     apart = ~holdout.rows["twin_in_training"].to_numpy(bool)
-    correct, confidence, weight = holdout.correct[apart], holdout.raw(SERVED)[apart], holdout.weight[apart]
+    correct, confidence, weight = holdout.correct[apart], holdout.raw(served)[apart], holdout.weight[apart]
     at = at_threshold(correct, confidence, threshold, weight)
     figures = {
         "auroc": metrics.auroc(correct, confidence, weight),
@@ -126,10 +130,11 @@ def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _drawn(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
-    """The scorers in the plots: the served one, the fusion, the best signal, the answer's length."""
-    signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if kind == "signal"]
+    """The scorers in the plots: the served one, the probe, the fusion, the best signal, the answer's length."""
+    signals = [name for name, kind in scorers.kinds(list(map(str, auroc.index))).items() if "signal" in kind]
     best = auroc[signals].dropna().nlargest(1).index
-    return [name for name in (SERVED, FUSION, *best, LENGTH_ONLY) if name in auroc.index]
+    wanted = dict.fromkeys((scorers.served, PROBE, FUSION, *best, LENGTH_ONLY))
+    return [name for name in wanted if name in auroc.index]
 
 
 def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
@@ -141,15 +146,17 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
     calibration = calibration_rows(
         candidate.validation,
         holdout,
-        SERVED,
+        scorers.served,
         [name for name in UNCALIBRATED if name in names],
         params.calibration.seed,
         _resamples(params),
     )
-    served = {"architecture": scorers.architecture, "layer": chosen_layer(params.llm), "site": params.llm.site}
-    served |= {"model": candidate.base_model, "layout": params.llm.layout}
+    reads: dict[str, Any] = {"model": candidate.base_model, "layout": params.llm.layout}
+    reads |= {"layer": chosen_layer(params.llm), "site": params.llm.site}
+    fusion = scorers.fusions[scorers.served if scorers.served in scorers.fusions else FUSION]
     return {
-        "served": {**candidate.choice, **served},
+        "served": {**candidate.served, **reads},
+        "probe": candidate.choice,
         "kinds": scorers.kinds(names),
         "forward_tokens": {name: costs.get(name, 0.0) for name in names},
         "skipped": candidate.features["skipped_scorers"] | candidate.regressors["skipped"],
@@ -172,9 +179,9 @@ def _content(params: Params, candidate: Candidate) -> dict[str, Any]:
         "rank_correlation": curves.spearman(holdout.scores, yes_scores),
         "ablations": candidate.ablations["sites"],
         "fusion": {
-            "strength": scorers.fusion.strength,
-            "coefficients": scorers.fusion.coefficients,
-            "missing": scorers.fusion.coefficients_if_missing,
+            "strength": fusion.strength,
+            "coefficients": fusion.coefficients,
+            "missing": fusion.coefficients_if_missing,
         },
         "examples": _examples(candidate),
     }
@@ -186,7 +193,7 @@ def _forward_tokens(candidate: Candidate) -> dict[str, float]:
     of_regressors = dict.fromkeys(candidate.scorers.regressors, conditions["forward_tokens"])
     fusion = features[FUSION] + (conditions["forward_tokens_of_copies"] if of_regressors else 0)
     costs: dict[str, float] = (
-        dict.fromkeys(candidate.scorers.zoo, features[SERVED]) | features | of_regressors | {FUSION: fusion}
+        dict.fromkeys(candidate.scorers.zoo, features[PROBE]) | features | of_regressors | {FUSION: fusion}
     )
     return costs
 
@@ -213,7 +220,8 @@ def _by_kind(params: Params, candidate: Candidate) -> list[dict[str, Any]]:
 
 def _slices(params: Params, candidate: Candidate) -> list[dict[Any, Any]]:
     holdout, sliced = candidate.holdout, _strata(candidate)
-    raw, probability = holdout.raw(SERVED), holdout.probability(SERVED)
+    served = candidate.scorers.served
+    raw, probability = holdout.raw(served), holdout.probability(served)
     shown = raw >= candidate.threshold["threshold"]
     scored = Scored(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
     table = slice_table(scored, sliced, params.gate.bootstrap, params.gate.seed, params.gate.min_slice)
@@ -229,7 +237,7 @@ def _audits(params: Params, candidate: Candidate) -> dict[str, Any]:
         if name == "context_removed":
             found[name] = audits.context_removed(*arguments, holdout.groups[kept], _resamples(params))
         else:
-            thresholds = {SERVED: float(candidate.threshold["threshold"])}
+            thresholds = {candidate.scorers.served: float(candidate.threshold["threshold"])}
             found[name] = audits.answers_shuffled(*arguments, thresholds)
     if "product_left_out" in params.audits.run:
         found["product_left_out"] = candidate.ablations["left_out"]
@@ -242,8 +250,8 @@ def _examples(candidate: Candidate) -> Any:
         question=[one.question for one in interactions],
         answer=[one.answer for one in interactions],
         ideal_answer=pd.Series(candidate.ideal_answers, holdout.rows.index, object),
-        confidence=holdout.raw(SERVED),
-        probability=holdout.probability(SERVED),
+        confidence=holdout.raw(candidate.scorers.served),
+        probability=holdout.probability(candidate.scorers.served),
     )
     return examples(rows, candidate.threshold["threshold"])
 

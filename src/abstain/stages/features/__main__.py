@@ -17,21 +17,18 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
+from abstain.core.scorer_names import FUSION, PROBE, WRITER
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableRow
 from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
-from abstain.llm.signals.feature_plan import (
-    LabelledAnswers,
-    all_feature_requests,
-    served_site,
-    signal_requests,
-)
+from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, signal_requests
 from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
-from abstain.llm.signals.writer import WRITER, WriterScores
+from abstain.llm.signals.servable import kind_of, not_servable, served_fusions, served_parts
+from abstain.llm.signals.writer import WriterScores
 from abstain.llm.signals.yes_no import neither
 from abstain.stages.shared import artifacts
 
@@ -80,12 +77,16 @@ def stage(params: Params) -> None:
     for one in fitted:
         tables[0].loc[train, one.scorer.name] = one.out_of_fold
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    probe = (served_site(params).reading,)
-    costs = {one.name: one.readings for one in scorers} | {"probe": probe}
-    costs["fusion"] = (*probe, *signal_requests(params, scorers))
+    parts = served_parts(params, scorers)
+    fusions = served_fusions(parts)
+    costs = {one.name: one.readings for one in scorers} | parts
+    costs |= {name: tuple(one for part in of for one in parts[part]) for name, of in fusions.items()}
+    costs[FUSION] = (*parts[PROBE], *signal_requests(params, scorers))
     tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
-    parts = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
-    print(f"tokens of an answer: {parts}", flush=True)
+    listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
+    print(f"tokens of an answer: {listed}", flush=True)
+    writer = next((one.to_dict() for one in scorers if isinstance(one, WriterScores)), None)
+    artifacts.write_json(paths.WRITER, writer)
     artifacts.write_json(
         paths.FEATURES_SUMMARY,
         {
@@ -96,6 +97,9 @@ def stage(params: Params) -> None:
             "unranked": unranked,
             "neither": neither(load_tokenizer(resolve(params.llm.model, settings)), asked),
             "forward_tokens": tokens,
+            "fusions": fusions,
+            "servable": {name: kind_of(name) for name in (*parts, *fusions)},
+            "not_servable": not_servable(params, scorers),
         },
     )
 

@@ -1,22 +1,55 @@
-"""DVC stage `train_fusion`: stacking of the probes and the signals, both out of fold, on the training split."""
+"""DVC stage `train_fusion`: stacking of scorers, out of fold, on the training split.
+
+One fusion is of all scorers, for comparison; those that can be served are of what one or two passes give.
+"""
 
 import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
-from abstain.learning.estimators.fusion import fit_fusion
+from abstain.core.scorer_names import FUSION, PROBE, REGRESSORS
+from abstain.learning.estimators.fusion import FittedFusion, fit_fusion
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
     frame = artifacts.read_dataset_frame().set_index("interaction_id")
-    scores = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id").join(artifacts.read_signals("asked"))
+    probes = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")
+    scores = probes.join(artifacts.read_signals("asked"))
     rows = frame.loc[scores.index]
-    fusion = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
+    labels = Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group")))
+    fits = {FUSION: fit_fusion(scores, labels)}
+    exported = artifacts.read_json(paths.CHOICE)["exported"]
+    for name, columns in _parts().items():
+        try:
+            fits[name] = fit_fusion(scores.assign(**{PROBE: scores[exported]})[columns], labels)
+        except AbstainError as why:
+            print(f"skipped: {name}: {why.coded}", flush=True)
+    for name, fitted in fits.items():
+        print(_described(name, fitted), flush=True)
+    artifacts.write_json(paths.FUSIONS, {name: fitted.fusion.to_dict() for name, fitted in fits.items()})
+    out_of_fold = pd.DataFrame({name: fitted.out_of_fold for name, fitted in fits.items()}, scores.index)
+    write_atomically(paths.FUSION_OUT_OF_FOLD, out_of_fold.reset_index().to_parquet(index=False))
+
+
+def _parts() -> dict[str, list[str]]:
+    """The scores of each fusion that can be served, those of different scores alone."""
+    regressors = list(artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"])
+    found: dict[str, list[str]] = {}
+    for name, parts in artifacts.read_json(paths.FEATURES_SUMMARY)["fusions"].items():
+        columns = [one for part in parts for one in (regressors if part == REGRESSORS else [part])]
+        if len(columns) > 1 and columns not in found.values():
+            found[name] = columns
+    return found
+
+
+def _described(name: str, fitted: FittedFusion) -> str:
+    fusion = fitted.fusion
     used = sum(coefficient > 0 for coefficient in fusion.coefficient)
-    print(f"fused {len(fusion.names)} scores, {used} with non-zero weight; regularisation C = {fusion.strength:.2g}")
-    artifacts.write_json(paths.FUSION, fusion.to_dict())
+    return f"{name}: {len(fusion.names)} scores, {used} with non-zero weight; regularisation C = {fusion.strength:.2g}"
 
 
 if __name__ == "__main__":

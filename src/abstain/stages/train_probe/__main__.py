@@ -1,4 +1,4 @@
-"""DVC stage `train_probe`: the zoo of probes, each fitted on the training split alone, and the one that is served."""
+"""DVC stage `train_probe`: the zoo of probes, each fitted on the training split alone, and the one that is exported."""
 
 import math
 from collections.abc import Mapping
@@ -32,21 +32,23 @@ def stage(params: Params) -> None:
         fits[architecture] = fit_probe(architecture, rows, train["group"].to_numpy(), params.probe, on_progress)
     out_of_fold = pd.DataFrame({name: fitted.out_of_fold.astype(float) for name, fitted in fits.items()}, train.index)
     found = {name: _auroc(train, out_of_fold[name]) for name in fits}
-    served = _best(found) if params.probe.serve == "best" else params.probe.serve
-    print(f"out-of-fold AUROC: {', '.join(f'{name} {value:.3f}' for name, value in found.items())}; served: {served}")
+    exported = _best(found) if params.probe.export == "best" else params.probe.export
+    print(
+        f"out-of-fold AUROC: {', '.join(f'{name} {value:.3f}' for name, value in found.items())}; exported: {exported}"
+    )
     with artifacts.whole_folder(paths.PROBES) as folder:
         for name, fitted in fits.items():
             save_probe(fitted.probe, folder / f"{name}.safetensors")
-    save_probe(fits[served].probe, paths.PROBE)
+    save_probe(fits[exported].probe, paths.PROBE)
     write_atomically(
         paths.OUT_OF_FOLD, out_of_fold.assign(interaction_id=train["interaction_id"]).to_parquet(index=False)
     )
-    history = fits[served].history
+    history = fits[exported].history
     curve = {"epoch": range(1, len(history.value) + 1), "train_loss": history.train_loss}
     artifacts.write_text(
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
-    artifacts.write_json(paths.CHOICE, {"served": served, "asked_for": params.probe.serve, "out_of_fold": found})
+    artifacts.write_json(paths.CHOICE, {"exported": exported, "asked_for": params.probe.export, "out_of_fold": found})
 
 
 def _best(found: Mapping[Architecture, float]) -> Architecture:
@@ -54,7 +56,7 @@ def _best(found: Mapping[Architecture, float]) -> Architecture:
         raise AbstainError(
             Code.TOO_FEW_LABELS,
             "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
-            f"bring reviews, or set probe.serve to one of {', '.join(found)}",
+            f"bring reviews, or set probe.export to one of {', '.join(found)}",
         )
     return max(found, key=lambda name: found[name])
 

@@ -1,4 +1,4 @@
-"""DVC stage `tune_threshold`: the served probe's threshold, guarantee and calibration, on the validation split."""
+"""DVC stage `tune_threshold`: the served scorer's threshold, guarantee and calibration, on the validation split."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,30 +10,27 @@ from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import reviewed
-from abstain.learning.estimators.probes.base import predict_confidence
-from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
 from abstain.learning.thresholds.selection import tune_threshold
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_labelled_states
 
 
 def stage(params: Params) -> None:
-    frame, states = read_labelled_states()
-    probe = load_probe(paths.PROBE)
+    served = pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id")["confidence"]
+    frame = artifacts.read_dataset_frame()
+    frame = frame[frame["interaction_id"].isin(served.index)]
     validation = reviewed(frame[frame["split"] == "validation"])
-    tested = _answers(validation, predict_confidence(probe, states.subset(validation.index)).numpy())
+    tested = _answers(validation, served)
     if params.threshold.exchangeable_unit == "groups":
         tested = replace(tested, groups=validation["group"].to_numpy())
-    out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")[probe.architecture]
     train = frame[frame["split"] == "train"]
     if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
         train = judged
     found = control_risk(
         tested,
-        _answers(train, out_of_fold[train["interaction_id"]].to_numpy()),
+        _answers(train, served),  # out of fold
         params.threshold,
         len(validation) / len(reviewed(frame)),
     )
@@ -46,7 +43,9 @@ def stage(params: Params) -> None:
     if heuristic and not isinstance(found, ControlledThreshold):
         chosen |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
     artifacts.write_json(paths.THRESHOLD, {**chosen, "heuristic": heuristic.to_dict() if heuristic else None})
-    rows = tested.confidence, tested.correct, tested.weight
+    known = served[validation["interaction_id"]].notna().to_numpy()
+    weight = row_weights(validation["inclusion_probability"].to_numpy(float))
+    rows = tested.confidence[known], tested.correct[known], weight[known]
     try:
         calibrator = fit_calibrator(params.calibration.method, *rows, params.calibration.seed)
     except AbstainError as error:
@@ -55,10 +54,12 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.CALIBRATION, calibrator.to_dict())
 
 
-def _answers(rows: pd.DataFrame, confidence: np.ndarray) -> ReviewedAnswers:
-    # Rounded down to what JSON and the ONNX metadata carry, so that no tested answer falls below its own threshold.
+def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
+    # One without a confidence is withheld. Rounded down to what JSON and the ONNX metadata carry, so that no tested
+    # answer falls below its own threshold.
+    confidence = served[rows["interaction_id"]].fillna(0.0).to_numpy(float)
     return ReviewedAnswers(
-        confidence=np.floor(confidence.astype(float) * 1e6) / 1e6,
+        confidence=np.floor(confidence * 1e6) / 1e6,
         correct=rows["correct"].to_numpy(int),
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
     )

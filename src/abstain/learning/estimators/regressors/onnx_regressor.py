@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pandas as pd
 from onnx import helper, numpy_helper
 from sklearn.pipeline import Pipeline
@@ -23,6 +22,7 @@ from sklearn.pipeline import Pipeline
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
+from abstain.learning.estimators.onnx_file import open_session, to_bytes
 from abstain.learning.estimators.regressors.columns import matrix
 
 HEADER = "regressor"
@@ -42,11 +42,8 @@ class Regressor:
     """
 
     def __init__(self, content: bytes) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
         self._content = content
-        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(content)
         self.described: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
         self.kind: str = self.described["kind"]
         self.target: str = self.described["target"]
@@ -102,8 +99,7 @@ def convert(pipeline: Pipeline, described: dict[str, Any]) -> Regressor:
     model = skl2onnx.to_onnx(pipeline, initial_types=inputs, name=HEADER, target_opset=OPSET)
     _clip(model)
     versions = {"scikit-learn": sklearn.__version__, "skl2onnx": skl2onnx.__version__}
-    helper.set_model_props(model, {HEADER: json.dumps({**described, "versions": versions}, sort_keys=True)})
-    return Regressor(model.SerializeToString(deterministic=True))
+    return Regressor(to_bytes(model, {HEADER: json.dumps({**described, "versions": versions}, sort_keys=True)}))
 
 
 def parity(pipeline: Pipeline, regressor: Regressor, features: pd.DataFrame) -> float:

@@ -1,4 +1,4 @@
-"""The hold-out freezes at the first promotion, with real git and DVC."""
+"""What a promotion decides is written so that nothing runs because of it, with real git and DVC."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -14,7 +15,8 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
-from tasks.holdout import freeze_holdout
+from abstain.release.registry import Event
+from tasks.promotion_params import write_decided
 from tasks.workspace import Workspace, open_workspace
 from tests.conftest import Project, read_lock
 
@@ -23,14 +25,18 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """A project whose DAG is the stage `dataset` and one after it, and whose hold-out is not frozen."""
+    """A project whose DAG is the stage `dataset`, one for `choose_scorer`, and one after both; its hold-out is not
+    frozen, and nothing is in production."""
     file = small_project.root / "dvc.yaml"
     dataset = yaml.safe_load(file.read_text())["stages"]["dataset"]
     dataset["deps"].remove("artifacts/validation.json")
-    after = {"cmd": "cp artifacts/dataset.json artifacts/copy.json", "deps": ["artifacts/dataset.json"]}
-    file.write_text(
-        yaml.safe_dump({"stages": {"dataset": dataset, "after": after | {"outs": ["artifacts/copy.json"]}}})
-    )
+    served, table = "artifacts/served.json", "artifacts/dataset.json"
+    stages = {
+        "dataset": dataset,
+        "choose_scorer": {"cmd": f"cp {table} {served}", "deps": [table], "params": ["serve"], "outs": [served]},
+        "after": {"cmd": f"cp {served} artifacts/copy.json", "deps": [served], "outs": ["artifacts/copy.json"]},
+    }
+    file.write_text(yaml.safe_dump({"stages": stages}))
     (line,) = [line for line in (small_project.root / "params.yaml").read_text().splitlines() if "frozen_at: " in line]
     small_project.edit_params(line, "  holdout_frozen_at: null")
     for key, value in small_project.environment.items():
@@ -48,12 +54,20 @@ def table(workspace: Workspace) -> str:
     return hashlib.sha256((workspace.path / paths.DATASET).read_bytes()).hexdigest()
 
 
+def event(action: Literal["promote", "rollback"] = "promote", **changes: Any) -> Event:
+    return Event(
+        action=action,
+        **{"version": "v1.0.0", "sha256": "0", "candidate": "0", "holdout": "0", "reason": "approved"} | changes,
+        at=datetime.now(UTC),
+    )
+
+
 def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Project) -> None:
     with open_workspace() as workspace:
         workspace.dvc("repro", "--quiet")
         before, lock = table(workspace), read_lock(workspace.path)
         started = datetime.now(UTC)
-        assert freeze_holdout(workspace)
+        assert write_decided(workspace, event(kind="fusion"))
         date = load_params(workspace.path / "params.yaml").split.holdout_frozen_at
         frames = read_frames(DataStore(workspace.path / paths.DATA))
         assert date is not None and date > started
@@ -70,9 +84,28 @@ def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Proje
         now = read_lock(workspace.path)
         assert now["stages"]["dataset"]["outs"] == lock["stages"]["dataset"]["outs"]
         assert now["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
+        assert load_params(workspace.path / "params.yaml").serve.in_production == "fusion"
         text = (workspace.path / "params.yaml").read_text()
-        assert not freeze_holdout(workspace)
+        assert not write_decided(workspace, event(kind="fusion"))
         assert (workspace.path / "params.yaml").read_text() == text
+
+
+def test_a_version_without_a_guarantee_freezes_nothing(project: Project) -> None:
+    with open_workspace() as workspace:
+        workspace.dvc("repro", "--quiet")
+        assert write_decided(workspace, event(guaranteed=False))
+        params = load_params(workspace.path / "params.yaml")
+        assert params.split.holdout_frozen_at is None and params.serve.in_production == "probe"
+        assert status(workspace) == {}
+
+
+def test_after_a_roll_back_the_next_retrain_chooses_again(project: Project) -> None:
+    with open_workspace() as workspace:
+        workspace.dvc("repro", "--quiet")
+        assert write_decided(workspace, event(kind="fusion"))
+        assert write_decided(workspace, event("rollback"))
+        assert load_params(workspace.path / "params.yaml").serve.in_production == "probe"
+        assert "choose_scorer" in status(workspace)  # type: ignore[operator]
 
 
 def test_where_rows_came_in_since_the_next_retrain_runs_the_stage(project: Project) -> None:
@@ -81,13 +114,13 @@ def test_where_rows_came_in_since_the_next_retrain_runs_the_stage(project: Proje
         lock = read_lock(workspace.path)
         rows = sorted((workspace.path / paths.DATA / "feedback").glob("*.jsonl"))[0]
         rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
-        assert freeze_holdout(workspace)
-        assert read_lock(workspace.path) == lock
+        assert write_decided(workspace, event())
+        assert read_lock(workspace.path)["stages"]["dataset"] == lock["stages"]["dataset"]
         assert "dataset" in status(workspace)  # type: ignore[operator]
 
 
 def test_the_date_is_written_so_that_yaml_reads_a_text(project: Project) -> None:
     with open_workspace() as workspace:
-        assert freeze_holdout(workspace)
+        assert write_decided(workspace, event())
         written = yaml.safe_load((workspace.path / "params.yaml").read_text())["split"]["holdout_frozen_at"]
         assert isinstance(written, str) and Path("params.yaml").read_text().count("\n") > 100

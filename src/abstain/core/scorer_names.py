@@ -1,0 +1,12 @@
+"""Names of scorers that more than one room of the library speaks of."""
+
+PROBE = "probe"
+"""The exported probe; the zoo's other probes go by their architecture."""
+REGRESSORS = "regressors"
+"""All correctness regressors, which one reading serves; each goes by its kind and target."""
+WRITER = "writer"
+FUSION = "fusion"
+"""Of all scorers, for comparison."""
+ONE_PASS, TWO_PASSES = "fusion_one_pass", "fusion_two_passes"
+"""Fusions that can be served: of what the pass with the context gives, and of what the one without it adds."""
+LENGTH_ONLY, BASE_RATE = "length_only", "base_rate"

@@ -1,0 +1,95 @@
+"""Logistic regressions as ONNX files: the fusion of scores, and the one on the ranks of a writer's scores.
+
+In float64, as they were fitted: there is little to compute.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from abstain.learning.estimators.fusion import EDGE, Fusion
+from abstain.learning.estimators.onnx_file import open_session, to_bytes
+
+OPSET = 20
+IR_VERSION = 10
+HEADER = "logistic"
+INPUT, OUTPUT = "inputs", "confidence"
+
+
+class OnnxLogistic:
+    """A logistic regression, run by ONNX Runtime on one core. `described`: the metadata of its file.
+
+    Raises `KeyError`, `ValueError` or one of ONNX Runtime's own errors for a file that is none.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._session = open_session(content)
+        self.described: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map[HEADER])
+
+    def confidence(self, inputs: np.ndarray) -> np.ndarray:
+        """Confidences, float64 (rows,), of `inputs`, float64 (rows, columns)."""
+        return np.asarray(self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(inputs, np.float64)})[0][:, 0])
+
+
+def logistic_to_onnx(coefficient: Sequence[float], intercept: float, described: Mapping[str, Any]) -> bytes:
+    """sigmoid(inputs @ coefficient + intercept) as an ONNX file with `described`, JSON, as its metadata."""
+    constants = {"coefficient": np.array(coefficient)[:, None], "intercept": np.array(intercept)}
+    return _file(_affine(INPUT), constants, len(coefficient), described)
+
+
+def fusion_to_onnx(fusion: Fusion) -> bytes:
+    """`fusion` as an ONNX file: its scores, nan where one is missing, in the order of `names`, to its confidence."""
+    nodes = [
+        helper.make_node("IsNaN", [INPUT], ["missing"]),
+        helper.make_node("Where", ["missing", "half", INPUT], ["known"]),
+        helper.make_node("Clip", ["known", "low", "high"], ["clipped"]),
+        helper.make_node("Sub", ["one", "clipped"], ["rest"]),
+        helper.make_node("Div", ["clipped", "rest"], ["odds"]),
+        helper.make_node("Log", ["odds"], ["log_odds"]),
+        helper.make_node("Sub", ["log_odds", "mean"], ["centred"]),
+        helper.make_node("Div", ["centred", "scale"], ["scaled"]),
+        helper.make_node("Where", ["missing", "zero", "scaled"], ["standardised"]),
+        helper.make_node("Cast", ["missing"], ["indicator"], to=TensorProto.DOUBLE),
+        helper.make_node("Concat", ["standardised", "indicator"], ["columns"], axis=1),
+        *_affine("columns"),
+    ]
+    constants = {
+        "half": np.array(0.5),
+        "low": np.array(EDGE),
+        "high": np.array(1 - EDGE),
+        "one": np.array(1.0),
+        "zero": np.array(0.0),
+        "mean": np.array(fusion.mean),
+        "scale": np.array(fusion.scale),
+        "coefficient": np.array([*fusion.coefficient, *fusion.missing])[:, None],
+        "intercept": np.array(fusion.intercept),
+    }
+    return _file(nodes, constants, len(fusion.names), {"names": list(fusion.names)})
+
+
+def _affine(inputs: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("MatMul", [inputs, "coefficient"], ["product"]),
+        helper.make_node("Add", ["product", "intercept"], ["logit"]),
+        helper.make_node("Sigmoid", ["logit"], [OUTPUT]),
+    ]
+
+
+def _file(
+    nodes: list[onnx.NodeProto], constants: Mapping[str, np.ndarray], columns: int, described: Mapping[str, Any]
+) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        HEADER,
+        [helper.make_tensor_value_info(INPUT, TensorProto.DOUBLE, ["rows", columns])],
+        [helper.make_tensor_value_info(OUTPUT, TensorProto.DOUBLE, ["rows", 1])],
+        [numpy_helper.from_array(np.asarray(value, np.float64), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    return to_bytes(model, {HEADER: json.dumps(dict(described), sort_keys=True)})

@@ -1,0 +1,42 @@
+"""Choices by out-of-fold AUROC: the cheapest of the best, and whether it replaces what is in use.
+
+An AUROC is estimated on few answers. Among candidates that these cannot tell apart, the cost decides; and what is in
+use is changed only for a gain that exceeds the error of the comparison, or else noise would change it every night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from abstain.learning.metrics.bootstrap import Estimate, Key, Resamples, bootstrap, paired
+from abstain.learning.metrics.weighted_metrics import auroc, row_weights
+
+
+def aurocs(rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples: Resamples) -> dict[Key, Estimate]:
+    """The AUROC on `rows` of the data set of each of `confidences` (rows,), on the same resamples of groups."""
+    correct, weight = rows["correct"].to_numpy(int), row_weights(rows["inclusion_probability"].to_numpy(float))
+    figures = {name: partial(auroc, correct, confidence) for name, confidence in confidences.items()}
+    return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, weight)
+
+
+def cheapest_of_the_best(found: Mapping[Key, Estimate], costs: Mapping[Key, float]) -> Key:
+    """The cheapest of those whose AUROC is within one standard error, paired, of the best; of equal costs the best."""
+    best = max(found, key=lambda key: found[key].value)
+    lost = {key: paired(found[best], estimate) for key, estimate in found.items()}
+    tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
+    return min(tied, key=lambda key: (costs[key], lost[key].value))
+
+
+def choose_or_keep(found: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key]) -> Key:
+    """The cheapest of the best; of those `in_use` alone, unless the best of all gains more than one standard error."""
+    chosen = cheapest_of_the_best(found, costs)
+    kept = {key: found[key] for key in in_use if key in found}
+    if not kept or chosen in kept:
+        return chosen
+    own = cheapest_of_the_best(kept, costs)
+    gain = paired(max(found.values(), key=lambda estimate: estimate.value), found[own])
+    return chosen if gain.value > gain.standard_error else own

@@ -1,0 +1,174 @@
+"""The live scorer of a bundle: what turns the base model's results for an answer into its confidence.
+
+It is one of the scorers that can be served (llm/signals/servable.py), with what was learnt read from ONNX files: the
+probe, a regressor on NLLs, a log-probability, the writer's own scores, or a fusion of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from abstain.config.params import LLMParams, ServableKind
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.onnx_logistic import OnnxLogistic
+from abstain.learning.estimators.onnx_probe import OnnxProbe
+from abstain.llm.engine.loading import pin
+from abstain.llm.engine.requests import HiddenStates, chosen_layer
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.likelihood import SIGNALS
+from abstain.llm.signals.writer import WriterScores
+from abstain.release.bundle_format import current_metadata
+
+PARTS = "parts"
+"""The folder of the ONNX files beside the probe's."""
+
+
+class Part(Protocol):
+    """What the protocol of all scorers (llm/signals/base.py) asks of one that is fitted."""
+
+    @property
+    def readings(self) -> tuple[FeatureRequest, ...]: ...
+
+    def score(self, answers: Answers) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class ExportedProbe:
+    """The probe as a scorer of `Answers`; `reading` is that of its states."""
+
+    onnx: OnnxProbe
+    reading: FeatureRequest
+
+    @property
+    def readings(self) -> tuple[FeatureRequest, ...]:
+        return (self.reading,)
+
+    def score(self, answers: Answers) -> np.ndarray:
+        rows = answers.results[self.reading]
+        scores = np.full(len(answers), np.nan)
+        known = [at for at, row in enumerate(rows) if row is not None]
+        scores[known] = self.onnx.confidence([row.float() for row in rows if row is not None])
+        return scores
+
+
+@dataclass(frozen=True)
+class RankedWriter:
+    """The writer's scores: `writer` ranks them, and the ONNX file makes a confidence of the ranks."""
+
+    onnx: OnnxLogistic
+    writer: WriterScores
+    readings: tuple[FeatureRequest, ...] = ()
+
+    def score(self, answers: Answers) -> np.ndarray:
+        inputs, known = self.writer.inputs(answers)
+        return np.where(known, self.onnx.confidence(inputs), np.nan)
+
+
+@dataclass(frozen=True)
+class FusedParts:
+    """A fusion of `parts`, by name, in the order of its ONNX file's inputs."""
+
+    onnx: OnnxLogistic
+    parts: Mapping[str, Part]
+
+    @property
+    def readings(self) -> tuple[FeatureRequest, ...]:
+        return tuple(dict.fromkeys(reading for part in self.parts.values() for reading in part.readings))
+
+    def score(self, answers: Answers) -> np.ndarray:
+        scores = np.column_stack([part.score(answers) for part in self.parts.values()])
+        return self.onnx.confidence(scores)
+
+
+@dataclass(frozen=True)
+class LiveScorer:
+    """The scorer that decides, as released.
+
+    Attributes:
+        head: the probe's ONNX file. metadata: its own, in the current format. llm: the base model of the training.
+        forward_tokens: what that reads for an answer, in the mean of those that it was trained on; None is not known.
+    """
+
+    head: OnnxProbe
+    metadata: Mapping[str, str]
+    llm: LLMParams
+    name: str
+    kind: ServableKind
+    forward_tokens: float | None
+    scorer: Part
+
+    @classmethod
+    def open(cls, file: Path) -> LiveScorer:
+        """The live scorer of a release, by its probe's ONNX file.
+
+        Raises `AbstainError` where that has no complete metadata, or another file is missing or was changed.
+        """
+        head = OnnxProbe(file)
+        try:
+            metadata = current_metadata(head.metadata)
+            values = {key: metadata[key] for key in ("model", "layout", "layer", "site", "too_long")}
+            llm = LLMParams.model_validate({**values, "model": pin(values["model"], metadata["model_revision"])})
+            described = json.loads(metadata["scorer"])
+            name, tokens = described["name"], described["forward_tokens"]
+            parts = _Parts(head, llm, file.parent / PARTS, described["kinds"], described["sha256"])
+            scorer, kind = parts.part(name), described["kinds"][name]
+        except (KeyError, TypeError, ValueError):
+            raise AbstainError(
+                Code.BAD_ARTIFACT, f"{file} carries no complete probe metadata: export it with this project"
+            ) from None
+        return cls(head, metadata, llm, name, kind, tokens, scorer)
+
+    @property
+    def readings(self) -> tuple[FeatureRequest, ...]:
+        """What the base model is asked for an answer: nothing by the writer's scores."""
+        return self.scorer.readings
+
+    def score(self, answers: Answers) -> np.ndarray:
+        """Confidences, float64 (rows,); nan where there is none."""
+        return np.asarray(self.scorer.score(answers), float)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a release, by name: their `kinds`, and the checksums, `sha256`, of the ONNX files in `folder`."""
+
+    head: OnnxProbe
+    llm: LLMParams
+    folder: Path
+    kinds: Mapping[str, ServableKind]
+    sha256: Mapping[str, str]
+
+    def part(self, name: str) -> Part:
+        kind = self.kinds[name]
+        if kind == "probe":
+            return ExportedProbe(self.head, FeatureRequest(HiddenStates(chosen_layer(self.llm), self.llm.site)))
+        if kind == "log_prob":
+            return {one.name: one for one in SIGNALS}[name]
+        content = self._read(name)
+        if kind == "regressor":
+            from abstain.learning.estimators.regressors.onnx_regressor import Regressor
+            from abstain.serving.nll_regressor import NllRegressor
+
+            return NllRegressor(Regressor(content), self.llm.layout)
+        onnx = OnnxLogistic(content)
+        if kind == "writer":
+            return RankedWriter(onnx, WriterScores.from_dict(onnx.described))
+        return FusedParts(onnx, {of: self.part(of) for of in onnx.described["names"]})
+
+    def _read(self, name: str) -> bytes:
+        file = self.folder / f"{name}.onnx"
+        content = file.read_bytes() if file.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != self.sha256[name]:
+            raise AbstainError(
+                Code.BAD_ARTIFACT, f"{file} is missing or another file than was released: fetch the release again"
+            )
+        return content

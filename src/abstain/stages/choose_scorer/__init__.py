@@ -1,0 +1,1 @@
+"""`python -m abstain.stages.choose_scorer`."""

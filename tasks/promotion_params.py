@@ -1,0 +1,55 @@
+"""What a promotion decides for later retrains, as values of params.yaml, where DVC sees them.
+
+`split.holdout_frozen_at` gets the date from which rows are too new for the hold-out; `serve.in_production` the kind of
+scorer that is kept unless another is clearly better.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from abstain.config.params import load_params
+from abstain.core import paths
+from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataset import DataStore
+from abstain.release.registry import Event
+from tasks.run_params import edit_params
+from tasks.workspace import Workspace
+
+READ_BY = {"split": "dataset", "serve": "choose_scorer"}
+"""Section -> the one stage that reads the value."""
+
+
+def write_decided(workspace: Workspace, event: Event) -> bool:
+    """Write what the promotion or roll-back `event` decides to params.yaml, and renew the entries in dvc.lock of the
+    stages that read it; the caller commits.
+
+    The first version with a guarantee freezes the hold-out: until then it may grow, as nothing is judged by it. The
+    date is after every row at hand, so that no row moves. Neither value changes what its stage gave for the promoted
+    version. Where a stage was to run anyway, its entry stays as it is: the next retrain runs it. Returns whether a
+    value was written.
+    """
+    params = load_params(workspace.path / paths.PARAMS)
+    values: dict[str, dict[str, Any]] = {}
+    if event.guaranteed and params.split.holdout_frozen_at is None:
+        values["split"] = {"holdout_frozen_at": _after_all_rows(workspace)}
+    if params.serve.in_production != event.kind:
+        values["serve"] = {"in_production": event.kind}
+    if not values:
+        return False
+    stale = json.loads(workspace.dvc("status", "--json"))
+    edit_params(workspace, values)
+    if event.action == "promote":
+        for stage in (READ_BY[section] for section in values if READ_BY[section] not in stale):
+            workspace.dvc("repro", "--quiet", "--single-item", stage)
+    return True
+
+
+def _after_all_rows(workspace: Workspace) -> str:
+    frames = read_frames(DataStore(workspace.path / paths.DATA))
+    moments = [frames.interactions["asked_at"], frames.feedback["given_at"], frames.reviews["reviewed_at"]]
+    newest = max([datetime.now(UTC), *(column.max().to_pydatetime() for column in moments if len(column))])
+    date: datetime = newest.replace(microsecond=0) + timedelta(seconds=1)
+    return date.isoformat().replace("+00:00", "Z")

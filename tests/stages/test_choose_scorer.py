@@ -1,0 +1,178 @@
+"""What is served: the choice, its confidences, and that the released files give the same ones as the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain.config.params import Params
+from abstain.config.settings import load_settings
+from abstain.core import paths
+from abstain.core.errors import AbstainError
+from abstain.data.store.dataset import DataStore
+from abstain.data.store.splits import reviewed
+from abstain.learning.metrics.weighted_metrics import auroc, row_weights
+from abstain.serving.live_scorer import LiveScorer
+from abstain.serving.predictor import Predictor
+from abstain.stages.choose_scorer import __main__ as choose_scorer
+from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import read_labelled_states
+from tests.stages.builders import bank_params
+from tests.stages.conftest import Finished, run_stages, write_labels
+from tests.tolerance import assert_near
+
+pytestmark = pytest.mark.slow
+
+NOT_PERTURBED: Mapping[str, Any] = {"perturbation": {"copies": 0}, "audits": {"run": []}, "sweep": {"layers": []}}
+
+
+def serving(finished: Finished, scorer: str, **changes: Mapping[str, Any]) -> Params:
+    """The bank's parameters with `serve.scorer`."""
+    sections = {**NOT_PERTURBED, "serve": {"scorer": scorer}, **changes}
+    merged = {name: dict(values) for name, values in sections.items()}
+    return bank_params(finished.root / "tiny-bank", **merged)
+
+
+def served_confidences() -> pd.Series:
+    return pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id")["confidence"]
+
+
+@pytest.fixture
+def unperturbed(finished: Finished, bank: Params) -> Finished:
+    """The bank, whose regressors read no perturbed contexts, so that they can be served."""
+    run_stages(serving(finished, "probe"), "features", "nll_features", "train_regressors", "train_fusion")
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("probe", "probe"),
+        ("linear_verdict", "regressor"),
+        ("random_forest_cosine", "regressor"),
+        ("sequence_log_prob", "log_prob"),
+        ("context_gain", "log_prob"),
+        ("writer", "writer"),
+        ("fusion_one_pass", "fusion"),
+        ("fusion_two_passes", "fusion"),
+    ],
+)
+def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finished, name: str, kind: str) -> None:
+    params = serving(unperturbed, name)
+    run_stages(params, "choose_scorer", "tune_threshold", "export_onnx", "evaluate")
+    served = artifacts.read_json(paths.SERVED)
+    assert (served["name"], served["kind"]) == (name, kind)
+    frame, _ = read_labelled_states()
+    rows = reviewed(frame[frame["split"] == "holdout"])
+    predictor = Predictor.open(paths.ONNX, load_settings())
+    assert (predictor.scorer.name, predictor.scorer.kind) == (name, kind)
+    decisions = predictor.score(DataStore(paths.DATA).interactions(rows["interaction_id"]))
+    found = np.array([np.nan if one.confidence is None else one.confidence for one in decisions])
+    scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows["interaction_id"]]
+    for evaluated in (scores["confidence"], scores[name], served_confidences()[rows["interaction_id"]]):
+        assert_near(found, evaluated, np.float32)
+    assert np.isnan(found).any() == (kind == "writer"), "the writer did not mark every answer"
+    shown = [one.decision == "show" for one in decisions]
+    assert shown == [confidence >= predictor.threshold for confidence in found]
+    assert predictor.threshold == artifacts.read_json(paths.THRESHOLD)["threshold"]
+    parity = artifacts.read_json(paths.PARITY)
+    files = {file.stem for file in paths.ONNX_PARTS.iterdir()}
+    assert parity["by_part"].keys() == {"probe", *files} and parity["max_abs_difference"] < 1e-4
+    assert files == {
+        one for one in (name, *served["parts"]) if one not in ("probe", "sequence_log_prob", "context_gain")
+    }
+    evaluation = artifacts.read_json(paths.EVALUATION)
+    assert evaluation["kinds"][name].startswith("served ") and evaluation["served"]["name"] == name
+    run_stages(params, "report")
+    assert any(name in file.read_text() for file in paths.REPORT.iterdir() if file.suffix == ".html")
+
+
+def test_of_training_answers_the_confidences_are_out_of_fold(unperturbed: Finished) -> None:
+    run_stages(serving(unperturbed, "fusion_two_passes"), "choose_scorer")
+    frame, _ = read_labelled_states()
+    train = frame.loc[frame["split"] == "train", "interaction_id"]
+    out_of_fold = pd.read_parquet(paths.FUSION_OUT_OF_FOLD).set_index("interaction_id")["fusion_two_passes"]
+    np.testing.assert_array_equal(served_confidences()[train], out_of_fold[train])
+
+
+def test_the_cheapest_of_the_best_is_served_and_others_are_said_to_be_not_servable(unperturbed: Finished) -> None:
+    run_stages(serving(unperturbed, "best"), "choose_scorer")
+    served = artifacts.read_json(paths.SERVED)
+    rows = {row["scorer"]: row for row in served["candidates"]}
+    costs = [row["forward_tokens"] for row in served["candidates"]]
+    assert costs == sorted(costs) and costs[0] == 0, "the writer's scores need no pass"
+    assert rows.keys() == {
+        *("probe", "writer", "sequence_log_prob", "context_gain", "fusion_one_pass", "fusion_two_passes"),
+        *("linear_verdict", "random_forest_verdict", "linear_cosine", "random_forest_cosine"),
+    }
+    assert rows["probe"]["forward_tokens"] < rows["fusion_one_pass"]["forward_tokens"]
+    assert rows["fusion_one_pass"]["forward_tokens"] < rows["fusion_two_passes"]["forward_tokens"]
+    assert {"lstm", "fusion", "length_only", "yes_score_fused", "verbalised"} <= served["not_servable"].keys()
+    best = max(row["auroc"] for row in rows.values())
+    own = rows[served["name"]]
+    assert all(row["auroc"] < best for row in rows.values() if row["forward_tokens"] < own["forward_tokens"])
+    frame, _ = read_labelled_states()
+    judged = reviewed(frame[frame["split"] == "train"])
+    weight = row_weights(judged["inclusion_probability"].to_numpy())
+    confidence = served_confidences()[judged["interaction_id"]].to_numpy()
+    assert own["auroc"] == pytest.approx(auroc(judged["correct"].to_numpy(), confidence, weight))
+
+
+def test_a_budget_leaves_out_what_reads_more_and_production_keeps_its_kind(unperturbed: Finished) -> None:
+    changes = {"scorer": "best", "max_tokens": 1}
+    run_stages(serving(unperturbed, "best", serve=changes), "choose_scorer")
+    assert artifacts.read_json(paths.SERVED)["name"] == "writer"
+    # With an error that nothing exceeds, whatever is in production stays.
+    few = {"scorer": "best", "in_production": "log_prob"}
+    write_labels("split == 'train' and group != group.iloc[0]", source="thumb")
+    run_stages(serving(unperturbed, "best", serve=few), "choose_scorer")
+    assert artifacts.read_json(paths.SERVED)["kind"] == "log_prob"
+
+
+def test_perturbed_contexts_make_regressors_not_servable(bank: Params) -> None:
+    served = artifacts.read_json(paths.SERVED)
+    regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
+    assert regressors and all("perturbation.copies" in served["not_servable"][name] for name in regressors)
+    assert "fusion_two_passes" in {row["scorer"] for row in served["candidates"]}, "context_gain needs both passes"
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [
+        ({"scorer": "lstm"}, "serve.scorer: lstm is not servable, one probe is exported: name another in probe.export"),
+        ({"scorer": "verbalised"}, "serve.scorer: verbalised is not servable, it reads a prompt of its own"),
+        ({"scorer": "nonsense"}, "serve.scorer: nonsense is not servable, there is no such scorer in this run"),
+    ],
+)
+def test_what_cannot_be_served_ends_in_one_line_with_the_reason(
+    finished: Finished, bank: Params, serve: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AbstainError) as wrong:
+        choose_scorer.stage(bank_params(finished.root / "tiny-bank", serve=serve))
+    assert str(wrong.value).startswith(message) and "take one of" in str(wrong.value)
+
+
+def test_a_budget_below_everything_names_the_least(finished: Finished, bank: Params) -> None:
+    features = artifacts.read_json(paths.FEATURES_SUMMARY)
+    del features["servable"]["writer"]
+    artifacts.write_json(paths.FEATURES_SUMMARY, features)
+    serve = {"scorer": "best", "max_tokens": 1}
+    with pytest.raises(
+        AbstainError, match=r"serve.max_tokens: 1 is less than any scorer reads .* raise it to \d+, for"
+    ):
+        choose_scorer.stage(bank_params(finished.root / "tiny-bank", serve=serve))
+
+
+def test_another_file_than_was_released_is_refused(unperturbed: Finished) -> None:
+    run_stages(serving(unperturbed, "fusion_one_pass"), "choose_scorer", "tune_threshold", "export_onnx")
+    assert LiveScorer.open(paths.ONNX).kind == "fusion"
+    file = paths.ONNX_PARTS / "fusion_one_pass.onnx"
+    content = file.read_bytes()
+    for damaged in (content[:-1], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(AbstainError, match="fusion_one_pass.onnx is missing or another file than was released"):
+            LiveScorer.open(paths.ONNX)
