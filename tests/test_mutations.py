@@ -12,7 +12,7 @@ MUTATIONS = read_mutations()
 AREAS = {
     *("metrics", "bootstrap", "duplicates", "labels", "splits", "gate", "risk control", "calibration", "engine"),
     *("perturbation", "NLL features", "scorers", "fusion and folds", "regressors", "feature cache", "privacy", "codes"),
-    *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving"),
+    *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving", "upgrade"),
 }
 
 

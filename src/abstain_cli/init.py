@@ -39,7 +39,10 @@ def init(
         str | None, typer.Option(metavar="PATH|URL", help="the DVC remote: a folder or bucket for data and versions")
     ] = None,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="add the parameters that a merged release has brought")
+        bool,
+        typer.Option(
+            "--upgrade", help="add the parameters that a merged release has brought, remove those that it dropped"
+        ),
     ] = False,
 ) -> None:
     """Replace the sample by an empty project of your own, in one commit; on a terminal, ask what no option gives."""
@@ -50,10 +53,10 @@ def init(
     if upgrade:
         if given != Choices():
             raise AbstainError(Code.USAGE, "--upgrade keeps every value: give it without the other options")
-        added = upgrade_project()
-        for name in added:
-            print(f"added: {name}")
-        print("`abstain plan` says what a retrain costs now" if added else "params.yaml has every parameter: unchanged")
+        if changes := str(upgrade_project()):
+            print(f"{changes}\n`abstain plan` says what a retrain costs now")
+        else:
+            print("params.yaml has the parameters of this release: unchanged")
         return
     if sys.stdin.isatty() and sys.stdout.isatty() and versions_of_the_sample() is not None:
         given = _ask(given)

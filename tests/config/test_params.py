@@ -52,9 +52,9 @@ def test_renamed_key_is_an_error_that_names_the_new_one(tmp_path: Path, key: str
 @pytest.mark.parametrize(
     ("section", "values", "problem"),
     [
-        ("probe", {"seeds": 1}, r"unknown key 'probe.seeds': did you mean 'seed'\?$"),
-        ("calibration", {"zzz": 1}, "unknown key 'calibration.zzz': valid: method, seed$"),
-        ("gates", {}, r"unknown key 'gates': did you mean 'gate'\?$"),
+        ("probe", {"seeds": 1}, r"unknown key 'probe.seeds': did you mean 'seed'\?;"),
+        ("calibration", {"zzz": 1}, "unknown key 'calibration.zzz': valid: method, seed;"),
+        ("gates", {}, r"unknown key 'gates': did you mean 'gate'\?;"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest(

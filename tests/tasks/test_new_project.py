@@ -15,7 +15,7 @@ from abstain.config.template import template
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event, Registry
 from tasks import new_project
-from tasks.new_project import STATE, Choices, start_project, upgrade_project
+from tasks.new_project import STATE, TEMPLATE, Choices, Upgrade, start_project, upgrade_project
 from tasks.shell import git
 from tests.checkout import ROOT, SHIPPED
 from tests.llm.builders import save_tiny_model
@@ -213,13 +213,91 @@ def test_merged_release_keeps_every_value_and_upgrade_adds_its_keys(clone: Clone
     with pytest.raises(AbstainError, match=r"lacks llm.layout, audits.run, .*`abstain init --upgrade`"):
         load_params(PARAMS)
     merged = clone.git("rev-parse", "HEAD")
-    assert upgrade_project() == ["audits", "llm.layout"]
+    assert upgrade_project() == Upgrade(["audits", "llm.layout"], [])
     assert clone.git("rev-parse", "HEAD^") == merged and clone.git("status", "--porcelain") == ""
     assert {"audits", "llm.layout"} <= set(clone.git("log", "-1", "--format=%B").split())
     params = load_params(PARAMS)
     assert (params.llm.model, params.threshold.target, params.probe.max_epochs) == (choices.model, 0.2, 60)
     assert set(older.splitlines()) < set(PARAMS.read_text().splitlines())
-    assert upgrade_project() == []
+    assert upgrade_project() == Upgrade([], [])
+
+
+DROPPED = {"probe:\n": "probe:\n  warmup: 3   # epochs\n", "sweep:": "mixup: {alpha: 0.4}\n\nsweep:"}
+
+
+def with_dropped_keys(params: str) -> str:
+    """A params.yaml as an earlier release has it."""
+    for at, more in DROPPED.items():
+        assert at in params
+        params = params.replace(at, more, 1)
+    return params
+
+
+@pytest.fixture
+def after_a_release_that_drops_keys(clone: Clone, choices: Choices) -> Clone:
+    """A clone that started with `DROPPED`, and has merged a release without them."""
+    (clone.root / TEMPLATE).parent.mkdir(parents=True)
+    (clone.root / TEMPLATE).write_text(with_dropped_keys(template("params.yaml")))
+    clone.write("An earlier release")
+    start_project(choices)
+    clone.write("As it was started", params_yaml=with_dropped_keys(clone.files()["params.yaml"]))
+    clone.git("checkout", "-q", "-b", "release", "HEAD~2")
+    (clone.root / TEMPLATE).write_text(template("params.yaml"))
+    clone.write("A newer release")
+    clone.git("checkout", "-q", "main")
+    clone.git("merge", "-q", "-m", "Merge the release", "release")
+    return clone
+
+
+def test_upgrade_removes_what_a_release_dropped(after_a_release_that_drops_keys: Clone) -> None:
+    clone = after_a_release_that_drops_keys
+    before = clone.files()["params.yaml"]
+    with pytest.raises(AbstainError, match=r"unknown key .*`abstain init --upgrade` removes"):
+        load_params(PARAMS)
+    older = before.replace("  folds: 5 ", "  # folds: 5 ", 1)
+    clone.write("Older", params_yaml=older)
+    assert upgrade_project() == Upgrade(["probe.folds"], ["probe.warmup", "mixup.alpha"])
+    assert set(clone.git("log", "-1", "--format=%B").split()) >= {"probe.folds", "probe.warmup", "mixup.alpha"}
+    removed = set(older.splitlines()) - set(PARAMS.read_text().splitlines())
+    assert removed == {"  warmup: 3   # epochs", "mixup: {alpha: 0.4}"}
+    assert load_params(PARAMS).probe.folds == 5 and clone.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ("  max_epoch: 9\n", "unknown key 'probe.max_epoch': did you mean 'max_epochs'"),
+        ("  warmups: 3\n", "unknown key 'probe.warmups'"),
+    ],
+)
+def test_upgrade_removes_no_key_that_no_release_had(
+    after_a_release_that_drops_keys: Clone, own: str, problem: str
+) -> None:
+    clone = after_a_release_that_drops_keys
+    clone.write("Edit", params_yaml=clone.files()["params.yaml"].replace("probe:\n", f"probe:\n{own}"))
+    before = clone.state()
+    with pytest.raises(AbstainError, match=problem):
+        upgrade_project()
+    assert clone.state() == before
+
+
+def test_upgrade_leaves_a_renamed_key_to_its_owner(clone: Clone, choices: Choices) -> None:
+    (clone.root / TEMPLATE).parent.mkdir(parents=True)
+    (clone.root / TEMPLATE).write_text(template("params.yaml").replace("  enabled: ", "  compare: "))
+    clone.write("An earlier release")
+    start_project(choices)
+    clone.write("Older", params_yaml=clone.files()["params.yaml"].replace("  enabled: ", "  compare: "))
+    with pytest.raises(AbstainError, match=r"'scorers.compare': it is now 'enabled'"):
+        upgrade_project()
+
+
+@pytest.mark.parametrize("text", ["", "- llm\n", "llm: {\n", "<<<<<<< HEAD\nllm: {}\n"])
+def test_upgrade_of_what_are_no_parameters_is_one_line(clone: Clone, choices: Choices, text: str) -> None:
+    start_project(choices)
+    clone.write("Broken", params_yaml=text)
+    with pytest.raises(AbstainError, match=r"params\.yaml") as raised:
+        upgrade_project()
+    assert "\n" not in str(raised.value)
 
 
 def test_merge_of_a_branch_of_the_project_brings_its_changes(clone: Clone, choices: Choices) -> None:
@@ -248,7 +326,7 @@ def test_upgrade_asks_for_the_commits_of_runs_first(clone: Clone, choices: Choic
         upgrade_project()
     assert clone.git("rev-parse", "HEAD") == head
     clone.git("pull", "-q", "--no-rebase", "--no-edit", str(bare), "main")
-    assert upgrade_project() == ["probe.folds"] and clone.files()["data.dvc"] == OWN_ROWS
+    assert upgrade_project() == Upgrade(["probe.folds"], []) and clone.files()["data.dvc"] == OWN_ROWS
 
 
 def test_merge_driver_is_named_by_gitattributes(clone: Clone) -> None:

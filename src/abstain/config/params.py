@@ -259,7 +259,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     valid values."""
     content = read_yaml(path, "run this in the root of the project")
     require_keys(content, path)
-    return check(content, path, Params)
+    return check(content, path, Params, "; `abstain init --upgrade` removes what only earlier releases read")
 
 
 def require_keys(content: Any, path: Path) -> None:
