@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ import yaml
 from abstain.config.params import load_params
 from abstain.config.template import template
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event, Registry
+from abstain.release.registry import Event, Registry, next_version
 from tasks import new_project
 from tasks.new_project import STATE, TEMPLATE, Choices, Upgrade, start_project, upgrade_project
 from tasks.shell import git
+from tasks.workspace import open_workspace
 from tests.checkout import ROOT, SHIPPED
 from tests.llm.builders import save_tiny_model
 
@@ -186,6 +188,50 @@ def test_start_reaches_the_team_s_origin(clone: Clone, choices: Choices, monkeyp
     monkeypatch.setenv("ABSTAIN_ORIGIN", str(bare))
     assert start_project(choices)
     assert git(bare, "rev-parse", "main") == clone.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def server(clone: Clone) -> Path:
+    """The clone's git remote, with a version of the sample and its tag."""
+    bare = clone.root.parent / "server.git"
+    clone.write("Promote", registry_json=promoted(clone, f"{SHIPPED['data.dvc']}# again\n"))
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(bare))
+    clone.git("remote", "add", "origin", str(bare))
+    assert git(bare, "tag") == "probe@v1.0.0"
+    return bare
+
+
+def test_tags_of_the_sample_do_not_come_back_from_the_team_s_origin(
+    clone: Clone, choices: Choices, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mate = Clone(clone.root.parent / "mate", clone.home)
+    git(clone.root, "clone", "-q", str(server), str(mate.root))
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(server))
+    assert start_project(choices)
+    clone.git("fetch", "-q", "--tags", "origin")
+    assert clone.git("tag") == git(server, "tag") == ""
+    assert json.loads(git(server, "show", "main:registry.json"))["history"] == []
+    mate.git("pull", "-q", "--prune", "origin", "main")
+    assert mate.git("tag") == "probe@v1.0.0"  # git keeps it; the page that says how to remove it:
+    page = (ROOT / "docs" / "howto" / "bring-data.md").read_text()
+    command = re.search(r"`git (fetch [^`]*--prune-tags[^`]*)`", page)
+    assert command
+    mate.git(*command[1].split())
+    assert mate.git("tag") == ""
+
+
+@pytest.mark.slow
+def test_tags_of_the_sample_that_a_fetch_brings_back_reach_no_run(clone: Clone, choices: Choices, server: Path) -> None:
+    assert start_project(choices) and clone.git("tag") == ""
+    clone.git("fetch", "-q", "origin")
+    assert clone.git("tag") == "probe@v1.0.0"
+    with open_workspace() as workspace:
+        assert next_version(workspace.git("tag").split()) == "v1.0.0"
+        workspace.git("tag", "probe@v1.0.0")
+        workspace.git("push", "-q", "origin", "probe@v1.0.0")
+    with open_workspace() as workspace:
+        assert workspace.git("rev-parse", "probe@v1.0.0") == clone.git("rev-parse", "HEAD")
+    assert not start_project(Choices())
 
 
 def test_merged_release_keeps_every_value_and_upgrade_adds_its_keys(clone: Clone, choices: Choices) -> None:
