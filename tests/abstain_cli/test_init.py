@@ -6,9 +6,12 @@ import json
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -22,47 +25,59 @@ from tests.llm.builders import save_speaking_model
 
 pytestmark = pytest.mark.slow
 
+QUESTION = b"]: "
+"""The end of a question, after its default."""
+INTERRUPT, END_OF_INPUT = b"\x03", b"\x04"
+"""Ctrl-C and Ctrl-D."""
+
 
 @pytest.fixture
 def project(tmp_path: Path, prefect_server: str) -> Project:
     return replace(new_project(tmp_path), server=prefect_server)
 
 
-def on_a_terminal(project: Project, typed: bytes) -> tuple[int, str]:
-    """`abstain init` with a terminal at which `typed` is typed; its status and what the terminal showed."""
+def on_a_terminal(project: Project, *typed: bytes) -> tuple[int, str]:
+    """`abstain init` with a terminal of its own, at which each of `typed` answers a question; a control character does
+    what it does at a terminal. Its status, and what the terminal showed."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "abstain_cli.app", "init", "--layout", "rag-plain-v1"]
     process = subprocess.Popen(
-        command,
-        cwd=project.root,
-        env=project.environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
+        command, cwd=project.root, env=project.environment, preexec_fn=partial(os.login_tty, theirs)
     )
     os.close(theirs)
-    os.write(ours, typed)
-    shown = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # as a terminal's end is reported where its last process is gone
-            break
-        if not part:
-            break
-        shown += part
+    shown, answers = b"", iter(typed)
+    with suppress(OSError):  # as a terminal's end is reported where its last process is gone
+        while part := next_part(ours, shown):
+            shown += part
+            if shown.endswith(QUESTION):
+                os.write(ours, next(answers))
     os.close(ours)
     return process.wait(60), shown.decode().replace("\r\n", "\n")
 
 
+def next_part(terminal: int, shown: bytes) -> bytes:
+    """What the terminal shows next; b"" at its end. Ctrl-C is pressed again where it had no effect.
+
+    Python does not see one that comes after it has shown a question, and before it waits for the answer.
+    """
+    while not select.select([terminal], [], [], 2)[0]:
+        if shown.endswith(b"^C"):
+            os.write(terminal, INTERRUPT)
+    return os.read(terminal, 4096)
+
+
 def test_questions_on_a_terminal_have_defaults_and_can_be_left(project: Project, tmp_path: Path) -> None:
     before = project.git("rev-parse", "HEAD")
-    status, shown = on_a_terminal(project, b"\n\x04")  # end of input at the second question
-    assert status == 130 and "stopped" in shown.splitlines()[-1] and "Traceback" not in shown
-    assert project.git("rev-parse", "HEAD") == before and project.git("status", "--porcelain") == ""
+    for control in (END_OF_INPUT, INTERRUPT):
+        status, shown = on_a_terminal(project, b"\n", control)
+        asked, said = shown.replace("^C", "").rsplit(QUESTION.decode(), 1)
+        assert status == 130 and "Largest share" in asked.splitlines()[-1], shown
+        assert said.startswith("stopped") and said.count("\n") == 1
+        assert project.git("rev-parse", "HEAD") == before and project.git("status", "--porcelain") == ""
+        assert not (project.root / ".git" / "worktrees").exists()
     model = save_speaking_model(tmp_path / "model", max_position_embeddings=8192)
-    status, shown = on_a_terminal(project, f"{model}\n0.2\n\n\n{tmp_path / 'remote'}\n".encode())
+    answers = (str(model), "0.2", "", "", str(tmp_path / "remote"))
+    status, shown = on_a_terminal(project, *(f"{answer}\n".encode() for answer in answers))
     assert status == 0 and "DVC remote" in shown and "Prompt layout" not in shown, shown
     params = yaml.safe_load((project.root / "params.yaml").read_text())
     assert params["llm"]["model"] == str(model) and params["llm"]["layout"] == "rag-plain-v1"
