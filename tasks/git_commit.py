@@ -39,7 +39,8 @@ def push(workspace: Workspace, *tags: str) -> None:
     except AbstainError as error:
         for tag in tags:
             workspace.git("tag", "-d", tag)
-        if not any(word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed")):
+        moved = any(word in str(error) for word in ("rejected", "fetch first", "failed to push", "atomic push failed"))
+        if not moved or "declined" in str(error):  # by a rule of the origin, such as a protected branch
             raise
         raise OriginMoved(
             Code.NOT_PUBLISHED,

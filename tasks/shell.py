@@ -8,6 +8,7 @@ terminal's own foreground commands can do, and it ends soon.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,10 @@ QUIET = {
 
 IDENTITY = {"NAME": "Abstain", "EMAIL": "abstain@localhost"}
 """The author of commits where git has none configured, as on a fresh machine or in a worker."""
+
+
+REFUSED_PUSH = re.compile(r" ! \[(remote )?rejected\] .*\((?!atomic push fail)")
+"""A line of git about a branch or tag that was refused itself, not because another one of the same push was."""
 
 
 def environment(cwd: Path) -> dict[str, str]:
@@ -135,10 +140,15 @@ def _execute(
 
 
 def _reason(lines: list[str]) -> tuple[Code, str]:
-    """The most informative line: our own error with its code first, then any other error, then the last line."""
+    """The most informative line: our own error with its code, else why a push was refused, with the first words of the
+    remote, else any other error, else the last line."""
     for line in lines:
         if line.startswith("error ") and (error := parse_coded(line)):
             return error.code, error.message
+    for line in lines:
+        if REFUSED_PUSH.match(line):
+            words = [line.removeprefix("remote:") for line in lines if line.startswith("remote:")]
+            return Code.FAILED_STEP, " ".join(" ".join([line.removeprefix(" ! "), *words[:1]]).split())
     for start in ("error: ", "ERROR: ", "fatal: "):
         for line in lines:
             if line.startswith(start):

@@ -180,6 +180,13 @@ def test_failed_start_changes_nothing(clone: Clone, choices: Choices, monkeypatc
     hook.unlink()
     monkeypatch.setenv("ABSTAIN_ORIGIN", str(clone.home / "nowhere.git"))
     fails(r"ABSTAIN_ORIGIN cannot be pushed to \(.*nowhere.git", choices)
+    team, other = clone.home / "team.git", Clone(clone.root.parent / "other", clone.home)
+    git(clone.root, "clone", "-q", "--bare", str(clone.root), str(team))
+    git(clone.root, "clone", "-q", str(team), str(other.root))
+    other.write("Theirs", code_py="print()\n")
+    other.git("push", "-q", "origin", "main")
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(team))
+    fails(r"\(\[rejected\] .*\(fetch first\)\), .*`git pull` what this clone lacks$", choices)
 
 
 def test_start_reaches_the_team_s_origin(clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.shell import environment, run, succeeds
+from tasks.shell import environment, git, run, succeeds
 
 
 def test_output_is_streamed_and_returned(tmp_path: Path) -> None:
@@ -30,6 +30,28 @@ def test_failed_command_passes_on_the_code_of_its_error(tmp_path: Path) -> None:
         with pytest.raises(AbstainError, match=f"failed: {reason}$") as raised:
             run(["sh", "-c", f"echo '{line}'; echo fatal: noise; exit 1"], tmp_path)
         assert raised.value.code is code
+
+
+@pytest.mark.parametrize("refuses", ["pre-receive", "update", "nothing"])
+def test_refused_push_says_why(tmp_path: Path, refuses: str) -> None:
+    git(tmp_path, "init", "-q", "--bare", "origin.git")
+    for name in ("one", "other"):
+        git(tmp_path, "clone", "-q", "origin.git", name)
+        git(tmp_path / name, "commit", "-q", "--allow-empty", "-m", name)
+    git(tmp_path / "one", "push", "-q", "origin", "HEAD:refs/heads/main", "HEAD:refs/tags/v1")
+    if refuses != "nothing":
+        git(tmp_path / "other", "pull", "-q", "--rebase", "origin", "main")
+        hook = tmp_path / "origin.git" / "hooks" / refuses
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text("#!/bin/sh\ncase $1 in *heads*) exit 0;; esac\necho ask the owner\nexit 1\n")
+        hook.chmod(0o755)
+    why = {
+        "pre-receive": r"\(pre-receive hook declined\) ask the owner$",
+        "update": r"v1 \(hook declined\) ask the owner$",
+        "nothing": r"main \(fetch first\)$",
+    }
+    with pytest.raises(AbstainError, match=why[refuses]):
+        git(tmp_path / "other", "push", "-q", "--atomic", "origin", "HEAD:refs/heads/main", ":refs/tags/v1")
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:

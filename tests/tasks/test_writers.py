@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from abstain.core.errors import AbstainError
 from tasks.git_commit import OriginMoved, commit, push
 from tasks.shell import git
 from tasks.workspace import BRANCH, Workspace, alone
@@ -49,6 +50,19 @@ def test_a_push_after_that_of_another_run_is_refused_and_leaves_nothing(workspac
     assert slower.git("tag", "--list") == "" == slower.git("ls-remote", "--tags", "origin")
     slower.git("fetch", "-q", "origin")
     assert slower.git("show", f"origin/{BRANCH}:registry.json") == "one"
+
+
+def test_a_push_that_the_origin_forbids_is_not_called_a_race(workspaces: tuple[Bare, Bare]) -> None:
+    workspace = workspaces[0]
+    hook = workspace.path.parent / "origin.git" / "hooks" / "pre-receive"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho main is protected\nexit 1\n")
+    hook.chmod(0o755)
+    (workspace.path / "registry.json").write_text("x")
+    commit(workspace, "x", "registry.json")
+    with pytest.raises(AbstainError, match=r"hook declined\) main is protected$") as refused:
+        push(workspace)
+    assert not isinstance(refused.value, OriginMoved)
 
 
 def test_the_second_writer_waits_for_the_lock(tmp_path: Path) -> None:
