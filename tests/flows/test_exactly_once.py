@@ -6,8 +6,9 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,20 +31,20 @@ STEPS = (
 INGEST = """
 import logging, os, signal, sys
 from pathlib import Path
-import tasks.ingest, tasks.shell, tasks.workspace
+import abstain.ingest.exports.rows as exports, tasks.ingest, tasks.shell, tasks.workspace
 from abstain.ingest.sources.config import load_sources
 from abstain.config.settings import load_settings
 
 tasks.ingest.publish_ingest = lambda *a, **k: None
 tasks.ingest.get_run_logger = logging.getLogger
-last, moved = sys.argv[1], 0
+last, moved, parsed = sys.argv[1], 0, 0
 
 def die_at(step):
     if step == last:
         print("killed before", step, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-run, replace = tasks.shell.run, Path.replace
+run, replace, parse = tasks.shell.run, Path.replace, exports.parse_object
 
 def counted(command, *arguments, **more):
     die_at(" ".join(command[:2]))
@@ -56,24 +57,44 @@ def moving(self, target):
         die_at(f"move {moved}")
     return replace(self, target)
 
+def parsing(*arguments):
+    global parsed
+    parsed += 1
+    die_at(f"row {parsed} of an export")
+    return parse(*arguments)
+
 with tasks.workspace.open_workspace() as workspace:
     tasks.shell.run = tasks.workspace.run = counted
     Path.replace = moving
+    exports.parse_object = parsing
     sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
     tasks.ingest.ingest_sources.fn(workspace, sources, remember=True)
     die_at("end")
 """
 
-SOURCES = """
+DATABASE = """
 sources:
   - name: app
     kind: sql
+"""
+EXPORT = """
+sources:
+  - name: app
+    kind: export
+    url: exports
+    mapping: mapping.yaml
+"""
+MAPPING = """
+format: table
+interaction_id: id
+answers: {asked_at: at, question: question, answer: answer, model: model}
+thumbs: {given_at: at, user: user, scores: {smiley: {":-)": up}}}
 """
 
 
 @pytest.fixture
 def project(small_project: Project) -> Project:
-    (small_project.root / "sources.yaml").write_text(SOURCES)
+    (small_project.root / "sources.yaml").write_text(DATABASE)
     small_project.git("commit", "-qam", "Our database")
     return small_project
 
@@ -95,6 +116,16 @@ def write_row(project: Project, number: int) -> None:
         database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
 
 
+def export_row(project: Project, number: int) -> None:
+    """`write_row`, of which the application exports a table."""
+    file = project.home / "exports" / "answers.csv"
+    if not file.exists():
+        file.parent.mkdir()
+        file.write_text("id,at,question,answer,model,user,smiley\n")
+    with file.open("a") as table:
+        table.write(f"x-{number},2026-11-10T12:{number:02d}:00Z,What?,That.,m@1,u-1,:-)\n")
+
+
 def from_app(folder: Path) -> tuple[list[str], list[str]]:
     store = DataStore(folder)
     ids = [row.interaction_id for row in store.rows(Interaction) if row.interaction_id.startswith("x-")]
@@ -103,9 +134,12 @@ def from_app(folder: Path) -> tuple[list[str], list[str]]:
     )
 
 
-def is_there_once_where_killed(project: Project, steps: Sequence[str]) -> None:
+def is_there_once_where_killed(
+    project: Project, steps: Sequence[str], write: Callable[[Project, int], None] = write_row
+) -> dict[str, Any]:
+    """Ingest one more row for each of `steps`, killed there and again; returns what the source remembers then."""
     for number, step in enumerate(steps):
-        write_row(project, number)
+        write(project, number)
         killed = project.command(["python", "-c", INGEST, step])
         assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
         again = project.command(["python", "-c", INGEST, ""])
@@ -115,12 +149,22 @@ def is_there_once_where_killed(project: Project, steps: Sequence[str]) -> None:
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
     batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
     assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(steps), "a batch was recorded twice, or never"
-    state = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
-    assert state["tables"].keys() == {"interactions", "feedback"}
+    state: dict[str, Any] = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
+    return state
 
 
 def test_rows_are_there_once_killed_before_the_add_and_the_push(project: Project) -> None:
-    is_there_once_where_killed(project, ("dvc add", "git push"))
+    state = is_there_once_where_killed(project, ("dvc add", "git push"))
+    assert state["tables"].keys() == {"interactions", "feedback"}
+
+
+def test_rows_of_an_export_are_there_once_killed_among_its_rows_and_among_the_batch_s_files(project: Project) -> None:
+    (project.root / "sources.yaml").write_text(EXPORT)
+    (project.root / "mapping.yaml").write_text(MAPPING)
+    project.git("add", "mapping.yaml")
+    project.git("commit", "-qam", "Its exports instead")
+    state = is_there_once_where_killed(project, ("row 2 of an export", "move 3"), export_row)
+    assert list(state["files"]) == ["answers.csv"]
 
 
 @pytest.mark.soak(twin="test_rows_are_there_once_killed_before_the_add_and_the_push")
