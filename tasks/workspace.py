@@ -149,14 +149,15 @@ def alone(file: Path) -> Iterator[int]:
 def _clone(origin: str, path: Path, settings: Settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=".workspace-"))
-    git(path.parent, "clone", "-q", "--branch", BRANCH, origin, str(scratch))
-    _configure_dvc(scratch, settings)
     try:
+        git(path.parent, "clone", "-q", "--branch", BRANCH, origin, str(scratch))
+        _configure_dvc(scratch, settings)
         scratch.rename(path)
     except OSError:
         if not path.is_dir():  # otherwise another process has cloned it first
             raise
-        shutil.rmtree(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _synchronise(workspace: Workspace, checkout: Path | None) -> None:

@@ -77,6 +77,16 @@ def test_the_remote_is_the_home_s_or_the_team_s_own_and_must_have_the_data(proje
         assert workspace.dvc("config", "remote.local.url").strip() == "s3://bank/abstain"
 
 
+def test_an_origin_that_cannot_be_cloned_is_one_line_and_leaves_nothing(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABSTAIN_ORIGIN", str(project.home / "nowhere.git"))
+    before = {path.name for path in project.home.iterdir()} | {"workspace.lock"}
+    with pytest.raises(AbstainError, match=r"^[^\n]*nowhere.git[^\n]*$"), open_workspace():
+        pytest.fail("a workspace without an origin was handed out")
+    assert {path.name for path in project.home.iterdir()} == before
+
+
 def test_a_shallow_clone_will_do(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project.edit_params("  hidden: 64", "  hidden: 32")
     shallow = Project(tmp_path / "shallow", tmp_path / "shallow-home")
