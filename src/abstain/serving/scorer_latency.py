@@ -1,8 +1,8 @@
 """Latency of the live scorer per answer: `python -m abstain.serving.scorer_latency probe.onnx` prints it as JSON.
 
 `p99_ms` is that of the scorer with all of its parts, the base model left out; `base_model_ms` is the base model's
-median for one of the project's answers, read alone and without the cache. It is a separate process, because the threads
-of the caller (a flow, a server) would be measured, too.
+median for one of the project's answers, read alone and without the cache. Both are on one core. It is a separate
+process, because the threads of the caller (a flow, a server) would be measured, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from abstain.serving.requests import from_flags
 
 TOKENS = 128
 """Of an answer whose results are made up."""
-ANSWERS = 8
+ANSWERS = 3
 """Of the project, that the base model reads."""
 
 
@@ -86,4 +86,5 @@ def _measure(file: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # threads that wait for each other on a busy machine would be measured
     print(json.dumps(_measure(Path(sys.argv[1]))))
