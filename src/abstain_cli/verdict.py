@@ -24,13 +24,12 @@ def holdout_verdict(holdout: Mapping[str, Any]) -> str:
     value = reached(metric, at)
     if value is None or not at["coverage"]:
         return "cannot be judged: nothing is shown on the hold-out"
-    rows, n_eff = (
-        (at["shown"], at["shown_n_eff"]) if is_precision else (holdout["rows"], holdout["effective_sample_size"])
-    )
-    what = "shown reviewed answers" if is_precision else "reviewed answers"
-    if n_eff < target["min_rows"]:
-        missing = math.ceil(target["min_rows"] - n_eff)
-        return f"cannot be judged: {missing:,} more {what} of the hold-out are needed, {rows:,} are there"
+    if at["shown_n_eff"] < target["min_rows"]:
+        missing, there = math.ceil(target["min_rows"] - at["shown_n_eff"]), at["shown"]
+        return (
+            f"cannot be judged: {missing:,} more shown reviewed answers of the hold-out are needed, {there:,} are there"
+        )
+    rows, what = (at["shown"], "shown reviewed answers") if is_precision else (holdout["rows"], "reviewed answers")
     low, high = at[f"{metric}_low"], at[f"{metric}_high"]
     interval = f" (95 % interval {percent(low)} to {percent(high)})" if defined(low) and defined(high) else ""
     kept = "kept" if is_kept(metric, target["value"], value) else "missed"

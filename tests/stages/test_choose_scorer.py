@@ -18,7 +18,6 @@ from abstain.data.store.splits import reviewed
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
-from abstain.stages.choose_scorer import __main__ as choose_scorer
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
 from tests.stages.builders import bank_params
@@ -138,33 +137,6 @@ def test_perturbed_contexts_make_regressors_not_servable(bank: Params) -> None:
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
     assert regressors and all("perturbation.copies" in served["not_servable"][name] for name in regressors)
     assert "fusion_two_passes" in {row["scorer"] for row in served["candidates"]}, "context_gain needs both passes"
-
-
-@pytest.mark.parametrize(
-    ("serve", "message"),
-    [
-        ({"scorer": "lstm"}, "serve.scorer: lstm is not servable, one probe is exported: name another in probe.export"),
-        ({"scorer": "verbalised"}, "serve.scorer: verbalised is not servable, it reads a prompt of its own"),
-        ({"scorer": "nonsense"}, "serve.scorer: nonsense is not servable, there is no such scorer in this run"),
-    ],
-)
-def test_what_cannot_be_served_ends_in_one_line_with_the_reason(
-    finished: Finished, bank: Params, serve: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(AbstainError) as wrong:
-        choose_scorer.stage(bank_params(finished.root / "tiny-bank", serve=serve))
-    assert str(wrong.value).startswith(message) and "take one of" in str(wrong.value)
-
-
-def test_a_budget_below_everything_names_the_least(finished: Finished, bank: Params) -> None:
-    features = artifacts.read_json(paths.FEATURES_SUMMARY)
-    del features["servable"]["writer"]
-    artifacts.write_json(paths.FEATURES_SUMMARY, features)
-    serve = {"scorer": "best", "max_tokens": 1}
-    with pytest.raises(
-        AbstainError, match=r"serve.max_tokens: 1 is less than any scorer reads .* raise it to \d+, for"
-    ):
-        choose_scorer.stage(bank_params(finished.root / "tiny-bank", serve=serve))
 
 
 def test_another_file_than_was_released_is_refused(unperturbed: Finished) -> None:

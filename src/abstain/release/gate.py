@@ -140,7 +140,7 @@ class CandidateMeasurements:
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
     production uses now, None for a first version. `unguaranteed`: None where something is guaranteed of the candidate
     that the hold-out can check; `may_lack_guarantee`: whether it may be promoted all the same. `forward_tokens` and
-    `base_model_ms` are what the base model reads for an answer, and how long that takes here on one core, which is not judged.
+    `base_model_ms` are what the base model reads for an answer, and how long that takes on one core; not judged.
     """
 
     threshold: float

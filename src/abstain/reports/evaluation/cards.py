@@ -18,8 +18,8 @@ def model_card(evaluated: Evaluated) -> list[str]:
     guarantee = f"{limit} {share(threshold['target'])}, confidence {share(threshold['confidence'])}"
     if not threshold["guaranteed"]:
         guarantee = f"none ({guarantee}: asked for)"
-    elif evaluated.unchecked:
-        guarantee += f", not checked yet: {evaluated.unchecked}"
+    elif evaluated.too_few:
+        guarantee += f", not checked yet: {evaluated.too_few}"
     rows = {
         "base model": served["model"],
         "scorer": f"{served['name']}, a {served['kind'].replace('_', '-')}, of {listed(served['parts'])}",

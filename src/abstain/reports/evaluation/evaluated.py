@@ -64,22 +64,12 @@ class Evaluated:
 
     @property
     def too_few(self) -> str:
-        """Where what is guaranteed is measured on too few answers of the hold-out to be checked, how many; else ""."""
-        of_shown = self.at["shown"], self.at["shown_n_eff"], "shown answer"
-        of_all = self.holdout["rows"], self.holdout["effective_sample_size"], "answer"
-        return self._short_of(*(of_shown if self.is_precision else of_all))
-
-    @property
-    def unchecked(self) -> str:
         """Where the hold-out shows too few answers for the gate to check a guarantee, how many; else ""."""
-        return self._short_of(self.at["shown"], self.at["shown_n_eff"], "shown answer")
-
-    def _short_of(self, rows: int, n_eff: float, what: str) -> str:
-        least = self.evaluation["min_rows"]
+        rows, n_eff, least = self.at["shown"], self.at["shown_n_eff"], self.evaluation["min_rows"]
         if n_eff >= least:
             return ""
         evenly = "" if rows < least else f", effective sample size {n_eff:.0f},"
-        return f"the hold-out has {count(rows, what)}{evenly} where {least} are needed"
+        return f"the hold-out has {count(rows, 'shown answer')}{evenly} where {least} are needed"
 
 
 def marked_table(

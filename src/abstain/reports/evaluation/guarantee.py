@@ -32,7 +32,7 @@ def _judged(evaluated: Evaluated) -> tuple[State, str]:
         measured, limit = f"{beside(value, target)} of the shown answers are correct", f"at least {share(target)}"
     else:
         measured, limit = f"{beside(value, target)} of all answers are shown and incorrect", f"at most {share(target)}"
-    unknown = evaluated.too_few if value is not None else "nothing is shown on the hold-out"
+    unknown = evaluated.too_few if evaluated.at["coverage"] else "nothing is shown on the hold-out"
     if not threshold["guaranteed"]:
         found = unknown or f"on the hold-out {measured}, {limit} was asked for"
         return "warned", f"No guarantee can be made: {found}"
@@ -55,7 +55,7 @@ def _guaranteed(evaluated: Evaluated) -> str:
     n_eff = "" if even == rows else f", effective sample size {even:,}"
     tested = f"{count(rows, 'reviewed answer')} of the validation split{n_eff}, where {_shows(threshold)}"
     return labelled(
-        "Guaranteed, but not checked yet" if evaluated.unchecked else "Guaranteed",
+        "Guaranteed, but not checked yet" if evaluated.too_few else "Guaranteed",
         f"{limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
         f"{tested} (p = {figure(threshold['p_value'], '.2g')}).",
     )
@@ -162,7 +162,7 @@ def _key_figures(evaluated: Evaluated) -> str:
     )
     aim = "aimed at, not guaranteed"
     if threshold["guaranteed"]:
-        unchecked = ", not checked yet" if evaluated.unchecked else ""
+        unchecked = ", not checked yet" if evaluated.too_few else ""
         aim = f"guaranteed, with confidence {share(threshold['confidence'])}{unchecked}"
     found = [
         (f"{limit} {share(target)}", f"{of_what} ({aim})"),

@@ -44,7 +44,7 @@ def _comparison(evaluated: Evaluated) -> str:
         )
     served = "served: heuristic, without a guarantee"
     if threshold["guaranteed"]:
-        served = f"served: guaranteed{', not checked yet' if evaluated.unchecked else ''}"
+        served = f"served: guaranteed{', not checked yet' if evaluated.too_few else ''}"
     rows.append(bold_row(_compared(served, threshold, evaluated.at)))
     columns = (
         "what is shown",

@@ -37,7 +37,7 @@ def stage(params: Params) -> None:
     judged = reviewed(frame[frame["split"] == "train"])
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)
     found = aurocs(judged, {name: scores.loc[judged.index, name].to_numpy(float) for name in kinds}, resamples)
-    served = _chosen(params.serve, kinds, costs, found, not_servable)
+    served = chosen(params.serve, kinds, costs, found, not_servable)
     print(f"served: {served}, AUROC out of fold {found[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     parts = fusions[served].names if served in fusions else (served,)
     artifacts.write_json(
@@ -100,13 +100,17 @@ def _of_train(file: Path, train: pd.DataFrame) -> pd.DataFrame:
     return pd.read_parquet(file).set_index("interaction_id").loc[train["interaction_id"]]
 
 
-def _chosen(
+def chosen(
     serve: ServeParams,
     kinds: Mapping[str, str],
     costs: Mapping[str, float],
     found: Mapping[str, Estimate],
     not_servable: Mapping[str, str],
 ) -> str:
+    """The name of the scorer to serve, by `kinds` and forward tokens (`costs`) of those that can be, and their AUROCs.
+
+    Raises `AbstainError` for a scorer that cannot be served, naming why, and for a budget below every cost.
+    """
     if serve.scorer != "best":
         if serve.scorer in kinds:
             return serve.scorer

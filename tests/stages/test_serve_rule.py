@@ -1,0 +1,70 @@
+"""Which scorer is chosen by `serve` in params.yaml, apart from the run that it is chosen in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from abstain.config.params import ServeParams
+from abstain.core.errors import AbstainError
+from abstain.learning.metrics.bootstrap import Estimate
+from abstain.stages.choose_scorer.__main__ import chosen
+
+KINDS = {"writer": "writer", "probe": "probe", "min_log_prob": "log_prob", "fusion_one_pass": "fusion"}
+COSTS = {"writer": 0.0, "probe": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 80.0}
+WHY = {"verbalised": "it reads a prompt of its own"}
+
+
+def serve(**changes: Any) -> ServeParams:
+    return ServeParams(**{"scorer": "best", "max_tokens": 1000, "in_production": None} | changes)
+
+
+def found(**values: float) -> dict[str, Estimate]:
+    """Every AUROC; the standard error of a difference is at least 0.01."""
+    noise = np.array([0.01, -0.01])
+    aurocs = dict.fromkeys(KINDS, 0.6) | values
+    return {name: Estimate(value, value + at * noise) for at, (name, value) in enumerate(aurocs.items())}
+
+
+@pytest.mark.parametrize(
+    ("params", "aurocs", "name"),
+    [
+        (serve(), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
+        (serve(max_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
+        (serve(max_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
+        (serve(in_production="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
+        (serve(in_production="log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
+        (serve(scorer="min_log_prob", max_tokens=1), {"probe": 0.9}, "min_log_prob"),
+        (serve(), dict.fromkeys(KINDS, float("nan")), "probe"),
+        (serve(max_tokens=1), dict.fromkeys(KINDS, float("nan")), "writer"),
+    ],
+)
+def test_the_rule(params: ServeParams, aurocs: dict[str, float], name: str) -> None:
+    assert chosen(params, KINDS, COSTS, found(**aurocs), WHY) == name
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            serve(scorer="verbalised"),
+            "serve.scorer: verbalised is not servable, it reads a prompt of its own: take one of",
+        ),
+        (
+            serve(scorer="nothing"),
+            "serve.scorer: nothing is not servable, there is no such scorer in this run: take one",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_named_with_the_reason(params: ServeParams, message: str) -> None:
+    with pytest.raises(AbstainError) as wrong:
+        chosen(params, KINDS, COSTS, found(), WHY)
+    assert str(wrong.value).startswith(message) and str(wrong.value).endswith(", ".join(KINDS))
+
+
+def test_a_budget_below_everything_names_the_least() -> None:
+    costs = COSTS | {"writer": 90.5}
+    with pytest.raises(AbstainError, match="raise it to 50, for probe$"):
+        chosen(serve(max_tokens=49), KINDS, costs, found(), WHY)
