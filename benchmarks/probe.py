@@ -2,7 +2,8 @@
 
 Notes:
 
-* Latency is what the gate measures (`abstain.serving.probe_latency`): an answer of 128 tokens on one core.
+* Latency is measured as by the gate (`abstain.serving.scorer_latency`), of the probe alone: an answer of 128 tokens on
+  one core.
 * Throughput is that of `OnnxProbe.confidence` on answers of many lengths, one at a time, in one thread. It is measured
   in turns with torch's eager mode, one answer at a time without padding and in padded batches of 32.
 * Weights are random, because time does not depend on them. Each export needs a process of its own.
@@ -25,6 +26,7 @@ from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, pari
 from abstain.learning.estimators.probes.base import Probe, confidence
 from abstain.learning.estimators.rows import pad
 from abstain.learning.estimators.zoo import ZOO, load_probe, save_probe
+from abstain.serving.scorer_latency import p99_ms
 from benchmarks.measure import in_turns
 
 ANSWERS, TOKENS, BATCH = 128, 128, 32
@@ -55,15 +57,11 @@ def measured(architecture: Architecture, width: int, folder: Path, repeats: int)
     weights, file = folder / "probe.safetensors", folder / "probe.onnx"
     save_probe(drawn(architecture, width), weights)
     subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
-    latency = subprocess.run(
-        [sys.executable, "-m", "abstain.serving.probe_latency", str(file)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
     probe, served, rows = load_probe(weights), OnnxProbe(file), answers(width)
+    row = [torch.randn(TOKENS, width, generator=torch.Generator().manual_seed(0))]
+    latency = p99_ms(lambda: served.confidence(row))
     yield (
-        f"| {architecture} | {width} | {float(latency.stdout):.2f} | {file.stat().st_size / 2**20:.2f} | "
+        f"| {architecture} | {width} | {latency:.2f} | {file.stat().st_size / 2**20:.2f} | "
         f"{parity(probe, served):.0e} |"
     )
 

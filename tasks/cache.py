@@ -17,7 +17,7 @@ from tasks.workspace import open_workspace
 
 
 def needed_keys() -> dict[str, set[str]]:
-    """Keys by namespace digest: the requests of a retrain under params.yaml and of the probe in production.
+    """Keys by namespace digest: the requests of a retrain under params.yaml and of the version in production.
 
     Raises `AbstainError` where the workspace or a model cannot be read.
     """

@@ -77,7 +77,8 @@ def judge(
             champion = None
     candidate = OnnxProbe(workspace.path / paths.ONNX).metadata
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
-    took = json.loads(run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path))
+    printed = run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path)
+    took = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
     of_errors = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
     holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))

@@ -153,6 +153,9 @@ def upgrade_project() -> Upgrade:
     text, added = add_missing(file.read_text(encoding="utf-8"), template(paths.PARAMS.name))
     upgrade = Upgrade(added, _dropped(root, text))
     text = remove(text, upgrade.removed)
+    live = parse_registry(_text(root, "HEAD", paths.REGISTRY)).prod
+    if live and "serve" in added:
+        text = edit(text, {"serve": {"in_production": live.kind}})
     check(yaml.safe_load(text), paths.PARAMS, Params)
     home = settings.home.resolve()
     if str(upgrade):

@@ -23,7 +23,7 @@ from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
 from tasks.plan import LOCK, REQUIREMENTS
 from tasks.progress import observe
-from tasks.promotion_params import write_decided
+from tasks.promotion_params import write_decided, write_rolled_back
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
 from tasks.workspace import Workspace
@@ -156,8 +156,8 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     write_atomically(workspace.path / paths.REGISTRY, moved.to_json().encode())
     assert registry.prod is not None
     message = f"Roll back from {registry.prod.version} to {target.version}\n\n{reason}"
-    decided = [paths.PARAMS] if write_decided(workspace, now) else []
-    commit(workspace, message, *POINTER, *decided)
+    write_rolled_back(workspace, now)
+    commit(workspace, message, *POINTER, paths.PARAMS)
     push(workspace)
     return moved
 

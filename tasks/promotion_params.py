@@ -7,11 +7,13 @@ scorer that is kept unless another is clearly better.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.registry import Event
@@ -23,8 +25,8 @@ READ_BY = {"split": "dataset", "serve": "choose_scorer"}
 
 
 def write_decided(workspace: Workspace, event: Event) -> bool:
-    """Write what the promotion or roll-back `event` decides to params.yaml, and renew the entries in dvc.lock of the
-    stages that read it; the caller commits.
+    """Write what the promotion `event` decides to params.yaml, and renew the entries in dvc.lock of the stages that
+    read it; the caller commits.
 
     The first version with a guarantee freezes the hold-out: until then it may grow, as nothing is judged by it. The
     date is after every row at hand, so that no row moves. Neither value changes what its stage gave for the promoted
@@ -41,10 +43,18 @@ def write_decided(workspace: Workspace, event: Event) -> bool:
         return False
     stale = json.loads(workspace.dvc("status", "--json"))
     edit_params(workspace, values)
-    if event.action == "promote":
-        for stage in (READ_BY[section] for section in values if READ_BY[section] not in stale):
-            workspace.dvc("repro", "--quiet", "--single-item", stage)
+    for stage in (READ_BY[section] for section in values if READ_BY[section] not in stale):
+        workspace.dvc("repro", "--quiet", "--single-item", stage)
     return True
+
+
+def write_rolled_back(workspace: Workspace, event: Event) -> None:
+    """Write the kind of scorer that is in production again, so that the next retrain chooses by it; the caller commits.
+
+    A roll-back is for when things are wrong: params.yaml that this release cannot read does not stop it.
+    """
+    with suppress(AbstainError):
+        edit_params(workspace, {"serve": {"in_production": event.kind}})
 
 
 def _after_all_rows(workspace: Workspace) -> str:

@@ -1,4 +1,4 @@
-"""Inputs of reviews from a workspace: the promoted probe's confidences, and the stored reviews."""
+"""Inputs of reviews from a workspace: the confidences of production's scorer, and the stored reviews."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Progress = Callable[[int, int], None]
 def prioritise(
     workspace: Workspace, window: TimeWindow, seed: int, max_inference: int, progress: Progress
 ) -> tuple[float | None, list[str]]:
-    """Put the promoted probe's `confidence` of each answer, and each question's `drift`, into the window.
+    """Put the live scorer's `confidence` of each answer, and each question's `drift`, into the window.
 
     The base model reads at most `max_inference` answers whose features are not cached.
 
-    Returns the probe's threshold, None where none is promoted (and then nothing is put in), and the lines to print.
+    Returns its threshold, None where none is promoted (and then nothing is put in), and the lines to print.
     """
     promoted = load_registry(workspace.path / paths.REGISTRY).prod
     if promoted is None:

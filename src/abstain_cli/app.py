@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tasks.promotion import Promotion
 
 app = typer.Typer(
-    help="Should this RAG answer be shown, or withheld? Keep the confidence probe that decides it fresh.",
+    help="Should this RAG answer be shown, or withheld? Keep the confidence model that decides it fresh.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -65,7 +65,7 @@ def prune(
     ] = 30,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be deleted")] = False,
 ) -> None:
-    """Delete features that neither the current data and parameters nor the promoted probe can use."""
+    """Delete features that neither the current data and parameters nor the version in production can use."""
     from datetime import timedelta
 
     from abstain.config.settings import load_settings

@@ -38,7 +38,7 @@ def export(
     since: Moment = None,
     until: Moment = None,
     random_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="drawn at random; the rest by the probe's doubt, and by drift")
+        float, typer.Option(min=0.01, max=1, help="drawn at random; the rest by the live scorer's doubt, and by drift")
     ] = 0.5,
     max_inference: Annotated[
         int, typer.Option(min=0, help="answers without cached features that the base model may read to score them")

@@ -1,4 +1,4 @@
-"""`abstain score` and `abstain generate`: the promoted probe decides about one answer, or about a file of them.
+"""`abstain score` and `abstain generate`: the version in production decides about one answer, or about a file of them.
 
 torch and ONNX Runtime are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
 """
@@ -78,7 +78,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="sample from this much of the probability")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="of the sample")] = 0,
 ) -> None:
-    """Answer questions from retrieved chunks and decide in the same pass; one JSON line each."""
+    """Answer questions from retrieved chunks and decide about the answers; one JSON line each."""
     _require_one_input(file, (question,), context, no_context, "--question")
     from abstain.llm.engine.requests import Generate
 

@@ -147,7 +147,7 @@ def refused(
 ) -> tuple[Project, str]:
     """A copy of the project in which another probe, judged on another hold-out, was refused; and what was printed."""
     project = replace(copy_of(trained[0], tmp_path_factory.mktemp("refused")), server=prefect_server)
-    project.edit_params("  serve: linear", "  serve: attention")
+    project.edit_params("  export: linear", "  export: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("  layers: [2] ", "  layers: [] ")
     project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-11-10')

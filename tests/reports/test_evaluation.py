@@ -106,7 +106,7 @@ def test_verdict_is_said_plainly_and_first(
     page = Page(render_html(markdown.partition("\n## Thresholds")[0], IMAGES))
     assert page.of("h1", "h2")[1] == f"{MARKS[state]} {headline}"
     assert ("section", {"class": f"card verdict {state}", "id": "verdict"}) in page.elements
-    assert page.of("title") == [f"Confidence probe: evaluation: {headline}"]
+    assert page.of("title") == [f"Confidence model: evaluation: {headline}"]
 
 
 def test_a_missed_target_is_told_in_answers_and_against_chance() -> None:
@@ -152,7 +152,7 @@ def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> 
         "0.500, just good enough on validation (56.5 % of the answers are shown, 85.1 % of them correct), which guarantees "
         "nothing: on the hold-out ",
         "the linear probe at layer 16 (residual) of smollm2-135m-instruct",
-        "the cheapest of the best of 2 that can be served, on training answers unseen (AUROC out of fold 0.791",
+        "chosen from 2 that can be served by training answers unseen, and by cost (AUROC out of fold 0.791",
         "on 17 reviewed answers asked after the hold-out was frozen, the AUROC is 0.765",
     ):
         assert part in text
@@ -206,7 +206,7 @@ def test_a_guarantee_without_a_heuristic_threshold_is_reported() -> None:
     ("served", "says"),
     [
         ({"asked_for": "probe"}, "because serve.scorer asks for it (AUROC out of fold 0.791, 312 tokens an answer)."),
-        ({}, "the cheapest of the best of 2 that can be served, on training answers unseen (AUROC out of fold 0.791"),
+        ({}, "chosen from 2 that can be served by training answers unseen, and by cost (AUROC out of fold 0.791"),
         ({"candidates": []}, "the only scorer that can be served (AUROC out of fold not defined"),
     ],
 )

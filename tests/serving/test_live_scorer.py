@@ -142,5 +142,5 @@ def test_a_part_that_is_missing_or_another_one_is_refused(fused: Predictor, tmp_
 
 
 def test_a_later_format_without_its_scorer_is_damaged(model: Path, settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match="carries no complete probe metadata"):
+    with pytest.raises(AbstainError, match="carries no complete metadata"):
         Predictor.open(release(tmp_path, model, settings, format="3"), settings)

@@ -80,7 +80,8 @@ def test_the_released_files_decide_as_was_tuned_and_evaluated(unperturbed: Finis
     assert predictor.threshold == artifacts.read_json(paths.THRESHOLD)["threshold"]
     parity = artifacts.read_json(paths.PARITY)
     files = {file.stem for file in paths.ONNX_PARTS.iterdir()}
-    assert parity["by_part"].keys() == {"probe", *files} and parity["max_abs_difference"] < 1e-4
+    whole = {f"{name}, of its files"} if kind == "fusion" else set()
+    assert parity["by_part"].keys() == {"probe", *files, *whole} and parity["max_abs_difference"] < 1e-4
     assert files == {
         one for one in (name, *served["parts"]) if one not in ("probe", "sequence_log_prob", "context_gain")
     }

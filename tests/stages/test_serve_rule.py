@@ -36,6 +36,8 @@ def found(**values: float) -> dict[str, Estimate]:
         (serve(max_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
         (serve(in_production="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
         (serve(in_production="log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
+        (serve(max_tokens=None), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
+        (serve(in_production="fusion"), dict.fromkeys(KINDS, float("nan")), "fusion_one_pass"),
         (serve(scorer="min_log_prob", max_tokens=1), {"probe": 0.9}, "min_log_prob"),
         (serve(), dict.fromkeys(KINDS, float("nan")), "probe"),
         (serve(max_tokens=1), dict.fromkeys(KINDS, float("nan")), "writer"),

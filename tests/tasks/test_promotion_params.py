@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.registry import Event
-from tasks.promotion_params import write_decided
+from tasks.promotion_params import write_decided, write_rolled_back
 from tasks.workspace import Workspace, open_workspace
 from tests.conftest import Project, read_lock
 
@@ -103,9 +103,12 @@ def test_after_a_roll_back_the_next_retrain_chooses_again(project: Project) -> N
     with open_workspace() as workspace:
         workspace.dvc("repro", "--quiet")
         assert write_decided(workspace, event(kind="fusion"))
-        assert write_decided(workspace, event("rollback"))
+        write_rolled_back(workspace, event("rollback"))
         assert load_params(workspace.path / "params.yaml").serve.in_production == "probe"
         assert "choose_scorer" in status(workspace)  # type: ignore[operator]
+        (workspace.path / "params.yaml").write_text("serve: {}\n")
+        write_rolled_back(workspace, event("rollback"))
+        assert (workspace.path / "params.yaml").read_text() == "serve: {}\n", "of another release: left as it is"
 
 
 def test_where_rows_came_in_since_the_next_retrain_runs_the_stage(project: Project) -> None:

@@ -129,7 +129,7 @@ class ServeParams(FrozenModel):
     """Which scorer decides about answers: one by name, or the cheapest of the best (learning/evaluation)."""
 
     scorer: Annotated[str, Field(min_length=1)]
-    max_tokens: Count
+    max_tokens: Count | None
     in_production: ServableKind | None
 
 

@@ -21,6 +21,7 @@ RENAMED = {
     "quality.min_expert_share": "min_reviewed_share",
     "threshold.independent": "exchangeable_unit",
     "threshold.without_promise": "on_infeasible",
+    "probe.serve": "export",
 }
 """Former keys, which are errors, and the last part of their new names."""
 

@@ -142,7 +142,7 @@ class Code(StrEnum):
     GATE_LIMIT = (
         "A404",
         "The candidate's calibration error or latency exceeds its limit of `gate` in params.yaml.",
-        "Change calibration.method or the base model, measure on an idle machine, or change the limit.",
+        "Change calibration.method, serve.scorer or the base model, measure on an idle machine, or change the limit.",
     )
     EXPORT_DIFFERS = (
         "A405",

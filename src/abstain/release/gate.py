@@ -140,7 +140,7 @@ class CandidateMeasurements:
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
     production uses now, None for a first version. `unguaranteed`: None where something is guaranteed of the candidate
     that the hold-out can check; `may_lack_guarantee`: whether it may be promoted all the same. `forward_tokens` and
-    `base_model_ms` are what the base model reads for an answer, and how long that takes on one core; not judged.
+    `base_model_ms` are what the base model reads for an answer, and how long that takes here; not judged.
     """
 
     threshold: float
@@ -152,7 +152,7 @@ class CandidateMeasurements:
     unguaranteed: NoGuarantee | None = None
     may_lack_guarantee: bool = False
     forward_tokens: float = 0.0
-    base_model_ms: float = 0.0
+    base_model_ms: float | None = None
 
 
 def decide(
@@ -236,7 +236,9 @@ def _latency(measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     check = _at_most(Code.GATE_LIMIT, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
     if not measured.forward_tokens:
         return replace(check, message=f"{check.message}; no pass of the base model")
-    reads = f"the base model reads {measured.forward_tokens:.0f} tokens before, in {measured.base_model_ms:.0f} ms"
+    reads = f"the base model reads {measured.forward_tokens:.0f} tokens before"
+    if measured.base_model_ms is not None:
+        reads += f", in {measured.base_model_ms:.0f} ms"
     return replace(check, message=f"{check.message}; {reads}")
 
 

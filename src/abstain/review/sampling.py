@@ -44,9 +44,9 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
 
     Args:
         frame: one row an interaction, by `interaction_id`, with the columns of `TimeWindow.frame` and, where there is a
-            promoted probe, `confidence` and `drift` (larger: less like the training data), nan where not known.
+            promoted version, `confidence` and `drift` (larger: less like the training data), nan where not known.
         random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
-        threshold: the promoted probe's; None without one, and then every row is drawn at random.
+        threshold: the promoted version's; None without one, and then every row is drawn at random.
 
     Raises `AbstainError` for an invalid size or share.
     """

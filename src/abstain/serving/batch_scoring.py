@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import Any
 
 from abstain.core.contracts import Interaction
 from abstain.data.store.key_index import batched
@@ -25,9 +26,9 @@ SCORED_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class BatchScores:
-    """Confidences by interaction, of those that have one: `cached` of them at no cost, `read` by the base model now.
+    """Confidences by interaction, of those that have one.
 
-    `left` answers were not scored.
+    `cached` were scored at no cost, `read` by the base model now, and `left` not at all.
     """
 
     confidences: dict[str, float]
@@ -38,7 +39,8 @@ class BatchScores:
 
 @dataclass(frozen=True)
 class _Readable:
-    """An answer without its contexts, and its key in the cache of each of the predictor's sources."""
+    """An answer without its contexts, and without its texts unless the writer's scores need them; and its key in the
+    cache of each of the predictor's sources."""
 
     interaction: Interaction
     keys: tuple[str, ...]
@@ -61,8 +63,8 @@ def score_backlog(
     without their contexts, and those to be read. An answer that the base model cannot read has no confidence.
     """
     readable = {one.interaction.interaction_id: one for one in _readable(predictor, interactions())}
-    known = dict(_cached(predictor, [one for name, one in readable.items() if name not in apart]))
-    uncached = [name for name in readable if name not in known]
+    cached = dict(_cached(predictor, [one for name, one in readable.items() if name not in apart]))
+    uncached = [name for name in readable if name not in cached]
     chosen = set(nsmallest(at_most, uncached, key=rank))
     asked = [row for row in interactions() if row.interaction_id in chosen] if chosen else []
     predictor.compute_missing(asked, progress)
@@ -70,18 +72,22 @@ def score_backlog(
     for some in batched(asked, SCORED_AT_ONCE):
         source = predictor.source
         found |= _scores(predictor, read_answers(source.params, source.settings, some, predictor.scorer.readings))
-    return BatchScores(known | found, len(known), len(found), len(uncached) - len(found))
+    known = {name: score for name, score in (cached | found).items() if score == score}
+    return BatchScores(known, len(cached), len(found), len(uncached) - len(found))
 
 
 def _readable(predictor: Predictor, interactions: Iterable[Interaction]) -> Iterator[_Readable]:
     """The answers that the base model can read."""
+    dropped: dict[str, Any] = {"contexts": ()}
+    if predictor.scorer.writer is None:
+        dropped |= {"question": "", "answer": "", "token_log_probs": None}
     for some in batched(interactions, AT_ONCE):
         of_sources = [source.keys(some) for source in predictor.reader.sources]
         for at, row in enumerate(some):
             keys = [keys[at] for keys in of_sources]
             known = tuple(key for key in keys if key)
             if len(known) == len(keys):
-                yield _Readable(row.model_copy(update={"contexts": ()}), known)
+                yield _Readable(row.model_copy(update=dropped), known)
 
 
 def _cached(predictor: Predictor, rows: list[_Readable]) -> Iterator[tuple[str, float]]:
@@ -106,15 +112,15 @@ def _cached(predictor: Predictor, rows: list[_Readable]) -> Iterator[tuple[str, 
             dict(read),
             *(dict(cache.read(row.keys[at] for row in some)) for at, cache in enumerate(caches[1:], 1)),
         ]
+        whole = [row for row in some if all(key in of for key, of in zip(row.keys, found, strict=True))]  # none damaged
         results = {
-            source.wanted: [found[at].get(row.keys[at]) for row in some]
+            source.wanted: [found[at][row.keys[at]] for row in whole]
             for at, source in enumerate(predictor.reader.sources)
         }
-        yield from _scores(predictor, Answers([row.interaction for row in some], results)).items()
+        yield from _scores(predictor, Answers([row.interaction for row in whole], results)).items()
 
 
 def _scores(predictor: Predictor, answers: Answers) -> dict[str, float]:
-    """Confidences by interaction, of those that have one."""
+    """Confidences by interaction; nan where there is none."""
     scores = predictor.scorer.score(answers).tolist()
-    of = zip(answers.interactions, scores, strict=True)
-    return {one.interaction_id: score for one, score in of if score == score}
+    return {one.interaction_id: score for one, score in zip(answers.interactions, scores, strict=True)}

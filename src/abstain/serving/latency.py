@@ -4,8 +4,8 @@ Notes:
 
 * Answers are timed one by one, as in a service, without the feature cache: everything that an answer needs is computed,
   and nothing is shared with another answer.
-* Only the models are timed. Scoring their results takes microseconds, and a served probe a fraction of a millisecond
-  (scorer_latency.py).
+* Only the models are timed. What a live scorer makes of their results is timed apart (scorer_latency.py): a probe takes
+  a fraction of a millisecond, a regressor some.
 * Scorers are timed one after the other, the first answer once more than the others, so that no model is loaded in a
   timed run.
 """
@@ -61,7 +61,7 @@ def latencies(
 ) -> dict[str, Latency]:
     """The times of `rows`, by what is timed:
 
-    the served probe and every other site of the ablation grid; each scorer of `scorers.enabled` but `writer`, which
+    the exported probe and every other site of the ablation grid; each scorer of `scorers.enabled` but `writer`, which
     reads nothing; `perturbation` of the context where there is one, and `regressors`, which read it afterwards; and
     `fusion`, all of them together, without the perturbation.
     Rows that do not fit the base model's window are not timed; raises `AbstainError` where there are no others.

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from abstain.config.params import LLMParams, ServableKind
+from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic
@@ -27,9 +28,6 @@ from abstain.llm.signals.base import Answers
 from abstain.llm.signals.likelihood import SIGNALS
 from abstain.llm.signals.writer import WriterScores
 from abstain.release.bundle_format import current_metadata
-
-PARTS = "parts"
-"""The folder of the ONNX files beside the probe's."""
 
 
 class Part(Protocol):
@@ -119,13 +117,19 @@ class LiveScorer:
             llm = LLMParams.model_validate({**values, "model": pin(values["model"], metadata["model_revision"])})
             described = json.loads(metadata["scorer"])
             name, tokens = described["name"], described["forward_tokens"]
-            parts = _Parts(head, llm, file.parent / PARTS, described["kinds"], described["sha256"])
+            parts = _Parts(head, llm, file.parent / paths.ONNX_PARTS.name, described["kinds"], described["sha256"])
             scorer, kind = parts.part(name), described["kinds"][name]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
-                Code.BAD_ARTIFACT, f"{file} carries no complete probe metadata: export it with this project"
+                Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
         return cls(head, metadata, llm, name, kind, tokens, scorer)
+
+    @property
+    def writer(self) -> WriterScores | None:
+        """The ranks of the writer's scores, where these are all or a part of the scorer."""
+        parts = self.scorer.parts.values() if isinstance(self.scorer, FusedParts) else (self.scorer,)
+        return next((part.writer for part in parts if isinstance(part, RankedWriter)), None)
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:

@@ -80,7 +80,7 @@ class Predictor:
             guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))["message"]
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
-                Code.BAD_ARTIFACT, f"{file} carries no complete probe metadata: export it with this project"
+                Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
         here = resolve(llm.model, settings).revision
         if here != trained_on:
@@ -111,9 +111,9 @@ class Predictor:
         """One decision per interaction, in order; a question without context is scored without."""
         answers, unreadable = self.reader.read(interactions)
         with phase("decision"):
-            return self.decide_all(answers, unreadable)
+            return self._decide_all(answers, unreadable)
 
-    def decide_all(self, answers: Answers, unreadable: Sequence[UnreadableRow | None]) -> list[Decision]:
+    def _decide_all(self, answers: Answers, unreadable: Sequence[UnreadableRow | None]) -> list[Decision]:
         """One decision per answer, in order; `unreadable`: why the base model cannot read it, None where it can."""
         decisions = []
         for one, reason, confidence in zip(answers.interactions, unreadable, self.scorer.score(answers), strict=True):
@@ -157,8 +157,9 @@ class Predictor:
         return replace(verdict, probability_low=low, probability_high=high)
 
     def lacks_context(self, asked: Interaction | Question) -> bool:
-        """Whether nothing was retrieved for `asked`, and the prompt layout has a place for it."""
-        return not asked.contexts and load_layout(self.source.params.layout).takes_contexts
+        """Whether nothing was retrieved for `asked`, and the prompt that is read has a place for it."""
+        reads_contexts = self.scorer.readings and load_layout(self.source.params.layout).takes_contexts
+        return bool(reads_contexts) and not asked.contexts
 
     def unavailable(self, asked: Interaction | Question) -> Decision:
         """No decision, because nothing was retrieved for `asked`."""

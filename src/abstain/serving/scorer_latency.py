@@ -1,8 +1,8 @@
 """Latency of the live scorer per answer: `python -m abstain.serving.scorer_latency probe.onnx` prints it as JSON.
 
-`p99_ms` is that of the scorer with all of its parts, the base model left out; `base_model_ms` is the base model's
-median for one of the project's answers, read alone and without the cache. Both are on one core. It is a separate
-process, because the threads of the caller (a flow, a server) would be measured, too.
+`p99_ms` is that of the scorer with all of its parts on one core, the base model left out; `base_model_ms` is the time
+that the base model takes for one of the project's answers, read alone and without the cache, null where it is not on
+this machine. It is a separate process, because the threads of the caller (a flow, a server) would be measured, too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -22,8 +22,10 @@ from torch import Tensor
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.llm.engine.requests import HiddenStates
+from abstain.llm.features.extraction import Prepared
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.base import Answers
@@ -34,8 +36,8 @@ from abstain.serving.requests import from_flags
 
 TOKENS = 128
 """Of an answer whose results are made up."""
-ANSWERS = 3
-"""Of the project, that the base model reads."""
+LOOKED_AT = 100
+"""Of the project's answers, to find one that fits the base model's window."""
 
 
 def made_up_answer(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> Answers:
@@ -47,42 +49,58 @@ def made_up_answer(scorer: LiveScorer, tokens: int = TOKENS, seed: int = 0) -> A
             return torch.from_numpy(drawn.standard_normal((tokens, scorer.head.width), np.float32))
         return torch.from_numpy(drawn.random((tokens, 2), np.float32) * 5)
 
-    return Answers([from_flags("?", "!", [])], {reading: [result(reading)] for reading in scorer.readings})
+    answer = from_flags("?", "!", [])
+    if scorer.writer and scorer.writer.scores:
+        (model, _, name), among = next(iter(scorer.writer.scores.items()))
+        marks = {"writer": {name.partition(".")[2]: float(among[0])}, "token_log_probs": (float(among[0]),)}
+        answer = answer.model_copy(update={"model": model, **marks})
+    return Answers([answer], {reading: [result(reading)] for reading in scorer.readings})
 
 
 def latency_p99_ms(scorer: LiveScorer, tokens: int = TOKENS, blocks: int = 25, runs: int = 100) -> float:
-    """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out.
+    """The 99th percentile, in ms, of scoring one answer of `tokens` tokens on one core, the LLM left out."""
+    answer = made_up_answer(scorer, tokens)
+    return p99_ms(lambda: scorer.score(replace(answer, derived={})), blocks, runs)
+
+
+def p99_ms(run: Callable[[], object], blocks: int = 25, runs: int = 100) -> float:
+    """The 99th percentile, in ms, of `run`, after a first one.
 
     Taken from the fastest of several blocks: other load on a shared machine is not the scorer's latency.
     """
-    answer = made_up_answer(scorer, tokens)
-    scorer.score(answer)
+    run()
     took = np.empty((blocks, runs))
     for at in np.ndindex(took.shape):
         start = time.perf_counter()
-        scorer.score(answer)
+        run()
         took[at] = time.perf_counter() - start
     return float(np.quantile(took, 0.99, axis=1).min() * 1000)
 
 
-def base_model_ms(predictor: Predictor, rows: Sequence[Interaction]) -> float:
-    """The median time, in ms, that the base model takes to read one of `rows`; 0 where the scorer needs no pass."""
+def base_model_ms(predictor: Predictor, rows: Iterable[Interaction]) -> float:
+    """The time, in ms, in which the base model reads the first readable one of `rows`; the model is loaded before.
+
+    0 where the scorer needs no pass.
+    """
     source, readings = predictor.source, predictor.scorer.readings
-    if not readings or not rows:
+    row = next((row for row in rows if isinstance(source.prepare(row), Prepared)), None)
+    if not readings or row is None:
         return 0.0
-    store, took = FeatureStore(source.params.model, source.settings), []
-    for row in (rows[0], *rows):  # the first of all loads the model
+    store, start = FeatureStore(source.params.model, source.settings), 0.0
+    for _ in range(2):
         requests = requests_of(source.params, source.settings, [([row], readings)])
         start = time.perf_counter()
         store.run(requests)
-        took.append(1000 * (time.perf_counter() - start))
-    return median(took[1:])
+    return 1000 * (time.perf_counter() - start)
 
 
-def _measure(file: Path) -> dict[str, float]:
-    predictor = Predictor.open(file, load_settings())
-    rows = list(itertools.islice(DataStore(paths.DATA).rows(Interaction), ANSWERS))
-    return {"p99_ms": latency_p99_ms(predictor.scorer), "base_model_ms": base_model_ms(predictor, rows)}
+def _measure(file: Path) -> dict[str, float | None]:
+    p99 = latency_p99_ms(LiveScorer.open(file))
+    rows = itertools.islice(DataStore(paths.DATA).rows(Interaction), LOOKED_AT)
+    try:
+        return {"p99_ms": p99, "base_model_ms": base_model_ms(Predictor.open(file, load_settings()), rows)}
+    except AbstainError:  # that it is here is not what the gate asks
+        return {"p99_ms": p99, "base_model_ms": None}
 
 
 if __name__ == "__main__":

@@ -134,3 +134,15 @@ def test_its_own_confidences_of_training_answers_are_out_of_fold() -> None:
     assert roc_auc_score(correct, fitted.out_of_fold) < 0.6
     one_group = Labels(correct, np.ones(len(groups)), np.zeros(len(groups)))
     assert np.isnan(fit_fusion(scores, one_group).out_of_fold).all()
+
+
+def test_scores_without_a_weight_can_be_left_out() -> None:
+    scores, labels = table()
+    fusion = fit_fusion(scores.assign(opposite=1 - scores["one"]), labels).fusion
+    used = fusion.without_unused()
+    assert fusion.coefficients["opposite"] == 0 and set(used.names) == set(fusion.names) - {
+        name for name, weight in fusion.coefficients.items() if not weight
+    }
+    assert used.score(scores) == pytest.approx(fusion.score(scores.assign(opposite=0.3)), abs=1e-12)
+    nothing = Fusion(("one",), (0.0,), (1.0,), (0.0,), (0.0,), intercept=0.5, strength=1.0)
+    assert nothing.without_unused() == nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abstain.learning.evaluation.choice import cheapest_of_the_best, choose_or_keep
+from abstain.learning.evaluation.choice import cheapest_of_the_best
 from abstain.learning.metrics.bootstrap import Estimate
 
 
@@ -45,6 +45,7 @@ COSTS = {"writer": 0.0, "probe": 50.0, "log_prob": 80.0, "fusion": 200.0}
         (["writer"], "probe"),  # 0.1 lost is not
         (["gone"], "probe"),  # cannot be served any more
         (["writer", "fusion"], "fusion"),
+        (["log_prob", "fusion"], "log_prob"),  # the cheaper one of the kind, of those within the error
     ],
 )
 def test_what_is_in_use_stays_unless_another_gains_more_than_the_error(in_use: list[str], chosen: str) -> None:
@@ -54,4 +55,4 @@ def test_what_is_in_use_stays_unless_another_gains_more_than_the_error(in_use: l
         "log_prob": estimate(0.835, -0.02, 0.02),
         "fusion": estimate(0.85, 0, 0),
     }
-    assert choose_or_keep(found, COSTS, in_use) == chosen
+    assert cheapest_of_the_best(found, COSTS, in_use) == chosen

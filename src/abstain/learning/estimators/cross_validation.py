@@ -4,7 +4,7 @@ Notes:
 
 * The validation split is not used here: it is reserved for calibration and thresholds.
 * The probes of all folds follow their paths in step; the step with the least loss over all held-out answers is kept,
-  and the served probe is fitted up to that step on all training answers. Epochs and penalties share this rule.
+  and the exported probe is fitted up to that step on all training answers. Epochs and penalties share this rule.
 * Folds consist of whole groups, because errors of answers about one document are correlated. Correct and incorrect
   answers are spread over the folds.
 """

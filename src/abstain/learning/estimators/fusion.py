@@ -13,7 +13,7 @@ Notes:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,7 @@ TELLS = 1e-6
 """Log-odds that differ by less are equal."""
 STRENGTHS = tuple(10.0**power for power in (-4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
 FOLDS = 5
+_BY_SCORE = ("names", "mean", "scale", "coefficient", "missing")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,14 @@ class Fusion:
     def coefficients_if_missing(self) -> dict[str, float]:
         """Per score, the term added to the log-odds of an answer where that score is missing."""
         return dict(zip(self.names, self.missing, strict=True))
+
+    def without_unused(self) -> Fusion:
+        """The same fusion of the scores with a weight alone, by themselves or by being missing; all of them if none."""
+        used = [at for at in range(len(self.names)) if self.coefficient[at] or self.missing[at]]
+        if not used:
+            return self
+        parts: dict[str, Any] = {name: tuple(getattr(self, name)[at] for at in used) for name in _BY_SCORE}
+        return replace(self, **parts)
 
     def score(self, scores: pd.DataFrame) -> np.ndarray:
         """Confidences, float64 (rows,), of answers whose scores are the columns `names`, nan where one is missing."""

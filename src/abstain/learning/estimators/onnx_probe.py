@@ -35,7 +35,7 @@ INPUT, OUTPUT = "states", "confidence"
 
 
 class OnnxProbe:
-    """A served probe: its metadata, and confidences by ONNX Runtime on one core."""
+    """An exported probe: its metadata, and confidences by ONNX Runtime on one core."""
 
     def __init__(self, file: Path) -> None:
         try:

@@ -1,6 +1,6 @@
 """Ablations: probes of other layers and sites, and probes trained without one product.
 
-Each is evaluated like the served probe: trained on the training split, a threshold tuned on validation, measured on the
+Each is evaluated like the exported probe: trained on the training split, a threshold tuned on validation, measured on the
 reviewed hold-out, weighted.
 """
 
@@ -84,7 +84,7 @@ def left_out_rows(
 ) -> list[dict[str, Any]]:
     """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
 
-    `confidence`: of the served probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the paired
+    `confidence`: of the exported probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the paired
     difference on the same resamples, has its own interval. Too few answers to evaluate: a `note` instead.
     """
     holdout = reviewed(frame[frame["split"] == "holdout"])

@@ -23,20 +23,15 @@ def aurocs(rows: pd.DataFrame, confidences: Mapping[Key, np.ndarray], resamples:
     return bootstrap(figures, rows["group"].to_numpy(), resamples.draws, resamples.seed, weight)
 
 
-def cheapest_of_the_best(found: Mapping[Key, Estimate], costs: Mapping[Key, float]) -> Key:
-    """The cheapest of those whose AUROC is within one standard error, paired, of the best; of equal costs the best."""
+def cheapest_of_the_best(
+    found: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key] = ()
+) -> Key:
+    """The cheapest of those whose AUROC is within one standard error, paired, of the best; of equal costs the best.
+
+    Where any of those `in_use` is among them, the cheapest of these.
+    """
     best = max(found, key=lambda key: found[key].value)
     lost = {key: paired(found[best], estimate) for key, estimate in found.items()}
     tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
-    return min(tied, key=lambda key: (costs[key], lost[key].value))
-
-
-def choose_or_keep(found: Mapping[Key, Estimate], costs: Mapping[Key, float], in_use: Collection[Key]) -> Key:
-    """The cheapest of the best; of those `in_use` alone, unless the best of all gains more than one standard error."""
-    chosen = cheapest_of_the_best(found, costs)
-    kept = {key: found[key] for key in in_use if key in found}
-    if not kept or chosen in kept:
-        return chosen
-    own = cheapest_of_the_best(kept, costs)
-    gain = paired(max(found.values(), key=lambda estimate: estimate.value), found[own])
-    return chosen if gain.value > gain.standard_error else own
+    kept = [key for key in tied if key in in_use]
+    return min(kept or tied, key=lambda key: (costs[key], lost[key].value))

@@ -121,9 +121,11 @@ def calibration_rows(
     `uncalibrated`: scorers whose raw confidences are shown beside them.
     """
     probabilities: dict[str, np.ndarray] = {}
+    known = ~np.isnan(validation.raw(name))
+    rows_of = validation.raw(name)[known], validation.correct[known], validation.weight[known]
     for method in get_args(Method):
         try:
-            fitted = fit_calibrator(method, validation.raw(name), validation.correct, validation.weight, seed)
+            fitted = fit_calibrator(method, *rows_of, seed)
             probabilities[method] = fitted.apply(holdout.raw(name))
         except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
             probabilities[method] = np.full(len(holdout.rows), np.nan)

@@ -8,8 +8,8 @@ A score is a confidence from 0 to 1, higher means more likely correct, and nan w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -27,10 +27,12 @@ class Answers:
     """Answered questions, and the base model's results for each.
 
     `results`: feature request -> a result an interaction, in order; None where the base model could not read it.
+    `derived`: what several scorers make of these, computed once.
     """
 
     interactions: Sequence[Interaction]
     results: Mapping[FeatureRequest, Sequence[Result]]
+    derived: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.interactions)

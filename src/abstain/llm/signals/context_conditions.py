@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
 from abstain.config.params import LLMParams, PerturbationParams
@@ -151,8 +152,14 @@ class ContextConditions:
 
 def nll_features(answers: Answers, layout: str) -> pd.DataFrame:
     """The features (features/nll.py) of `answers` under N_c and B_c alone, float64, by the results that they hold."""
-    of_rows = zip(_by_segment(answers, normal(layout)), _by_segment(answers, baseline(layout)), strict=True)
-    return pd.DataFrame([summarise(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows])
+    if "nll_features" not in answers.derived:
+        of_rows = zip(_by_segment(answers, normal(layout)), _by_segment(answers, baseline(layout)), strict=True)
+        rows = [summarise(of_normal, of_baseline, ()) for of_normal, of_baseline in of_rows]
+        # As one block: of an answer alone, a column each would take longer than all that is computed.
+        values = np.array([list(row.values()) for row in rows])
+        answers.derived["nll_features"] = pd.DataFrame(values, columns=list(rows[0]) if rows else None)
+    found: pd.DataFrame = answers.derived["nll_features"]
+    return found
 
 
 def _by_segment(answers: Answers, readings: dict[str, FeatureRequest]) -> list[Found]:

@@ -36,7 +36,7 @@ class ProbeSite:
 
 
 def served_site(params: Params) -> ProbeSite:
-    """The site that the served probe reads."""
+    """The site that the exported probe reads."""
     return ProbeSite(chosen_layer(params.llm), params.llm.site)
 
 

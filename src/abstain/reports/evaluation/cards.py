@@ -22,7 +22,7 @@ def model_card(evaluated: Evaluated) -> list[str]:
         guarantee += f", not checked yet: {evaluated.too_few}"
     rows = {
         "base model": served["model"],
-        "scorer": f"{served['name']}, a {served['kind'].replace('_', '-')}, of {listed(served['parts'])}",
+        "scorer": served["name"] + (f", of {listed(served['parts'])}" if served["kind"] == "fusion" else ""),
         "probe reads": f"layer {served['layer']}, {served['site']}, answer and EOS tokens",
         "prompt layout": served["layout"],
         "probe": _architecture(probe["exported"], evaluated.params),

@@ -20,7 +20,7 @@ def evaluation_markdown(evaluated: Evaluated) -> str:
     served, holdout = evaluated.served, evaluated.holdout
     return document(
         [
-            heading(1, "Confidence probe: evaluation"),
+            heading(1, "Confidence model: evaluation"),
             paragraph(f"{served['model']}, {count(holdout['rows'], 'reviewed answer')} of the frozen hold-out"),
             *guarantee_section(evaluated),
             *threshold_section(evaluated),

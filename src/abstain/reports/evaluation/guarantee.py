@@ -127,7 +127,7 @@ def _served(evaluated: Evaluated) -> str:
     if served["asked_for"] != "best":
         why = f"because serve.scorer asks for it ({found})"
     elif (number := len(served["candidates"])) > 1:
-        why = f"the cheapest of the best of {number} that can be served, on training answers unseen ({found})"
+        why = f"chosen from {number} that can be served by training answers unseen, and by cost ({found})"
     else:
         why = f"the only scorer that can be served ({found})"
     name = served["name"]

@@ -181,8 +181,8 @@ def _chosen(evaluated: Evaluated) -> list[str]:
     """What can be served, and the zoo, out of fold."""
     served, probe = evaluated.served, evaluated.evaluation["probe"]
     asked = (
-        f"the cheapest within one standard error of the best is asked for, at most {served['max_tokens']:,} forward "
-        "tokens an answer; the kind in production stays unless another gains more than that error"
+        f"the cheapest within one standard error of the best is asked for{_budget(served)}; the kind in production "
+        "stays unless another gains more than that error"
         if served["asked_for"] == "best"
         else f"{served['asked_for']} is asked for"
     )
@@ -215,6 +215,11 @@ def _chosen(evaluated: Evaluated) -> list[str]:
         *blocks,
         marked_table(("probe", "AUROC out of fold", ""), zoo, caption, words=("",), marked=probe["exported"]),
     ]
+
+
+def _budget(served: Mapping[str, Any]) -> str:
+    most = served["max_tokens"]
+    return "" if most is None else f", with at most {most:,} forward tokens an answer"
 
 
 def _fused(fusion: Mapping[str, Any] | None) -> list[str]:

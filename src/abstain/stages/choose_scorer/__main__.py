@@ -16,13 +16,13 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import FUSION, PROBE, REGRESSORS
+from abstain.core.scorer_names import BASE_RATE, FUSION, PROBE, REGRESSORS
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
-from abstain.learning.evaluation.choice import aurocs, choose_or_keep
+from abstain.learning.evaluation.choice import aurocs, cheapest_of_the_best
 from abstain.learning.metrics.bootstrap import Estimate, Resamples, bounded
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_labelled_states
@@ -72,6 +72,7 @@ def _servable() -> tuple[dict[str, str], dict[str, float], dict[str, str]]:
         costs |= dict.fromkeys(fitted, tokens[REGRESSORS])
     elif why := reasons.pop(REGRESSORS, None):
         reasons |= dict.fromkeys(fitted, why)
+    reasons |= features["skipped_scorers"] | regressors["skipped"] | {BASE_RATE: "it is a baseline"}
     others = [name for name in choice["out_of_fold"] if name != choice["exported"]]
     reasons |= dict.fromkeys(others, "one probe is exported: name another in probe.export")
     reasons[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
@@ -118,7 +119,8 @@ def chosen(
         raise AbstainError(
             Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} is not servable, {why}: take one of {', '.join(kinds)}"
         )
-    affordable = [name for name in kinds if costs[name] <= serve.max_tokens]
+    most = math.inf if serve.max_tokens is None else serve.max_tokens
+    affordable = [name for name in kinds if costs[name] <= most]
     if not affordable:
         cheapest = min(kinds, key=lambda name: costs[name])
         raise AbstainError(
@@ -127,9 +129,10 @@ def chosen(
             f"{math.ceil(costs[cheapest])}, for {cheapest}",
         )
     known = {name: found[name] for name in affordable if not math.isnan(found[name].value)}
+    in_use = [name for name in affordable if kinds[name] == serve.in_production]
     if not known:  # the reviewed training answers are all correct, or all incorrect
-        return PROBE if PROBE in affordable else affordable[0]
-    return choose_or_keep(known, costs, [name for name in known if kinds[name] == serve.in_production])
+        return next(name for name in (*in_use, PROBE, *affordable) if name in affordable)
+    return cheapest_of_the_best(known, costs, in_use)
 
 
 if __name__ == "__main__":

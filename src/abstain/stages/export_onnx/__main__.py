@@ -6,6 +6,7 @@ of the served scorer, its threshold and its calibration, and the checksums of th
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import WRITER
+from abstain.core.scorer_names import PROBE, WRITER
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, parity
@@ -24,7 +25,7 @@ from abstain.learning.estimators.zoo import load_probe
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import chosen_layer
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import read_base_model
+from abstain.stages.shared.states import read_base_model, read_labelled_states
 
 GUARANTEE = ("guaranteed", "metric", "target", "confidence", "message")
 TRIED = 256
@@ -61,7 +62,7 @@ def stage(params: Params) -> None:
         "calibration": json.dumps(artifacts.read_json(paths.CALIBRATION), sort_keys=True),
     }
     export_probe(probe, paths.ONNX, metadata)
-    differences = {"probe": parity(probe, OnnxProbe(paths.ONNX)), **differences}
+    differences = {PROBE: parity(probe, OnnxProbe(paths.ONNX)), **differences, **_whole(served, parts)}
     name, difference = max(differences.items(), key=lambda item: item[1])
     print(f"largest difference between ONNX and what was fitted: {difference:.2g} ({name})")
     if not all(one <= params.gate.max_parity for one in differences.values()):
@@ -73,15 +74,13 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.PARITY, {"max_abs_difference": difference, "by_part": differences})
 
 
-def _parts(served: dict[str, object]) -> tuple[dict[str, bytes], dict[str, float]]:
+def _parts(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
     """The ONNX files that the served scorer needs beside the probe, by name, and their largest differences."""
     files: dict[str, bytes] = {}
     differences: dict[str, float] = {}
     drawn = np.random.default_rng(0)
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
-    parts = served["parts"]
-    assert isinstance(parts, list)
-    for name in parts:
+    for name in served["parts"]:
         if name in regressors:
             files[name] = (paths.REGRESSORS / f"{name}.onnx").read_bytes()
             differences[name] = regressors[name]["parity"]
@@ -92,13 +91,27 @@ def _parts(served: dict[str, object]) -> tuple[dict[str, bytes], dict[str, float
             expected = 1 / (1 + np.exp(-(inputs @ np.array(writer["coefficient"]) + writer["intercept"])))
             differences[name] = _difference(files[name], inputs, expected)
     if served["kind"] == "fusion":
-        name = str(served["name"])
+        name = served["name"]
         fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)[name])
         files[name] = fusion_to_onnx(fusion)
         inputs = drawn.random((TRIED, len(fusion.names)))
         inputs[drawn.random(inputs.shape) < 0.1] = np.nan
         differences[name] = _difference(files[name], inputs, fusion.score(pd.DataFrame(inputs, columns=fusion.names)))
     return files, differences
+
+
+def _whole(served: dict[str, Any], parts: dict[str, bytes]) -> dict[str, float]:
+    """Of a fusion: the largest difference of its confidences of real answers, with the probe's by its file, too."""
+    if served["kind"] != "fusion":
+        return {}
+    frame, states = read_labelled_states()
+    rows = frame[frame["split"] != "train"]
+    scores = artifacts.read_signals("asked").reindex(rows["interaction_id"])
+    scores[PROBE] = OnnxProbe(paths.ONNX).confidence(states.subset(rows.index)).astype(float)
+    expected = pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id").loc[scores.index, "confidence"]
+    fusion = OnnxLogistic(parts[served["name"]])
+    found = fusion.confidence(scores[fusion.described["names"]].to_numpy(float))
+    return {f"{served['name']}, of its files": float(np.abs(found - expected.to_numpy()).max(initial=0.0))}
 
 
 def _difference(content: bytes, inputs: np.ndarray, expected: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """DVC stage `features`: hidden states and signals for every labelled answer, computed together.
 
-It writes the table of states that the served probe reads, and a table of the scorers' signals, which are out of fold
+It writes the table of states that the exported probe reads, and a table of the scorers' signals, which are out of fold
 for training answers. The other features (of the ablation grid and of the audits' counterfactuals) stay in the cache for
 the stages that need them.
 """
@@ -80,7 +80,7 @@ def stage(params: Params) -> None:
     parts = served_parts(params, scorers)
     fusions = served_fusions(parts)
     costs = {one.name: one.readings for one in scorers} | parts
-    costs |= {name: tuple(one for part in of for one in parts[part]) for name, of in fusions.items()}
+    costs |= {name: tuple(dict.fromkeys(one for part in of for one in parts[part])) for name, of in fusions.items()}
     costs[FUSION] = (*parts[PROBE], *signal_requests(params, scorers))
     tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)

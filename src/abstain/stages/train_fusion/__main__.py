@@ -3,6 +3,8 @@
 One fusion is of all scorers, for comparison; those that can be served are of what one or two passes give.
 """
 
+from dataclasses import replace
+
 import pandas as pd
 
 from abstain.config.params import Params
@@ -25,7 +27,8 @@ def stage(params: Params) -> None:
     exported = artifacts.read_json(paths.CHOICE)["exported"]
     for name, columns in _parts().items():
         try:
-            fits[name] = fit_fusion(scores.assign(**{PROBE: scores[exported]})[columns], labels)
+            fitted = fit_fusion(scores.assign(**{PROBE: scores[exported]})[columns], labels)
+            fits[name] = replace(fitted, fusion=fitted.fusion.without_unused())  # a service reads no more than it needs
         except AbstainError as why:
             print(f"skipped: {name}: {why.coded}", flush=True)
     for name, fitted in fits.items():

@@ -90,7 +90,7 @@ class Probe(nn.Module, ABC):
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         """Logits z, float32 (B, 2), of `states`, float32 (B, T, d), of which `lengths`, int64 (B,), are valid.
 
-        Where `lengths` is None, `states` are those of one answer, (T, d), and its logits are (1, 2). Of a served probe
+        Where `lengths` is None, `states` are those of one answer, (T, d), and its logits are (1, 2). Of an exported one
         it is their difference z_1 - z_0, (B, 1) or (1, 1), whose sigmoid is the confidence.
         """
 

@@ -5,7 +5,7 @@ Notes:
 * It is fitted by scikit-learn; its path consists of ever weaker penalties. With two thousand labels, the strength of
   the penalty matters more than the architecture.
 * The standardisation of the fit is folded into the weights, and states are pooled before they are standardised: a
-  served probe does arithmetic on only two states an answer.
+  exported one does arithmetic on only two states an answer.
 """
 
 from __future__ import annotations

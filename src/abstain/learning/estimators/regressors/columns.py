@@ -10,10 +10,12 @@ Notes:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -57,23 +59,21 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     range.
     """
     names = [str(name) for name in features.columns]
+    counts, place_of = Counter(names), {name: at for at, name in enumerate(names)}
     for name in columns:
-        if (times := names.count(name)) != 1:
+        if (times := counts[name]) != 1:
             raise AbstainError(
                 Code.BAD_ARTIFACT,
                 f"the features have {times} columns '{name}', and a regressor needs one: compute them anew",
             )
-    places = [names.index(name) for name in columns]
-    values = np.empty((len(features), len(places)), np.float32)
-    for at, place in enumerate(places):
-        column = features.iloc[:, place]
-        try:
-            with np.errstate(over="ignore"):  # too large values become infinite, and are refused
-                values[:, at] = column.to_numpy(np.float64, na_value=np.nan)
-        except (TypeError, ValueError):
-            raise AbstainError(
-                Code.NOT_FINITE, f"the feature '{columns[at]}' is no number in every row: compute it anew"
-            ) from None
+    places = [place_of[name] for name in columns]
+    wanted = features.iloc[:, places]
+    try:
+        with np.errstate(over="ignore"):  # too large values become infinite, and are refused
+            values = wanted.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
+    except (TypeError, ValueError):
+        bad = next(name for name, kind in zip(columns, wanted.dtypes, strict=True) if not is_numeric_dtype(kind))
+        raise AbstainError(Code.NOT_FINITE, f"the feature '{bad}' is no number in every row: compute it anew") from None
     infinite = np.isinf(values).any(axis=0)
     if infinite.any():
         raise AbstainError(

@@ -1,7 +1,7 @@
 """Grouped cross-validation of a correctness regressor on the training answers, with out-of-fold scores.
 
 The rules are those of the probes (`cross_validation`): the validation split is not used, folds consist of whole groups,
-and the step of a kind's path with the least loss over all held-out answers is kept, for the folds and for the served
+and the step of a kind's path with the least loss over all held-out answers is kept, for the folds and for the exported
 regressor. The loss is the paper's mean squared error (section 4.2), weighted.
 """
 
