@@ -1,7 +1,7 @@
 """Ablations: probes of other layers and sites, and probes trained without one product.
 
-Each is evaluated like the exported probe: trained on the training split, a threshold tuned on validation, measured on the
-reviewed hold-out, weighted.
+Each is evaluated like the exported probe: trained on the training split, a threshold tuned on validation, measured on
+the reviewed hold-out, weighted.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def left_out_rows(
 ) -> list[dict[str, Any]]:
     """One row a product of the hold-out: the AUROC there of a probe that was trained without that product.
 
-    `confidence`: of the exported probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the paired
-    difference on the same resamples, has its own interval. Too few answers to evaluate: a `note` instead.
+    `confidence`: of the exported probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the
+    paired difference on the same resamples, has its own interval. Too few answers to evaluate: a `note` instead.
     """
     holdout = reviewed(frame[frame["split"] == "holdout"])
     rows = []
