@@ -118,7 +118,7 @@ def test_the_writers_scores_need_no_base_model(by_writer: Predictor, monkeypatch
     assert (silent.decision, silent.confidence) == ("abstain", None)
     assert "writer has no score for this answer" in (silent.reason or "")
     backlog = score_backlog(by_writer, lambda: rows, 5, rank=len)
-    assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.read) == (3, 0)
+    assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.read) == (4, 0)
 
 
 def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
