@@ -12,7 +12,7 @@ from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.record_keys import interaction_identity
-from abstain.release.registry import MODEL, tag_of, version_key
+from abstain.release.registry import tag_of, versions_of
 from tasks.workspace import Workspace
 
 
@@ -23,13 +23,15 @@ def versions_trained_on(workspace: Workspace, names: Collection[str], gone: Coll
     hex): an answer without either has no label, so nothing is trained on it. It is uncertain for a version whose data
     cannot be read any more.
     """
-    tags = workspace.git("tag", "--list", f"{MODEL}@v*").split()
-    versions = sorted((tag.removeprefix(f"{MODEL}@") for tag in tags), key=version_key)
     found: dict[str, bool | None] = {}  # versions that share their data are checked once
     named = {}
-    for version in versions:
+    for version in versions_of(workspace.git("tag", "--list").split()):
         tag = f"refs/tags/{tag_of(version)}"
-        data = workspace.git("rev-parse", f"{tag}:data.dvc").strip()
+        try:
+            data = workspace.git("rev-parse", f"{tag}:data.dvc").strip()
+        except AbstainError:  # a tag that no promotion made: it must not stop an erasure
+            named[version] = False
+            continue
         if data not in found:
             found[data] = _holds(workspace, tag, names, gone)
         if found[data] is not False:

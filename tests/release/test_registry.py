@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event, Registry, load_registry, next_version, parse_registry, tag_of, version_key
+from abstain.release.registry import (
+    Event,
+    Registry,
+    load_registry,
+    next_version,
+    parse_registry,
+    tag_of,
+    version_key,
+    versions_of,
+)
 
 
 def event(version: str, action: str = "promote", reason: str = "the gate approved") -> Event:
@@ -56,6 +66,7 @@ def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missi
         (["probe@v1.9.0", "probe@v1.10.3", "probe@v1.2.0"], "v1.11.0"),
         (["probe@v2.0.1", "probe@v1.99.0"], "v2.1.0"),
         (["encoder@v7.0.0", "v8.0.0", "probe#prod#1", "probe-v9"], "v1.0.0"),
+        (["probe@vnext", "probe@v1.0.0", "probe@v2.0.0-rc1", f"probe@v{'9' * 5000}.0.0", "probe@v٣.0.0"], "v1.1.0"),
     ],
 )
 def test_the_next_version(tags: list[str], expected: str) -> None:
@@ -68,10 +79,25 @@ def test_the_next_version_is_above_all_there_are(known: list[tuple[int, int, int
     assert version_key(new) > max(known)
 
 
-@pytest.mark.parametrize("version", ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n"])
+NO_VERSIONS = ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n", "v01.0.0", "v٣.0.0", f"v{'9' * 5000}.0.0"]
+
+
+@pytest.mark.parametrize("version", [*NO_VERSIONS, "/srv/bin", "../v1.0.0", "v1.0.0/.."], ids=lambda text: text[:9])
+def test_a_registry_names_no_folder_but_those_of_versions(version: str) -> None:
+    made = json.loads(registry("v1.0.0").to_json())
+    made["history"][0]["version"] = version
+    with pytest.raises(AbstainError, match=r"registry.json is damaged \(history.0.version: "):
+        parse_registry(json.dumps(made))
+
+
+@pytest.mark.parametrize("version", NO_VERSIONS, ids=lambda text: text[:9])
 def test_what_is_no_version_is_told_how_to_write_one(version: str) -> None:
     with pytest.raises(AbstainError, match=r"is no version: write it as in v1.2.0$"):
         version_key(version)
+
+
+def test_versions_among_tags_are_in_the_order_of_their_numbers() -> None:
+    assert versions_of(["probe@v1.10.0", "probe@vnext", "encoder@v1.0.0", "probe@v1.9.0"]) == ["v1.9.0", "v1.10.0"]
 
 
 def test_an_empty_registry_has_nothing_in_production(tmp_path: Path) -> None:

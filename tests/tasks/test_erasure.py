@@ -306,6 +306,15 @@ def test_a_version_whose_data_are_lost_is_marked_with_a_doubt(history: Plain) ->
     assert not history.on_origin().tainted["v1.0.0"].certain
 
 
+def test_no_tag_stops_an_erasure(history: Plain) -> None:
+    tree = history.git("hash-object", "-t", "tree", "-w", "/dev/null").strip()
+    without_data = history.git("commit-tree", tree, "-m", "no data").strip()
+    for name in ("probe@vnext", "probe@v7.0.0"):
+        history.git("tag", "--annotate", name, without_data, "-m", "t")
+    erased = erase_user(history, "u-eve", with_interactions=True)
+    assert erased.versions == {"v1.2.0": True, "v7.0.0": False}
+
+
 @pytest.mark.slow
 def test_with_dvc_the_thumbs_of_a_tag_are_found(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in small_project.environment.items():

@@ -12,16 +12,19 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from abstain.config.params import ServableKind
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
 MODEL = "probe"
-VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
+_NUMBER = "(0|[1-9][0-9]{0,8})"
+VERSION = re.compile(rf"v{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
+Version = Annotated[str, StringConstraints(pattern=f"^{VERSION.pattern}$")]
+"""It is also the name of a folder and of a tag, so nothing else may stand in `registry.json`."""
 
 
 class Event(BaseModel):
@@ -35,7 +38,7 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     action: Literal["promote", "rollback"]
-    version: str
+    version: Version
     sha256: str
     candidate: str
     at: datetime
@@ -78,8 +81,8 @@ class Registry(BaseModel):
 
     schema_version: Literal[1] = 1
     history: tuple[Event, ...] = ()
-    blocked: dict[str, str] = {}
-    tainted: dict[str, Taint] = {}
+    blocked: dict[Version, str] = {}
+    tainted: dict[Version, Taint] = {}
 
     @property
     def prod(self) -> Event | None:
@@ -189,12 +192,18 @@ def load_registry(path: Path) -> Registry:
     return parse_registry(path.read_text(encoding="utf-8")) if path.is_file() else Registry()
 
 
+def versions_of(tags: Iterable[str]) -> list[str]:
+    """The versions among `tags` such as `probe@v1.2.0`, lowest first. Others, like `probe@vnext`, are anybody's."""
+    names = (tag.removeprefix(f"{MODEL}@") for tag in tags if tag.startswith(f"{MODEL}@"))
+    return sorted(filter(VERSION.fullmatch, names), key=version_key)
+
+
 def next_version(tags: Iterable[str]) -> str:
-    """The next minor version after the highest among `tags` such as `probe@v1.2.0`; v1.0.0 where there is none."""
-    known = [version_key(tag.removeprefix(f"{MODEL}@")) for tag in tags if tag.startswith(f"{MODEL}@v")]
+    """The next minor version after the highest among `tags`; v1.0.0 where there is none."""
+    known = versions_of(tags)
     if not known:
         return "v1.0.0"
-    major, minor, _ = max(known)
+    major, minor, _ = version_key(known[-1])
     return f"v{major}.{minor + 1}.0"
 
 
