@@ -49,7 +49,7 @@ def production() -> tuple[Path, Event]:
 def fetch_release(repository: Path, event: Event) -> Path:
     """The bundle of one version, in the local store of releases; fetched with DVC where it is not there yet.
 
-    Raises `AbstainError` where its checksum is not that of the promoted file.
+    Raises `AbstainError` where its files are not those that were promoted; such a bundle is not put into the store.
     """
     target = load_settings().home.resolve() / "releases" / event.version
     if not target.is_dir():
@@ -59,17 +59,31 @@ def fetch_release(repository: Path, event: Event) -> Path:
         command = ["dvc", "get", str(repository), str(paths.RELEASE), "--rev", tag_of(event.version), "-o", str(bundle)]
         try:
             run(command, repository)
+            changed = (
+                f"the tag {tag_of(event.version)} or the DVC remote was changed: restore it, or `abstain rollback`"
+            )
+            _require_promoted(bundle, event, changed)
             bundle.rename(target)
         except OSError:
             if not target.is_dir():  # otherwise another process fetched the same version first
                 raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    if sha256(target / paths.RELEASED_ONNX.name) != event.sha256:
-        raise AbstainError(
-            Code.BAD_ARTIFACT, f"{target} is not what was promoted as {event.version}: delete that folder and try again"
-        )
+    _require_promoted(target, event, f"delete the folder {target} and try again")
     return target
+
+
+def _require_promoted(bundle: Path, event: Event, remedy: str) -> None:
+    """Raise `AbstainError`, which ends with `remedy`, unless the files of `bundle` are those that were promoted.
+
+    Of a version whose event has no digest of the whole bundle, the probe's file alone is compared.
+    """
+    onnx = bundle / paths.RELEASED_ONNX.name
+    same = onnx.is_file() and sha256(onnx) == event.sha256
+    if not same or event.bundle_sha256 not in (None, bundle_digest(bundle)):
+        raise AbstainError(
+            Code.BAD_ARTIFACT, f"the files of {event.version} are not those that were promoted: {remedy}"
+        )
 
 
 def smoke_test(bundle: Path, event: Event) -> None:
@@ -116,6 +130,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         guaranteed=record["guaranteed"],
         more_reviews=record["more_reviews"],
         kind=json.loads((root / paths.SERVED).read_text())["kind"],
+        bundle_sha256=bundle_digest(bundle),
     )
     smoke_test(bundle, event)
     return event
@@ -159,6 +174,13 @@ def _smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float
 
     live = np.nan_to_num(scorer.score(made_up_answer(scorer)), nan=-1.0)
     return {"probe": scorer.head.confidence(StateTable(states)).tolist(), "live": live.tolist()}
+
+
+def bundle_digest(bundle: Path) -> str:
+    """The SHA-256 (hex) over names and contents of all files of `bundle`: one more, one less or another changes it."""
+    files = [file for file in bundle.rglob("*") if file.is_file()]
+    listed = sorted((file.relative_to(bundle).as_posix(), sha256(file)) for file in files)
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def sha256(file: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,24 +13,117 @@ import pytest
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event
-from tasks.release_bundle import fetch_release
+from tasks import release_bundle
+from tasks.promotion import Promotion
+from tasks.release_bundle import bundle_digest, fetch_release
+from tests.tasks.conftest import Candidates, Plain
+
+ONNX = paths.RELEASED_ONNX.name
+FILES = {ONNX: b"promoted", "approval.json": b"{}", "parts/length.onnx": b"part"}
+PROMOTED = Event(
+    action="promote",
+    version="v1.0.0",
+    sha256=hashlib.sha256(FILES[ONNX]).hexdigest(),
+    candidate="c",
+    at=datetime(2026, 11, 20, tzinfo=UTC),
+    holdout="h",
+    reason="approved by the gate",
+)
 
 
-def test_a_release_that_is_not_what_was_promoted_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write(bundle: Path) -> Path:
+    for name, content in FILES.items():
+        (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+        (bundle / name).write_bytes(content)
+    return bundle
+
+
+def add(bundle: Path) -> None:
+    (bundle / "parts" / "more.onnx").write_bytes(b"more")
+
+
+def remove(bundle: Path) -> None:
+    (bundle / "approval.json").unlink()
+
+
+def change(bundle: Path) -> None:
+    (bundle / "approval.json").write_bytes(b"{ }")
+
+
+def rename(bundle: Path) -> None:
+    (bundle / "approval.json").rename(bundle / "metrics.json")
+
+
+def exchange(bundle: Path) -> None:
+    """The same contents under each other's names."""
+    (bundle / "approval.json").write_bytes(FILES["parts/length.onnx"])
+    (bundle / "parts" / "length.onnx").write_bytes(FILES["approval.json"])
+
+
+CHANGES = [add, remove, change, rename, exchange]
+
+
+@pytest.fixture
+def event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Of the bundle with `FILES`; the home is `tmp_path`."""
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    onnx = tmp_path / "releases" / "v1.0.0" / paths.RELEASED_ONNX.name
-    onnx.parent.mkdir(parents=True)
-    onnx.write_bytes(b"promoted")
-    event = Event(
-        action="promote",
-        version="v1.0.0",
-        sha256=hashlib.sha256(b"promoted").hexdigest(),
-        candidate="c",
-        at=datetime(2026, 11, 20, tzinfo=UTC),
-        holdout="h",
-        reason="approved by the gate",
-    )
-    assert fetch_release(tmp_path, event) == onnx.parent
-    onnx.write_bytes(b"changed")
-    with pytest.raises(AbstainError, match=r"is not what was promoted as v1\.0\.0: delete that folder and try again$"):
+    digest = bundle_digest(write(tmp_path / "promoted"))
+    return PROMOTED.model_copy(update={"bundle_sha256": digest})
+
+
+def on_tag(monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]) -> None:
+    """What DVC gets from now on: the promoted bundle, with a change."""
+
+    def get(command: Sequence[str], _: Path) -> str:
+        change(write(Path(command[command.index("-o") + 1])))
+        return ""
+
+    monkeypatch.setattr(release_bundle, "run", get)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_release_that_is_not_what_was_promoted_is_not_used(
+    event: Event, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    bundle = write(tmp_path / "releases" / "v1.0.0")
+    assert fetch_release(tmp_path, event) == bundle
+    change(bundle)
+    with pytest.raises(AbstainError, match=r"v1\.0\.0 are not those that were promoted: delete the folder .*v1\.0\.0"):
         fetch_release(tmp_path, event)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_at_the_origin_never_reaches_the_store(
+    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    on_tag(monkeypatch, change)
+    with pytest.raises(AbstainError, match=r"promoted: the tag probe@v1\.0\.0 or the DVC remote was changed"):
+        fetch_release(tmp_path, event)
+    assert list((tmp_path / "releases").iterdir()) == []
+    on_tag(monkeypatch, lambda _: None)
+    assert fetch_release(tmp_path, event) == tmp_path / "releases" / "v1.0.0"
+
+
+def test_a_version_from_before_bundles_were_digested_is_still_read(event: Event, tmp_path: Path) -> None:
+    former = event.model_copy(update={"bundle_sha256": None})
+    bundle = write(tmp_path / "releases" / "v1.0.0")
+    change(bundle)
+    assert fetch_release(tmp_path, former) == bundle
+    (bundle / ONNX).write_bytes(b"changed")
+    with pytest.raises(AbstainError, match="are not those that were promoted"):
+        fetch_release(tmp_path, former)
+
+
+def test_the_event_of_a_promotion_has_the_digest_of_the_whole_bundle(
+    workspace: Plain, first_candidates: Candidates, tmp_path: Path
+) -> None:
+    first_candidates.write()
+    assert first_candidates.promote() == Promotion("promoted", "v1.0.0", [])
+    live = workspace.on_origin().prod
+    assert live is not None and live.bundle_sha256 == bundle_digest(workspace.path / paths.RELEASE)
+    store = tmp_path / "home" / "releases" / "v1.0.0"
+    shutil.copytree(workspace.path / paths.RELEASE, store)
+    assert fetch_release(workspace.path, live) == store
+    (store / "params.yaml").write_text("threshold: {}")
+    with pytest.raises(AbstainError, match="are not those that were promoted"):
+        fetch_release(workspace.path, live)

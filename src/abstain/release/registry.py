@@ -32,7 +32,8 @@ class Event(BaseModel):
 
     `guaranteed`: whether the version's threshold has a guarantee that the gate has checked. Where it has none,
     `more_reviews` is about how many more reviews would give one, None where no number of them is known to. `kind`: of
-    its live scorer.
+    its live scorer. `sha256`: of the bundle's probe.onnx; `bundle_sha256`: of all its files, None in events that were
+    written before it was recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,6 +48,7 @@ class Event(BaseModel):
     guaranteed: bool = True
     more_reviews: int | None = None
     kind: ServableKind = "probe"
+    bundle_sha256: str | None = None
 
     @property
     def mark(self) -> str:
