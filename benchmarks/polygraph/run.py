@@ -90,9 +90,11 @@ def main() -> None:
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]["prompt_ids"]) - len(rows[i]["answer_ids"]))
     batches = [order[i : i + args.batch] for i in range(0, len(order), args.batch)]
 
-    base = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+    base = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=getattr(torch, args.dtype), use_safetensors=True, trust_remote_code=False
+    ).eval()
     base.generation_config.eos_token_id = None  # a given answer ends where it ends
-    model = GivenAnswers(base, AutoTokenizer.from_pretrained(args.model), args.model)
+    model = GivenAnswers(base, AutoTokenizer.from_pretrained(args.model, trust_remote_code=False), args.model)
     calculator = InferCausalLMCalculator(return_embeddings=False)
     extract(model, calculator, [rows[i] for i in batches[0]], args.layer)
     start, cpu = time.perf_counter(), time.process_time()

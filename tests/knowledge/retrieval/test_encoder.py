@@ -3,6 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
@@ -30,6 +32,16 @@ def test_the_identity_is_that_of_the_files_wherever_they_lie(tmp_path: Path) -> 
     assert SentenceEncoder(tmp_path / "b").identity != one
     (tmp_path / "a" / "model.safetensors").write_bytes(b"others")
     assert SentenceEncoder(tmp_path / "a").identity != one
+
+
+@pytest.mark.heavy
+def test_an_encoder_whose_weights_are_pickled_is_not_loaded(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(embedded_encoder_folder(), tmp_path / "pickled"))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    assert SentenceEncoder(folder).dimension == 384
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+        SentenceEncoder(folder).encode(["What is the fee?"])
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import ast
 import hashlib
 import importlib.util
 import json
@@ -8,6 +9,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from abstain.config.settings import Settings
@@ -17,6 +19,7 @@ from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import Embedded, load, load_tokenizer, pin, resolve
 from abstain.llm.engine.requests import HiddenStates, Request
+from tests.checkout import ROOT
 from tests.llm.builders import save_tiny_model, tiny_model, tiny_pass
 from tests.tolerance import assert_near
 
@@ -101,6 +104,53 @@ def test_files_that_cannot_be_used_are_one_line_with_the_model(
     ) as caught:
         load(resolve(str(copy), settings), CPU, torch.float32)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_are_never_unpickled(tiny_folder: Path, settings: Settings, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "pickled"))
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").rename(copy / "other.safetensors")
+    with pytest.raises(AbstainError, match=r"^the files of pickled cannot be used \(OSError: .*\bmodel\.safetensors\b"):
+        load(resolve(str(copy), settings), CPU, torch.float32)
+
+
+def test_code_beside_a_model_is_neither_run_nor_asked_about(
+    tiny_folder: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("builtins.input", lambda *said: asked.append(said) or "y")
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "own"))
+    (copy / "own.py").write_text("raise SystemExit('this was run')")
+    for name, changes in {
+        "config.json": {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}},
+        "tokenizer_config.json": {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}},
+    }.items():
+        before = (copy / name).read_text()
+        (copy / name).write_text(json.dumps(json.loads(before) | changes))
+        with pytest.raises(AbstainError, match="^the files of own cannot be used"):
+            load(resolve(str(copy), settings), CPU, torch.float32)
+        (copy / name).write_text(before)
+    assert asked == []
+
+
+LOADERS = ("from_pretrained", "SentenceTransformer")
+
+
+def test_no_call_that_loads_a_model_may_run_code_beside_it() -> None:
+    calls = {
+        f"{file.relative_to(ROOT)}:{node.lineno}": {word.arg: word.value for word in node.keywords}
+        for folder in ("src", "tasks", "flows", "benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in LOADERS
+    }
+    assert len(calls) > 5
+    trusting = [
+        place
+        for place, given in calls.items()
+        if not isinstance(said := given.get("trust_remote_code"), ast.Constant) or said.value is not False
+    ]
+    assert trusting == []
 
 
 def test_an_embedded_model_whose_package_is_missing_names_the_package(

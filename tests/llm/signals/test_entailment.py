@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
 from abstain.config.settings import Settings
@@ -239,6 +240,11 @@ def with_code_of_its_own(folder: Path) -> None:
     (folder / "own.py").write_text("raise SystemExit('this was run')")
 
 
+def with_pickled_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+
+
 def with_half_of_its_weights(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
@@ -269,6 +275,7 @@ def with_a_head_that_was_never_trained(folder: Path) -> None:
             AbstainError,
             r"^the files of tiny cannot be used \(.*: save them anew, or name ano",
         ),
+        (with_pickled_weights, AbstainError, r"^the files of tiny cannot be used \(OSError: .*\bmodel\.safetensors\b"),
         (with_a_head_that_was_never_trained, AbstainError, "^tiny: its weights lack classifier.bias"),
         (with_nan_logits, AbstainError, "^tiny: its logits are not finite"),
     ],

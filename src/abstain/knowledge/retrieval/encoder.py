@@ -72,7 +72,12 @@ class SentenceEncoder:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        return SentenceTransformer(str(self.folder), device=self._device)
+        return SentenceTransformer(
+            str(self.folder),
+            device=self._device,
+            trust_remote_code=False,
+            model_kwargs={"use_safetensors": True},
+        )
 
 
 def embedded_encoder_folder() -> Path:

@@ -3,6 +3,8 @@
 An embedded model is a GGUF file inside an installed package, or cut in parts inside several. Reading GGUF costs 20 s
 and its packed weights are slow, so the first use writes a safetensors copy beside the other caches; later loads take
 a second. A new one is an entry of `EMBEDDED`; one whose terms are not ours is an optional extra.
+
+Weights are read from safetensors only, and code that lies beside a model is never run: both could be anybody's program.
 """
 
 from __future__ import annotations
@@ -149,7 +151,9 @@ def load(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel
     with phase("weights"):
         kind = getattr(transformers, AUTO[kind_of(_config(ref))])
         with readable(ref):
-            model, info = kind.from_pretrained(ref.path, dtype=dtype, output_loading_info=True)
+            model, info = kind.from_pretrained(
+                ref.path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
             Code.UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
@@ -172,7 +176,7 @@ def load_tokenizer(ref: ModelRef) -> Any:
 
     _ensure_files(ref)
     with phase("weights"), readable(ref):
-        return AutoTokenizer.from_pretrained(ref.path)
+        return AutoTokenizer.from_pretrained(ref.path, trust_remote_code=False)
 
 
 def read_window(ref: ModelRef) -> int | None:
@@ -218,7 +222,7 @@ def _config(ref: ModelRef) -> Any:
 
     _ensure_files(ref)
     with phase("import"), readable(ref):  # the first one brings most of transformers along
-        return AutoConfig.from_pretrained(ref.path)
+        return AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
 
 
 @contextmanager
@@ -280,10 +284,16 @@ def _convert_embedded(ref: ModelRef) -> None:
         scratch = Path(temporary) / "copy"
         gguf = _whole(ref.name, Path(temporary))
         model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            gguf.parent,
+            gguf_file=gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+            trust_remote_code=False,
         )
         model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False).save_pretrained(
+            scratch
+        )
         try:
             scratch.rename(target)
         except OSError:

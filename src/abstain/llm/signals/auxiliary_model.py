@@ -183,7 +183,11 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     with readable(ref, ANOTHER):
         model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
-            ref.path, dtype=_dtype(settings), trust_remote_code=False, output_loading_info=True
+            ref.path,
+            dtype=_dtype(settings),
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
