@@ -12,10 +12,10 @@ COPY tasks tasks
 RUN uv pip install --no-deps -e .
 
 FROM python:3.11-slim-bookworm
-# safe.directory: git would refuse a mounted checkout that another user owns.
+# safe.directory: git would refuse a checkout that is mounted on /project and that another user owns.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/* \
-    && git config --system --add safe.directory '*' \
+    && git config --system --add safe.directory /project \
     && useradd --create-home --uid 1000 abstain \
     && install --directory --owner abstain /project /state
 COPY --from=build /venv /venv

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -104,7 +103,6 @@ def _person(key: str, rules: Rules) -> Change | None:
     return rules.user if _means_user(key) else None
 
 
-@cache
 def _means_user(key: str) -> bool:
     if key in _KNOWN:
         return key == "user"

@@ -11,6 +11,7 @@ Notes:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, check_alive
 if TYPE_CHECKING:
     import psycopg
 
+_URL = re.compile(r"\w+://([^@/?#\[\]\s]*@)?[^@\s]*")
+"""A URL that libpq and `shown` read alike, so that no part of a password is taken for a host and named in a message."""
 _LOCK = 0x61627374  # of the session that makes the table: two at once would collide
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -65,6 +68,7 @@ class PgVectorIndex:
             raise AbstainError(
                 Code.NO_PACKAGE, "a PostgreSQL index needs psycopg: pip install 'abstain[postgres]'"
             ) from None
+        _require_url(url)
         self._url = url
         self._error = psycopg.Error
         self._table = f"abstain_chunks_{encoder.identity}"
@@ -138,6 +142,24 @@ class PgVectorIndex:
                 f"the vector index in {shown(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and that the "
                 "server runs and has the extension `vector`",
             ) from None
+
+
+def _require_url(url: str) -> None:
+    """Raise `AbstainError`, which names no part of `url`, where libpq cannot read it or a character is not escaped."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(url)
+        is_read = True
+    except psycopg.Error:  # its message quotes the URL
+        is_read = False
+    if not is_read or not _URL.fullmatch(url):
+        raise AbstainError(
+            Code.BAD_SETTING,
+            "ABSTAIN_INDEX is no URL that PostgreSQL reads: write postgresql://USER:PASSWORD@HOST/DATABASE, special "
+            "characters of the password as %40 (for @), %2F (/), %3F (?) and so on",
+        )
 
 
 def shown(url: str) -> str:
