@@ -50,7 +50,7 @@ bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval an
 	@$(BIN)/python -m benchmarks.scorers
 	@$(BIN)/abstain latency
 
-lint: setup ## run ruff and hadolint
+lint: setup ## run ruff, with its security rules, and hadolint
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/hadolint Dockerfile

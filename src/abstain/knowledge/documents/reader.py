@@ -98,7 +98,7 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
     if match is None:
         raise _Unreadable("no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'")
     try:
-        fields = yaml.load(match.group(1), _StrictLoader)
+        fields = yaml.load(match.group(1), _StrictLoader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
         raise _Unreadable(f"the front matter is not valid YAML: {' '.join(str(error).split())}") from None
     except _ODD as error:
