@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _URL = re.compile(r"\w+://([^@/?#\[\]\s]*@)?[^@\s]*")
-"""A URL that libpq and `shown` read alike, so that no part of a password is taken for a host and named in a message."""
+"""A URL that libpq and our messages read alike: no part of a password is taken for a host, and named."""
 _LOCK = 0x61627374  # of the session that makes the table: two at once would collide
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
