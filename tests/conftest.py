@@ -28,6 +28,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from abstain.config.yaml_editor import edit, parse
+from tasks.server.addresses import KEY
 from tasks.shell import QUIET
 from tests.checkout import ROOT, copy_checkout
 from tests.ports import free_port
@@ -41,6 +42,8 @@ MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 """The safetensors copy of the embedded model is made once and shared by the tests."""
 LENIENT = ("max_newest_drop", "max_precision_drop", "max_error_rate_excess", "max_slice_drop", "max_ece")
 """The limits of the gate that few answers may miss."""
+SERVER_KEY = "5e" * 32
+"""The key of every server that tests share."""
 COSTLY = ("trained", "small_template", "finished")
 """Fixtures that take long. `make test` has several processes: what shares one of these stays in one of them."""
 INHERITED = ("LANG", "CI", "SSL_CERT_FILE", "ABSTAIN_DTYPE")
@@ -48,6 +51,7 @@ INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "MKL_ENABLE_INST
 """What makes libraries compute as on an older processor."""
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Of each test process and each command that it starts, so that those of several do not wait for each other."""
+os.environ[KEY] = SERVER_KEY  # of the requests of the tests themselves
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # read when the first test imports numpy or torch
 
 # A shell starts a job in the background to ignore SIGINT, and all that this starts: then nothing that is stopped by it is.
@@ -121,7 +125,7 @@ class Project:
             "COLUMNS": "160",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "OMP_NUM_THREADS": str(THREADS),
-            **({"PREFECT_API_URL": self.server} if self.server else {}),
+            **({"PREFECT_API_URL": self.server, KEY: SERVER_KEY} if self.server else {}),
         }
 
     @property
@@ -129,7 +133,7 @@ class Project:
         """The folder of the `python` and the `dvc` that `command` finds first."""
         if not self.warm:
             return Path(sys.executable).parent
-        own = ("PYTHONPATH", "ABSTAIN_HOME", "PREFECT_API_URL")
+        own = ("PYTHONPATH", "ABSTAIN_HOME", "PREFECT_API_URL", KEY)
         return warm_commands({name: value for name, value in self.environment.items() if name not in own})
 
     def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -307,6 +311,7 @@ class Up:
 def up(trained: tuple[Project, str]) -> Iterator[Up]:
     """Up for all tests that look at it or report to it; at the end nothing is left, and the ports are free."""
     served = Up(trained[0], free_port(), free_port())
+    (trained[0].home / "server.key").write_text(SERVER_KEY)
     try:
         started = served.call("up")
         assert started.returncode == 0, started.stdout + started.stderr
@@ -339,7 +344,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=os.environ | QUIET | {"PREFECT_HOME": str(home)},
+        env=os.environ | QUIET | {"PREFECT_HOME": str(home), "PREFECT_SERVER_API_AUTH_STRING": SERVER_KEY},
         stdout=(home / "log").open("wb"),
         stderr=subprocess.STDOUT,
     )

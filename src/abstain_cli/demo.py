@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from abstain_cli.verdict import holdout_verdict
-from tasks.server import UI, running_server
+from tasks.server import UI, running_server, with_login
 
 if TYPE_CHECKING:
     from flows.demo import Demo
@@ -49,5 +49,6 @@ def summary(demo: Demo, project: Path) -> Table:
     table.add_row("tokens of an answer", ", ".join(f"{name} {tokens:.0f}" for tokens, name in by_cost))
     table.add_row("report", str(demo.bundle / "report.html"))
     table.add_row("go on with it", f"cd {project}")
-    table.add_row("Prefect UI", running_server() or f"run `make up`, then {UI}")
+    address = running_server()
+    table.add_row("Prefect UI", with_login(address) if address else f"run `make up`, then {UI}")
     return table

@@ -1,4 +1,4 @@
-"""Entry point of `make up`, `make down`, `make worker` and the temporary server."""
+"""Entry point of `make up`, `make down`, `make worker`, the reports and the temporary server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.server import background
+from tasks.server import background, reports
 from tasks.server.addresses import prepare_environment
 from tasks.server.temporary import serve_child
 
@@ -26,6 +26,10 @@ def main() -> None:
                 background.worker()
             case ["alert"]:
                 background.alert()
+            case ["key"]:
+                background.print_key()
+            case ["reports"]:
+                reports.serve_here()
             case ["child", port]:
                 serve_child(int(port))
             case _:

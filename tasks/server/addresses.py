@@ -1,17 +1,25 @@
-"""Addresses of this home's servers, and requests to them."""
+"""Addresses of this home's servers, the key that they ask for, and requests to them.
+
+Whoever may call the API has commands run by the worker. So the servers that are started here require a key, made once
+in the home, of every request but those for their health, and no page of another origin may read an answer. A server
+that others started has a key of its own: `PREFECT_API_AUTH_STRING`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import urllib.request
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from tasks.server.processes import START_SECONDS, address_of, answers
+from abstain.core.secret_file import read_or_make
+from tasks.server.processes import START_SECONDS, address_of, answers, home
 from tasks.shell import QUIET
 from tasks.workspace import project_root
 
@@ -21,11 +29,48 @@ UI = f"http://{HOST}:{PORT}"
 HEALTH = "/api/health"
 
 
+KEY = "PREFECT_API_AUTH_STRING"
+"""The variable that Prefect's clients read the key from."""
+
+
 def prepare_environment() -> None:
     """Runs write everything beside the checkout, Prefect's database too; no telemetry."""
     home = Path(os.environ.setdefault("ABSTAIN_HOME", str(project_root() / ".abstain"))).resolve()
     os.environ.setdefault("PREFECT_HOME", str(home / "prefect"))
     os.environ.update(QUIET)
+
+
+def key_file() -> Path:
+    return home() / "server.key"
+
+
+def with_login(address: str) -> str:
+    """The address of this home's server, and how a person logs in there."""
+    return f"{address} (log in with the text of {key_file()})"
+
+
+def server_key() -> str:
+    """The key of this home's servers, made where there is none. Raises `AbstainError` for one that is damaged."""
+    file = key_file()
+    try:
+        key = read_or_make(file)
+    except OSError as error:
+        raise AbstainError(
+            Code.BAD_SETTING,
+            f"{file}: the key of the Prefect server can be neither read nor made ({error.strerror}): "
+            "make the file readable for its owner, you",
+        ) from None
+    if key is None:
+        raise AbstainError(Code.BAD_SETTING, f"{file} holds no key: run `make down`, remove the file, and `make up`")
+    return key
+
+
+def guard(*origins: str) -> dict[str, str]:
+    """The environment of a server that only holders of the key may call, and pages of no other than `origins`."""
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": server_key(),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins),
+    }
 
 
 def running_server() -> str | None:
@@ -35,14 +80,44 @@ def running_server() -> str | None:
 
 
 def report_to(address: str) -> None:
-    """Make Prefect, once it is imported, report to the server at `address`."""
+    """Make Prefect, once it is imported, report to this home's server at `address`."""
     os.environ["PREFECT_API_URL"] = f"{address}/api"
+    os.environ[KEY] = server_key()
+
+
+def require_key() -> None:
+    """Raise `AbstainError` where the server at `PREFECT_API_URL` requires a key, and refuses ours.
+
+    Prefect reports a server that is not reached.
+    """
+    url = os.environ["PREFECT_API_URL"]
+    if os.environ.get("PREFECT_API_KEY"):  # Prefect Cloud
+        return
+    try:
+        with urlopen(request(f"{url}/admin/version"), timeout=10):
+            pass
+    except HTTPError as error:
+        if error.code == 401:
+            raise AbstainError(
+                Code.NO_SERVICE,
+                f"the Prefect server at {url} requires a key: set {KEY} to the text of `server.key` in the home of "
+                "the project that started it",
+            ) from None
+    except OSError:
+        pass
+
+
+def request(url: str, body: bytes | None = None) -> Request:
+    """A request with the key, to the server at `PREFECT_API_URL`."""
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(KEY):
+        headers["Authorization"] = f"Basic {b64encode(key.encode()).decode()}"
+    return Request(url, body, headers)
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
-    """The answer to `body`, both JSON."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=START_SECONDS) as reply:
+    """The answer to `body`, both JSON, of the server at `PREFECT_API_URL`."""
+    with urlopen(request(url, json.dumps(body).encode()), timeout=START_SECONDS) as reply:
         return json.load(reply)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,23 @@ import yaml
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server import notifications, reports
-from tasks.server.addresses import HEALTH, HOST, PORT, UI, post, report_to, require_free_port, running_server
+from tasks.server.addresses import (
+    HEALTH,
+    HOST,
+    KEY,
+    PORT,
+    UI,
+    guard,
+    key_file,
+    post,
+    report_to,
+    request,
+    require_free_port,
+    require_key,
+    running_server,
+    server_key,
+    with_login,
+)
 from tasks.server.processes import answers, home, log_of, pid_of, start, starting_alone, stop
 from tasks.shell import environment, run
 from tasks.workspace import project_root
@@ -51,12 +68,14 @@ def up() -> None:
         return
     (home() / "inbox").mkdir(exist_ok=True)
     deployments = _deployments(root)
-    print(f"\nPrefect UI   {address}\nreports      {report_url}\nalerts       {notifications.summary(receiver)}")
+    print(f"\nPrefect UI   {with_login(address)}")
+    print(f"reports      {report_url}\nalerts       {notifications.summary(receiver)}")
     print(f"logs         {log_of('server')}\n             {log_of('worker')}\ndeployments")
     for name, description in deployments.items():
         print(f"  {name:16} {description}")
     prefect = Path(sys.executable).parent / "prefect"
-    command = f"PREFECT_API_URL={address}/api {prefect} deployment run {next(iter(deployments))}"
+    access = f"PREFECT_API_URL={address}/api {KEY}=$(cat {shlex.quote(str(key_file()))})"
+    command = f"{access} {prefect} deployment run {next(iter(deployments))}"
     print(f"run one now  in the UI, or: {command}")
     print("stop         make down")
 
@@ -66,6 +85,7 @@ def down() -> None:
     stopped = ["worker"] if stop("worker") else []
     address = running_server()
     if address:
+        report_to(address)
         _end_lost_runs(address)
     if stop("server"):
         stopped.append("server")
@@ -92,8 +112,14 @@ def alert() -> None:
     print(f"alerts       {notifications.summary(receiver)}")
 
 
+def print_key() -> None:
+    """Print the key of this home's servers; it is made where there is none."""
+    print(server_key())
+
+
 def _join_server() -> None:
     if "PREFECT_API_URL" in os.environ:
+        require_key()
         return
     address = running_server()
     if address is None:
@@ -109,6 +135,7 @@ def _start_server(root: Path) -> str:
     command = ["prefect", "server", "start", "--host", HOST, "--port", PORT]
     os.environ["PREFECT_SERVER_UI_API_URL"] = f"{UI}/api"  # else a browser is sent to port 4200 instead of ours
     os.environ["PREFECT_UI_URL"] = UI  # what an alert links to
+    os.environ.update(guard(UI, UI.replace(HOST, "localhost")))
     start("server", command, root, ready=UI + HEALTH, address=UI)
     print(f"ready after {time.monotonic() - began:.0f} s")
     return UI
@@ -120,8 +147,8 @@ def _start_worker(root: Path, address: str) -> None:
     began = time.monotonic()
     _end_lost_runs(address)
     command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", POOL]
-    start("worker", command, root, ready=f"{address}/api/work_pools/{POOL}")
-    if not answers(f"{address}/api/work_pools/{GPU_POOL}"):  # the first `make worker` completes it
+    start("worker", command, root, ready=request(f"{address}/api/work_pools/{POOL}"))
+    if not answers(request(f"{address}/api/work_pools/{GPU_POOL}")):  # the first `make worker` completes it
         post(f"{address}/api/work_pools/", {"name": GPU_POOL, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     print(f"done after {time.monotonic() - began:.0f} s")

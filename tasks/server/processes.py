@@ -10,10 +10,10 @@ import fcntl
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import psutil  # type: ignore[import-untyped]
 
@@ -62,8 +62,8 @@ def starting_alone() -> Iterator[None]:
         yield
 
 
-def start(name: str, command: Sequence[str], root: Path, ready: str, address: str = "") -> None:
-    """Run `command` in the background, with its log and its locked pid file, and wait until the URL `ready` responds.
+def start(name: str, command: Sequence[str], root: Path, ready: str | Request, address: str = "") -> None:
+    """Run `command` in the background, with its log and its locked pid file, and wait until `ready` responds.
 
     `address` is what it serves. Raises `AbstainError` where it ends, or takes too long.
     """
@@ -88,10 +88,10 @@ def start(name: str, command: Sequence[str], root: Path, ready: str, address: st
         time.sleep(0.2)
 
 
-def answers(url: str, timeout: float = 2) -> bool:
+def answers(url: str | Request, timeout: float = 2) -> bool:
     """Whether `url` responds."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as reply:
+        with urlopen(url, timeout=timeout) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

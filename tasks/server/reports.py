@@ -1,7 +1,9 @@
 """Report pages of runs, stored beside the checkout and linked from the run: the Prefect UI cannot link to files.
 
-`make up` serves `$ABSTAIN_HOME/reports` on this machine, read-only. Where another server serves that folder,
-`ABSTAIN_REPORTS_URL` is its address; without a server, a link is the file's own path.
+`make up` serves `$ABSTAIN_HOME/reports` on this machine, read-only. A report is found by the id of its run, which is
+random and nowhere listed; a request to a foreign name of this machine, as a page in the browser can cause one, is
+refused. Where another server serves that folder, `ABSTAIN_REPORTS_URL` is its address; without a server, a link is the
+file's own path.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from abstain.core.files import write_atomically
 from tasks.server.addresses import HOST, PORT
 from tasks.server.processes import address_of, answers, home, start
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 VARIABLE = "ABSTAIN_REPORTS_PORT"
 NAME = "reports"
@@ -31,9 +37,35 @@ def serve(root: Path) -> str:
     """Serve the folder in the background; its address."""
     folder().mkdir(parents=True, exist_ok=True)
     address = f"http://{HOST}:{port()}"
-    command = [sys.executable, "-m", "http.server", port(), "--bind", HOST, "--directory", str(folder())]
+    command = [sys.executable, "-m", "tasks.server", "reports"]
     start(NAME, command, root, ready=address, address=address)
     return address
+
+
+def serve_here() -> None:
+    """Serve the folder until it is interrupted."""
+    import uvicorn
+
+    uvicorn.run(make_app(folder()), host=HOST, port=int(port()), log_level="warning", server_header=False)
+
+
+def make_app(folder: Path) -> Starlette:
+    """What is served of `folder`: its files, by their names."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+
+    def say_what_this_is(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("Reports of Abstain's runs: each is linked from its run in the Prefect UI.\n")
+
+    return Starlette(
+        routes=[Route("/", say_what_this_is), Mount("/", StaticFiles(directory=folder))],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)],
+    )
 
 
 def served_at() -> str | None:

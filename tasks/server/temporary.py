@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.server import notifications
-from tasks.server.addresses import HEALTH, HOST, post, report_to, running_server
+from tasks.server.addresses import HEALTH, HOST, guard, post, report_to, require_key, running_server
 from tasks.server.processes import START_SECONDS, STOP_SECONDS, answers, log_of, starting_alone
 from tasks.shell import environment
 from tasks.workspace import project_root
@@ -29,9 +29,11 @@ def server_for_run() -> Iterator[None]:
     """Give this process a server to report to; `with` it, import the flow: imports and a server's start overlap.
 
     That is `PREFECT_API_URL` where it is set, else the server of `make up`, else a temporary one. Must be entered
-    before prefect is imported, which reads the variable once. Raises `AbstainError` where no server starts.
+    before prefect is imported, which reads the variable once. Raises `AbstainError` where no server starts, or it
+    refuses our key.
     """
     if "PREFECT_API_URL" in os.environ:
+        require_key()
         yield
         return
     if address := running_server():
@@ -73,16 +75,16 @@ def _start() -> tuple[subprocess.Popen[bytes], str]:
     This process binds the port, so that no other can take it, and requests made before the server is ready wait for it.
     """
     with socket.create_server((HOST, 0)) as port, log_of(NAME).open("ab") as log:
+        address = f"http://{HOST}:{port.getsockname()[1]}"
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.server", "child", str(port.fileno())],
-            env=environment(project_root()),
+            env=environment(project_root()) | guard(address),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             pass_fds=[port.fileno()],
             start_new_session=True,  # Ctrl-C is for the run, which still has to report that it was stopped
         )
-        address = f"http://{HOST}:{port.getsockname()[1]}"
     atexit.register(_stop, process, address, datetime.now(UTC))
     return process, address
 

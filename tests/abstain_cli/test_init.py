@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import onnx
 import pytest
 import yaml
 
 from abstain.sample.write import write_sample
+from tasks.server.addresses import post
 from tests.conftest import Project, copy_of, new_project, read_json
 from tests.llm.builders import save_speaking_model
 
@@ -188,5 +188,4 @@ def test_a_guarantee_that_too_few_answers_can_check_goes_live_without_it(started
 
 def flow_runs(project: Project) -> int:
     """The number of runs on the server that the project reports to."""
-    count = urlopen(Request(f"{project.server}/flow_runs/count", b"{}", {"Content-Type": "application/json"}))
-    return int(count.read())
+    return int(post(f"{project.server}/flow_runs/count", {}))

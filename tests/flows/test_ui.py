@@ -14,7 +14,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from abstain.reports.plots import PLOTS
 from tests.browser import headless
-from tests.conftest import Up
+from tests.conftest import SERVER_KEY, Up
 from tests.reports.data_reports.test_pages import FAILED, REFUSED
 
 pytestmark = pytest.mark.slow
@@ -88,14 +88,30 @@ def browser(up: Up, refused: list[str]) -> Iterator[BrowserContext]:
 
 def test_shows_what_the_demo_did_and_runs_a_deployment(browser: BrowserContext, refused: list[str]) -> None:
     page = browser.new_page()
+    shows_nothing_without_the_key(page)
+    logs_in(page)
     shows_the_retrain_and_its_artifacts(page)
     runs_the_hourly_ingest(page)
     assert refused == []  # no telemetry, no fonts
 
 
-def shows_the_retrain_and_its_artifacts(page: Page) -> None:
+def shows_nothing_without_the_key(page: Page) -> None:
+    page.goto("/runs")
+    expect(page).to_have_url(re.compile("/login"))
+    page.get_by_placeholder("admin:pass").fill("admin:pass")
+    page.get_by_role("button", name="Login").click()
+    expect(page.get_by_text("Authentication failed.").first).to_be_visible()
+
+
+def logs_in(page: Page) -> None:
+    """As a person does; the browser remembers it."""
     page.goto("/")
+    page.get_by_placeholder("admin:pass").fill(SERVER_KEY)
+    page.get_by_role("button", name="Login").click()
     expect(page).to_have_url("/dashboard")  # not /v2/dashboard, which asks amplitude.com
+
+
+def shows_the_retrain_and_its_artifacts(page: Page) -> None:
     page.get_by_role("button", name="Runs", exact=True).click()
     retrain = page.locator(".state-list-item").filter(has=page.get_by_role("link", name="retrain", exact=True))
     # The temporary server of `abstain demo` is gone, its history is not.
@@ -157,6 +173,7 @@ def test_the_page_about_the_data_is_linked_from_the_run(
     """Of a run that failed, and of a batch that was refused."""
     done = up.project.command(["python", "-c", PUBLISH, str(checked)])
     assert done.returncode == 0, done.stdout + done.stderr
+    logs_in(browser.new_page())
     for run, name, verdict, row in (
         ("sunday", "validation", "1 expectation failed, by 3 rows", "answer: 31,204 characters"),
         ("monday", "ingest", "Batch refused, nothing accepted", "line: not valid UTF-8"),

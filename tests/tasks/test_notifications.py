@@ -16,6 +16,7 @@ import pytest
 from jinja2 import Environment
 
 from abstain.core.errors import AbstainError
+from tasks.server.addresses import post
 from tasks.server.notifications import BODY, NAME, receiver, summary
 from tests.conftest import Project, Up
 from tests.data.builders import row, write_lines
@@ -80,14 +81,13 @@ def listener() -> Iterator[Receiver]:
 
 
 def automations(ui: str) -> list[str]:
-    request = urllib.request.Request(f"{ui}/api/automations/filter", b"{}", {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        return [automation["name"] for automation in json.load(reply)]
+    return [automation["name"] for automation in post(f"{ui}/api/automations/filter", {})]
 
 
 def ui_of(up: subprocess.CompletedProcess[str]) -> str:
     assert up.returncode == 0, up.stdout + up.stderr
-    return next(line.split()[-1] for line in up.stdout.splitlines() if line.startswith(("Prefect UI", "already up")))
+    line = next(line for line in up.stdout.splitlines() if line.startswith(("Prefect UI", "already up")))
+    return line.split()[2]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from starlette.testclient import TestClient
 
 from abstain.core.errors import AbstainError
 from tasks.server import addresses, reports
@@ -37,6 +38,20 @@ def test_a_server_that_is_gone_is_not_linked_to(home: Path) -> None:
     home.mkdir()
     (home / "reports.pid").write_text("1 http://127.0.0.1:1\n")  # nobody holds its lock
     assert reports.served_at() is None
+
+
+def test_a_report_is_served_to_who_knows_its_run_and_nothing_is_listed(home: Path) -> None:
+    reports.keep("run-1", "validation", "<p>figures</p>")
+    (home / "secret").write_text("beside the reports")
+    (home / "reports" / "linked").symlink_to(home / "secret")
+    page = TestClient(reports.make_app(home / "reports"), base_url="http://127.0.0.1:4201", follow_redirects=False)
+    name = "/run-1/validation.html"
+    assert page.get(name).text == "<p>figures</p>" == page.get(name, headers={"Host": "localhost:4201"}).text
+    assert "run-1" not in page.get("/").text
+    for hidden in ("/run-1", "/run-1/", "/linked", "/../secret", "/%2e%2e/secret", "/run-1/%2e%2e/%2e%2e/secret"):
+        assert page.get(hidden).status_code == 404
+    for host in ("rebound.evil.example", "127.0.0.1.evil.example:4201"):
+        assert page.get(name, headers={"Host": host}).status_code == 400
 
 
 def test_the_port_is_one_above_the_uis_or_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,16 @@ import subprocess
 import sys
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
-from tasks.server.addresses import post
+from tasks.server.addresses import KEY, post
 from tests.conftest import Project, new_project, processes_of
 from tests.ports import free_port
 
@@ -96,8 +99,30 @@ def wait_until(what: Callable[[], bool], goal: float = 10) -> None:
         time.sleep(0.1)
 
 
+def require_only_holders_of_the_key(api: str) -> None:
+    """The key in our environment is enough; without it, or with another, nothing is read; no foreign page asks."""
+    assert post(f"{api}/flows/count", {}) >= 0
+    wrong = {"Authorization": f"Basic {b64encode(b'5e' * 32).decode()}"}
+    for headers in ({}, wrong, {"Host": "rebound.evil.example"}):
+        with pytest.raises(HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(f"{api}/flows/count", b"{}", headers), timeout=10)
+    own = api.removesuffix("/api")
+    for origin, allowed in ((own, own), ("https://evil.example", None), ("null", None)):
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        assert reply_to(f"{api}/deployments/", asked, "OPTIONS")["Access-Control-Allow-Origin"] == allowed
+        assert reply_to(f"{api}/health", {"Origin": origin}, "GET")["Access-Control-Allow-Origin"] == allowed
+
+
+def reply_to(url: str, headers: dict[str, str], method: str) -> Message:
+    """The headers of the reply, whatever its status."""
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=10).headers
+    except HTTPError as error:
+        return error.headers
+
+
 def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
-    project: Project, server: Callable[..., subprocess.CompletedProcess[str]]
+    project: Project, server: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
     deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
@@ -108,15 +133,21 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
 
     up = server("up")
     assert up.returncode == 0, up.stdout + up.stderr
+    key = project.home / "server.key"
+    assert f"(log in with the text of {key})\n" in up.stdout and key.stat().st_mode & 0o777 == 0o600
     for deployment in ("retrain/nightly", "ingest/hourly", "extract/gpu"):
         assert deployment in up.stdout
-    api = re.search(r"PREFECT_API_URL=(\S+) (\S+/prefect) deployment run", up.stdout)
+    api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", up.stdout)
     assert api is not None, up.stdout
+    command = up.stdout.partition("in the UI, or: ")[2].splitlines()[0]
+    monkeypatch.setenv(KEY, key.read_text().strip())
 
     with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
         assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
 
-    started = project.command(["env", f"PREFECT_API_URL={api[1]}", api[2], "deployment", "run", "sleeper/now"])
+    require_only_holders_of_the_key(api[1])
+    # As a person does who copies the line, with another deployment.
+    started = project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
     assert started.returncode == 0, started.stderr
     wait_until(lambda: "sleep 6000" in processes_of(project), 90)
     (sleeper,) = post(f"{api[1]}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
@@ -158,13 +189,24 @@ def test_the_temporary_server_keeps_the_run_and_ends_with_it(project: Project) -
         assert list(database.execute("select state_type, count(*) from task_run")) == [("COMPLETED", 5)]
 
 
-def test_the_temporary_server_dies_with_a_killed_run(project: Project) -> None:
+def test_the_temporary_server_dies_with_a_killed_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project.start([sys.executable, "-c", RUN, "600"], stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     address = run.stdout.readline().strip()
     assert run.stdout.readline() == "ran\n"
     with urllib.request.urlopen(f"{address}/health", timeout=10) as reply:
         assert reply.status == 200
+    monkeypatch.setenv(KEY, (project.home / "server.key").read_text().strip())
+    require_only_holders_of_the_key(address)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     wait_until(lambda: processes_of(project) == [], 10)
+
+
+def test_a_server_of_others_that_refuses_our_key_is_one_line(prefect_server: str, project: Project) -> None:
+    for key in ("", "of another home"):
+        environment = ["env", f"PREFECT_API_URL={prefect_server}", f"{KEY}={key}"]
+        for command in (["-m", "abstain_cli.app", "ingest"], ["-m", "tasks.server", "worker"]):
+            done = project.command([*environment, sys.executable, *command])
+            assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
+            assert f"{prefect_server} requires a key: set {KEY}" in done.stderr

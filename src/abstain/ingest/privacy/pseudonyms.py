@@ -13,19 +13,16 @@ Notes:
 from __future__ import annotations
 
 import hmac
-import os
 import re
-import secrets
-import tempfile
 import unicodedata
 from pathlib import Path
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.secret_file import read_or_make
 
 _PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
-_KEY = re.compile(r"[0-9a-f]{64}")
 _SHORTEST = 32
 
 
@@ -77,40 +74,15 @@ def user_key(settings: Settings) -> bytes:
 
 def _key_of(file: Path) -> bytes:
     try:
-        if not file.exists():
-            _make(file)
-        key = file.read_text(encoding="utf-8", errors="replace").strip()
+        key = read_or_make(file)
     except OSError as error:
         raise AbstainError(
             Code.BAD_SETTING,
             f"{file}: the key of the pseudonyms can be neither read nor made ({error.strerror}): set ABSTAIN_USER_KEY",
         ) from None
-    if not _KEY.fullmatch(key):
+    if key is None:
         raise AbstainError(
             Code.BAD_SETTING,
             f"{file} holds no key: restore it, or remove it, and users get new pseudonyms that do not match the old",
         )
     return key.encode()
-
-
-def _make(file: Path) -> None:
-    """Make a key that only the owner can read. Of processes that do so at once, one wins, and all read its key."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as out:
-            out.write(f"{secrets.token_hex(32)}\n")
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(temporary, file)  # unlike a rename, it replaces nothing
-        except FileExistsError:
-            return
-    finally:
-        temporary.unlink()
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

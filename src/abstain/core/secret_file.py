@@ -1,0 +1,45 @@
+"""Secrets that a home makes for itself: one file each, which only its owner can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from pathlib import Path
+
+_SECRET = re.compile(r"[0-9a-f]{64}")
+
+
+def read_or_make(file: Path) -> str | None:
+    """The 64 hexadecimal digits in `file`, which is made where there is none; None where it holds anything else.
+
+    Raises `OSError` where it can be neither read nor made.
+    """
+    if not file.exists():
+        _make(file)
+    secret = file.read_text(encoding="utf-8", errors="replace").strip()
+    return secret if _SECRET.fullmatch(secret) else None
+
+
+def _make(file: Path) -> None:
+    """Make a secret that only the owner can read. Of processes that do so at once, one wins, and all read its own."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            out.write(f"{secrets.token_hex(32)}\n")
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(temporary, file)  # unlike a rename, it replaces nothing
+        except FileExistsError:
+            return
+    finally:
+        temporary.unlink()
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
