@@ -55,6 +55,7 @@ EXPECTED = {
     "abstain_cli.review": "",
     "flows.study": f"{ONNX} pandas prefect sklearn torch",
     "abstain_cli.study": "",
+    "abstain_cli.terminal": "",
     "tasks.fan_out.ending": "",
     "tasks.server.__main__": "",
     # What the commands that only look call, and what is imported where a cheap thing is wanted of a costly package.

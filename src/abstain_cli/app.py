@@ -11,13 +11,14 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import PROBE
+from abstain.core.terminal import visible
 from abstain_cli import cache, explain, import_rows, init, kb, latency, perturb, plan, quarantine, review, score, study
 from abstain_cli.progress_bar import step_progress
+from abstain_cli.terminal import console
 from abstain_cli.usage import in_one_line, reject_renamed
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ app.command("score")(score.score)
 INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses of a command ended by Ctrl-C or SIGTERM, as a shell reports them."""
 
-console = Console(markup=False, highlight=False)
 
 NewHoldout = Annotated[
     str | None, typer.Option(metavar="REASON", help="why the hold-out, or the base model, was changed on purpose")
@@ -223,7 +223,7 @@ def main() -> None:
         sys.exit(app(prog_name="abstain", standalone_mode=False))
     except typer.TyperException as error:
         if message := in_one_line(error):
-            print(f"error {Code.USAGE}: {message}", file=sys.stderr)
+            print(visible(f"error {Code.USAGE}: {message}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except AbstainError as error:
         print(f"error {error.coded}", file=sys.stderr)

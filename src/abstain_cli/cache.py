@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abstain_cli.progress_bar import bar
+from abstain_cli.terminal import console
 
 app = typer.Typer(help="Maintain the feature cache: stats, verify, prune.", no_args_is_help=True)
-console = Console(markup=False, highlight=False)
 
 
 @app.command()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-console = Console(markup=False, highlight=False)
+from abstain_cli.terminal import console
+
 app = typer.Typer(
     help="Turn a published set of feedback into rows and documents in a new folder (docs/importers.md).",
     no_args_is_help=True,

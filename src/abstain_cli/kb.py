@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli.progress_bar import bar
+from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Chunk
     from abstain.knowledge.retrieval.retriever import Retriever, Synced
 
 app = typer.Typer(help="The knowledge base: search, sync, recall.", no_args_is_help=True)
-console = Console(markup=False, highlight=False)
 
 _EMPTY = "the knowledge base is empty: `abstain ingest` a folder of Markdown or HTML documents first"
 _NOT_SHARED = "; ABSTAIN_INDEX is not set: the index lives as long as one command, only embeddings are kept"

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from abstain_cli.progress_bar import bar
-
-console = Console(markup=False, highlight=False)
+from abstain_cli.terminal import console
 
 
 def time_scorers(

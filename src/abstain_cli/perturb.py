@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-
-console = Console(markup=False, highlight=False)
+from abstain_cli.terminal import console
 
 
 def perturb_text(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from abstain.core.terminal import visible
+
 EVERY = 10.0
 """Seconds between two lines about the same step where there is no terminal."""
 
@@ -118,7 +120,7 @@ def _printer(line: RunLine) -> Callable[[str, str], None]:
         if message == "waiting":
             return
         if not PROGRESS.fullmatch(message):
-            print(f"{step}: {message}", flush=True)
+            print(visible(f"{step}: {message}"), flush=True)
         elif line.clock() - printed.get(step, 0.0) >= EVERY:
             printed[step] = line.clock()
             print(line, flush=True)

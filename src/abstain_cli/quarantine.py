@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from abstain_cli.terminal import console
 
 app = typer.Typer(help="Decide on refused rows: list, retry, discard.", no_args_is_help=True)
-console = Console(markup=False, highlight=False)
 
 Name = Annotated[str, typer.Argument(help="id of a file of refused rows, or its beginning; see `list`")]
 

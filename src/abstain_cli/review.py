@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli.progress_bar import bar
+from abstain_cli.terminal import console
 
 app = typer.Typer(help="Have answers reviewed: export, serve, import.", no_args_is_help=True)
-console = Console(markup=False, highlight=False)
 
 SEED = 0
 """Seed of the permanent random numbers; with another one, a larger sample would not extend an earlier one."""
@@ -122,12 +121,13 @@ def serve(
     from abstain.review.review_file import open_review_file
 
     review_file = open_review_file(file)
-    with page.listen(port) as listening:
-        url = f"http://{page.HOST}:{listening.getsockname()[1]}/"
+    token = page.make_token()
+    with page.listen(port) as listening, tempfile.TemporaryDirectory() as private:  # mode 0700
+        url = f"http://{page.HOST}:{listening.getsockname()[1]}/#{token}"
         print(f"{file}: {url}   (Ctrl-C ends it; every verdict is saved as it is given)", flush=True)
         if browser:
-            page.open_browser(url)
-        page.serve(review_file, listening)
+            page.open_browser(url, Path(private))
+        page.serve(review_file, listening, token)
     done, rows = review_file.progress()
     _print([f"{done} of {rows} reviewed; take them in with `abstain review import {file}`"])
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-
-console = Console(markup=False, highlight=False)
+from abstain_cli.terminal import console
 
 
 def run_study(

@@ -116,8 +116,8 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
 def test_serve_ends_with_what_comes_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     review("export", "-n", "3")
     opened: list[str] = []
-    monkeypatch.setattr("abstain.review.page.serve", lambda review_file, listening: None)
-    monkeypatch.setattr("abstain.review.page.open_browser", opened.append)
+    monkeypatch.setattr("abstain.review.page.serve", lambda review_file, listening, token: None)
+    monkeypatch.setattr("abstain.review.page.open_browser", lambda url, private: opened.append(url))
     said = review("serve", "reviews.xlsx", "--port", "0")
     assert "0 of 3 reviewed; take them in with `abstain review import reviews.xlsx`" in said
     assert opened == [said.split()[1]] and opened[0].startswith("http://127.0.0.1:")

@@ -65,8 +65,8 @@ def browser(port: int, asked: list[str]) -> Iterator[BrowserContext]:
 
 
 @contextmanager
-def served(project: Project, file: Path, port: int, python: str) -> Iterator[subprocess.Popen[str]]:
-    """`abstain review serve`, answering; ended with Ctrl-C if it is still there."""
+def served(project: Project, file: Path, port: int, python: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`abstain review serve`, answering, and the address that it prints; ended with Ctrl-C if it is still there."""
     command = [
         python,
         "-m",
@@ -81,8 +81,9 @@ def served(project: Project, file: Path, port: int, python: str) -> Iterator[sub
     running = project.start(command, stderr=subprocess.STDOUT)
     assert running.stdout is not None
     try:
-        assert f"http://127.0.0.1:{port}/" in running.stdout.readline()
-        yield running
+        address = re.search(rf"http://127.0.0.1:{port}/#\S+", running.stdout.readline())
+        assert address is not None
+        yield running, address[0]
     finally:
         if running.poll() is None:
             running.send_signal(signal.SIGINT)
@@ -113,16 +114,19 @@ def test_file_judged_by_keyboard_is_taken_in_once(
     assert "nothing is in production" in said and "8 at random" in said
     drawn = cells_of(file)
     page = browser.new_page()
-    with served(small_project, file, port, "python") as running:
-        judges_two_rows(page, file)
+    with served(small_project, file, port, "python") as (running, address):
+        page.goto("/")  # as another user of the machine does, or who has typed the address
+        expect(page.get_by_role("status")).to_contain_text("open the address that `abstain review serve` has printed")
+        judges_two_rows(page, address, file)
         running.kill()  # what was said to be saved is
         running.wait()
         press(page, "y")
         expect(page.get_by_role("status")).to_contain_text("Not saved: the program that serves this page has ended")
     assert [cells["complete"] for cells in cells_of(file)] == ["yes", "no", *[""] * 6]
-    with served(small_project, file, port, sys.executable) as running:
-        goes_on_after_a_reload(page)
-        a_second_tab_overwrites_nothing(page, browser.new_page(), file)
+    with served(small_project, file, port, sys.executable) as (running, again):
+        assert again != address
+        goes_on_at_the_new_address(page, again)
+        a_second_tab_overwrites_nothing(page, browser.new_page(), again, file)
         running.send_signal(signal.SIGINT)
         assert running.stdout is not None
         assert "3 of 8 reviewed; take them in with `abstain review import" in running.stdout.read()
@@ -131,8 +135,8 @@ def test_file_judged_by_keyboard_is_taken_in_once(
     is_taken_in_once(small_project, file, drawn)
 
 
-def judges_two_rows(page: Page, file: Path) -> None:
-    page.goto("/")
+def judges_two_rows(page: Page, address: str, file: Path) -> None:
+    page.goto(address)
     expect(page.get_by_role("dialog")).to_be_visible()
     expect(page.get_by_label("Name or id")).to_be_focused()
     page.keyboard.type("Ann")
@@ -163,16 +167,16 @@ def judges_two_rows(page: Page, file: Path) -> None:
     expect(page.get_by_text("Answer 3 of 8")).to_be_visible()
 
 
-def goes_on_after_a_reload(page: Page) -> None:
-    page.reload()
+def goes_on_at_the_new_address(page: Page, address: str) -> None:
+    page.goto(address)
     expect(page.get_by_text("2 of 8 reviewed")).to_be_visible()
     expect(page.get_by_text("Answer 3 of 8")).to_be_visible()
     expect(page.get_by_role("dialog")).to_be_hidden()  # the name was asked for once
     expect(page.locator("#who")).to_have_text("Ann")
 
 
-def a_second_tab_overwrites_nothing(page: Page, other: Page, file: Path) -> None:
-    other.goto("/")
+def a_second_tab_overwrites_nothing(page: Page, other: Page, address: str, file: Path) -> None:
+    other.goto(address)
     expect(other.get_by_text("Answer 3 of 8")).to_be_visible()
     press(page, "y", "y", "y")
     saved(page)

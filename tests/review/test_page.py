@@ -12,13 +12,15 @@ from starlette.testclient import TestClient
 
 from abstain.core.errors import AbstainError
 from abstain.review import page as module
-from abstain.review.page import listen, make_app, open_browser
+from abstain.review.page import listen, make_app, make_token, open_browser
 from abstain.review.review_file import ReviewFile
 from tests.data.builders import interaction
 from tests.review.builders import cells_of, write_file
 
 PORT = 8765
 OWN = {"Origin": f"http://127.0.0.1:{PORT}"}
+TOKEN = make_token()
+MESSAGE = "open the address that `abstain review serve` has printed"
 
 
 @pytest.fixture
@@ -28,7 +30,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(file: Path) -> TestClient:
-    return TestClient(make_app(ReviewFile(file), PORT), base_url=f"http://127.0.0.1:{PORT}")
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return TestClient(make_app(ReviewFile(file), PORT, TOKEN), base_url=f"http://127.0.0.1:{PORT}", headers=headers)
 
 
 def verdict(page: TestClient, **changes: object) -> dict[str, object]:
@@ -54,6 +57,17 @@ def test_another_site_cannot_write(page: TestClient, file: Path, origin: str) ->
     before = file.read_bytes()
     assert page.post("/verdict", json=sent, headers={"Origin": origin} if origin else {}).status_code == 403
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("given", ["", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {make_token()}", f"Basic {TOKEN}", "é"])
+def test_another_user_of_this_machine_neither_reads_nor_writes(page: TestClient, file: Path, given: str) -> None:
+    """Who has no token may send any other header."""
+    sent, before = verdict(page), file.read_bytes()
+    headers = {**OWN, "Authorization": given.encode()}
+    for reply in (page.get("/rows", headers=headers), page.post("/verdict", json=sent, headers=headers)):
+        assert reply.status_code == 403 and reply.json() == {"message": MESSAGE}
+    assert file.read_bytes() == before
+    assert file.name not in page.get("/", headers=headers).text
 
 
 @pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", f"127.0.0.1.evil.example:{PORT}", ""])
@@ -119,13 +133,14 @@ def test_taken_port_is_one_line() -> None:
         listen(taken.getsockname()[1])
 
 
-def test_browser_of_a_terminal_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_of_a_terminal_is_not_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(module.sys, "platform", "linux")
     monkeypatch.setenv("DISPLAY", ":0")
-    open_browser("http://127.0.0.1:1/")
+    open_browser("http://127.0.0.1:1/#secret", tmp_path)
     monkeypatch.delenv("DISPLAY")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    open_browser("http://127.0.0.1:2/")
-    assert opened == ["http://127.0.0.1:1/"]
+    open_browser("http://127.0.0.1:2/#secret", tmp_path)
+    assert opened == [(tmp_path / "open.html").as_uri()], "the token is no argument of a process"
+    assert "url=http://127.0.0.1:1/#secret" in (tmp_path / "open.html").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from abstain.core.codes import Code
+from abstain.core.terminal import visible
 
 CODED = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
 """A message with its code in front, as `AbstainError.coded` writes it."""
@@ -26,8 +27,8 @@ class AbstainError(Exception):
 
     @property
     def coded(self) -> str:
-        """The message with its code in front, one line that `parse_coded` reads."""
-        return f"{self.code}: {self.message}"
+        """The message with its code in front, one line that `parse_coded` reads, and that a terminal may show."""
+        return f"{self.code}: {visible(self.message)}"
 
 
 def parse_coded(text: str) -> AbstainError | None:
