@@ -18,6 +18,7 @@ from pathlib import Path
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_coded
+from abstain.core.filesystem import without_secrets
 from tasks.stopping import ended_by, require_going_on
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))]
@@ -56,6 +57,8 @@ def environment(cwd: Path) -> dict[str, str]:
         env["ABSTAIN_FEATURES"] = settings.features
     # A user's own git settings may sign, or refuse to merge: a run has no passphrase and no editor.
     own = {"commit.gpgsign": "false", "tag.gpgsign": "false", "merge.ff": "true", "core.editor": "true"}
+    if settings.origin and settings.origin_access:  # in a URL it would be in process lists and .git/config
+        own[f"http.{settings.origin}.extraHeader"] = f"Authorization: {settings.origin_access}"
     env["GIT_CONFIG_COUNT"] = str(len(own))
     for number, (key, value) in enumerate(own.items()):
         env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
@@ -82,7 +85,7 @@ def run(
     returncode, lines = _execute(command, cwd, on_line, inherit)
     if returncode != 0:
         code, reason = _reason(lines)
-        raise AbstainError(code, f"{name or '`' + ' '.join(command) + '`'} failed: {reason}")
+        raise AbstainError(code, without_secrets(f"{name or '`' + ' '.join(command) + '`'} failed: {reason}"))
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ Prefect and torch are imported by the commands that need them, after the environ
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import redacted_url
 from abstain.core.scorer_names import PROBE
 from abstain.core.terminal import visible
 from abstain_cli import cache, explain, import_rows, init, kb, latency, perturb, plan, quarantine, review, score, study
@@ -88,7 +90,7 @@ def ingest(
         from flows.ingest import ingest as flow
 
     with step_progress(console):
-        report = flow(files, mapping)
+        report = flow([_without_secret(file) for file in files or ()] or None, mapping)
     console.print(report.to_markdown())
 
 
@@ -239,6 +241,15 @@ def main() -> None:
 
 def _print_stopped() -> None:
     print("stopped; run the same command again to go on where it was", file=sys.stderr)
+
+
+def _without_secret(file: str) -> str:
+    """`file` as a flow's parameter, which Prefect stores and shows: a URL's secret is a variable of this process."""
+    if redacted_url(file) == file:
+        return file
+    name = f"ABSTAIN_INGEST_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    os.environ[name] = file
+    return f"${{{name}}}"
 
 
 def _prepare() -> None:

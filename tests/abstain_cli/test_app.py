@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ import typer
 from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import name_at, with_variables
+from abstain.ingest.pipeline.report import IngestReport
 from abstain_cli import app as cli
 from abstain_cli.usage import RENAMED
 from tasks.shell import git
@@ -266,6 +270,27 @@ def test_exit_statuses_are_those_of_commands(
     capsys.readouterr()
     assert run(monkeypatch, "kb") == 2
     assert capsys.readouterr().err == "", "the help says it all"
+
+
+def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect stores the parameters of a run, and shows them."""
+    given: list[list[str] | None] = []
+
+    def ingest(files: list[str] | None, mapping: str | None) -> IngestReport:
+        given.append(files)
+        return IngestReport(read=0, accepted=0, duplicate=0, held=0, quarantined=0, contracts={})
+
+    monkeypatch.setitem(sys.modules, "tasks.server", SimpleNamespace(server_for_run=nullcontext))
+    monkeypatch.setitem(sys.modules, "flows.ingest", SimpleNamespace(ingest=ingest))
+    signed = "https://user:word@host/a.jsonl?X-Amz-Signature=secret"
+    cli.ingest([signed, "b.jsonl", "https://host/c.jsonl", "${SIGNED}"])
+    cli.ingest()
+    assert given[1] is None and given[0] is not None
+    first, *others = given[0]
+    assert others == ["b.jsonl", "https://host/c.jsonl", "${SIGNED}"]
+    assert not re.search("word|secret", first)
+    assert with_variables(first, "x") == signed and name_at(first) == "a.jsonl"
+    monkeypatch.delenv(first[2:-1])
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in Settings.model_fields:
         monkeypatch.delenv(f"ABSTAIN_{name.upper()}", raising=False)
-    monkeypatch.delenv("ABSTAIN_FEATURES", raising=False)
+    for name in ("ABSTAIN_FEATURES", "ABSTAIN_ORIGIN"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_defaults_need_no_environment_and_make_no_folders(tmp_path: Path) -> None:

@@ -2,10 +2,17 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.shell import environment, git, run, succeeds
@@ -91,3 +98,65 @@ def test_somebody_commits_where_git_knows_nobody(tmp_path: Path, monkeypatch: py
     assert environment(tmp_path)["GIT_AUTHOR_EMAIL"]
     assert succeeds(tmp_path, "git", "init", "-q", "r")
     assert succeeds(tmp_path / "r", "git", "commit", "--allow-empty", "-qm", "first")
+
+
+TOKEN = "TOKEN%2F123"
+
+
+class Origin(ThreadingHTTPServer):
+    """A bare repository over HTTP, for who sends the token; it keeps the command lines of its callers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
+        self.commands: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://ci:{TOKEN}@127.0.0.1:{self.server_port}/origin.git"
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Origin)
+        lines = (b" ".join(file.read_bytes().split(b"\0")) for file in Path("/proc").glob("[0-9]*/cmdline"))
+        self.server.commands += [line.decode(errors="replace") for line in lines if b"git" in line]
+        if self.headers["Authorization"] == f"Basic {b64encode(b'ci:TOKEN/123').decode()}":
+            super().do_GET()
+        else:
+            self.send_error(403)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Iterator[Origin]:
+    git(tmp_path, "init", "-q", "work")
+    git(tmp_path / "work", "commit", "-q", "--allow-empty", "-m", "One")
+    git(tmp_path, "clone", "-q", "--bare", "work", "origin.git")
+    git(tmp_path / "origin.git", "update-server-info")
+    with Origin(tmp_path) as serving:
+        yield serving
+        serving.shutdown()
+
+
+def test_a_token_in_the_origins_url_opens_it_and_is_seen_nowhere(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ABSTAIN_ORIGIN", origin.url)
+    url = load_settings().origin
+    assert url == f"http://127.0.0.1:{origin.server_port}/origin.git"
+    git(tmp_path, "clone", "-q", url, "clone")
+    git(tmp_path / "clone", "fetch", "-q", "origin")
+    assert "One" in git(tmp_path / "clone", "log", "-1", "--format=%s")
+    assert any("remote-http" in command for command in origin.commands)
+    assert not [command for command in origin.commands if "TOKEN" in command]
+    assert "TOKEN" not in (tmp_path / "clone" / ".git" / "config").read_text()
+    assert "TOKEN" not in repr(load_settings())
+
+
+def test_a_failure_shows_no_token(origin: Origin, tmp_path: Path) -> None:
+    with pytest.raises(AbstainError) as raised:
+        git(tmp_path, "clone", "-q", origin.url.replace("TOKEN", "OTHER"), "clone")
+    assert "127.0.0.1" in raised.value.message and "OTHER" not in raised.value.message

@@ -5,8 +5,11 @@ DVC hashes a stage's command and parameters; a machine's device or cache folder 
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,13 +17,17 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 
+_WITH_PASSWORD = re.compile(r"(?P<scheme>https?://)(?P<user>[^:/@]*):(?P<password>.*)@(?P<rest>.+)", re.IGNORECASE)
+
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ABSTAIN_", frozen=True, populate_by_name=True)
 
     home: Path = Field(Path(".abstain"), description="caches, workspaces, the local remote and the Prefect database")
-    origin: str | None = Field(
+    origin_url: SecretStr | None = Field(
         None,
+        exclude=True,
+        validation_alias="ABSTAIN_ORIGIN",
         description="git URL that runs clone from and push to; default: a local bare repository in `home`",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
@@ -51,6 +58,24 @@ class Settings(BaseSettings):
         exclude=True,
         description="postgresql:// URL of a vector index that many processes share; default: one in this process",
     )
+
+    @property
+    def origin(self) -> str | None:
+        """The URL that git is given: ABSTAIN_ORIGIN without the password of an http(s) URL."""
+        return self._split_origin()[0]
+
+    @property
+    def origin_access(self) -> str | None:
+        """The value of the header `Authorization` for `origin`; None where its URL has no password."""
+        return self._split_origin()[1]
+
+    def _split_origin(self) -> tuple[str | None, str | None]:
+        url = self.origin_url.get_secret_value() if self.origin_url else None
+        match = _WITH_PASSWORD.fullmatch(url or "")
+        if match is None:
+            return url, None
+        access = f"{unquote(match['user'])}:{unquote(match['password'])}"
+        return match["scheme"] + match["rest"], f"Basic {b64encode(access.encode()).decode()}"
 
     @property
     def models(self) -> Path:

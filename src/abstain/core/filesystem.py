@@ -6,12 +6,14 @@ turns all of them into one `AbstainError`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -19,6 +21,10 @@ from abstain.core.errors import AbstainError
 S3 = ("s3", "s3a")
 BUCKETS = (*S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 """Protocols of object stores: their PUT is atomic, and they have no folders."""
+_PASSWORD = re.compile(r":(?!\d*$)[^\]]*$")
+"""A colon in a host that no port follows: there a password begins."""
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"`<>()]+", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 URL_REMEDY = "name a folder, a file, or a URL such as s3://bucket/prefix"
 
 _S3_OPTIONS: dict[str, Any] = {
@@ -36,8 +42,55 @@ def protocol_of(url: str) -> str:
 
 
 def redacted_url(url: str) -> str:
-    """`url` without a password and without a query, which may hold a signature; a local path is unchanged."""
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0] if "://" in url else url
+    """`url` without user, password, query and fragment, which may hold a signature; a local path is unchanged.
+
+    A password that should have been quoted may contain `@` and `/`. The names of a bucket's objects may contain `#`.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    rest = rest.partition("?")[0]
+    if scheme not in BUCKETS:
+        rest = rest.partition("#")[0]
+    host, slash, path = rest.partition("/")
+    if "@" not in host and _PASSWORD.search(host):
+        host, slash, path = rest.rpartition("@")[2].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def without_secrets(text: str) -> str:
+    """`text` with every URL in it redacted; for what other programs and packages say."""
+    return _URL.sub(lambda found: redacted_url(found[0]), text)
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` is a URL, or a `${VARIABLE}` that holds one, rather than a path."""
+    return "://" in text or _VARIABLE.fullmatch(text) is not None
+
+
+def with_variables(url: str, where: str) -> str:
+    """`url` with each `${VARIABLE}` replaced by the environment's, quoted unless it is the whole; a path is unchanged.
+
+    So a secret is in no file, no process list and no flow's parameters. Raises `AbstainError`, which begins with
+    `where`, for a variable that is not set.
+    """
+    if not is_url(url):
+        return url
+    is_whole = _VARIABLE.fullmatch(url)
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise AbstainError(Code.BAD_SETTING, f"{where}: the environment variable {match[1]} in its url is not set")
+        value = os.environ[match[1]]
+        return value if is_whole else quote(value, safe="")  # a part of a URL, such as a password, may be any text
+
+    return _VARIABLE.sub(value_of, url)
+
+
+def name_at(url: str) -> str:
+    """The last part of what `url`, with its variables, names: without secrets, for reports and commits."""
+    shown = redacted_url(with_variables(url, redacted_url(url)))
+    return shown.rstrip("/").rpartition("/")[2] or shown
 
 
 def local_path(url: str) -> Path | None:
@@ -69,7 +122,7 @@ def connect(url: str, remedy: str = URL_REMEDY) -> tuple[Any, str]:
         package = "`pip install s3fs`" if is_s3 else f"{error}"
         raise AbstainError(Code.NO_PACKAGE, f"{redacted_url(url)}: another package is needed: {package}") from error
     except ValueError as error:
-        raise AbstainError(Code.NOT_READABLE, f"{redacted_url(url)}: {error}: {remedy}") from error
+        raise AbstainError(Code.NOT_READABLE, f"{redacted_url(url)}: {without_secrets(str(error))}: {remedy}") from None
     if is_s3:
         fs.retries = _S3_RETRIES
     return fs, root.rstrip("/")
@@ -83,8 +136,9 @@ def translate_errors(code: Code, message: Callable[[str], str], *passed: type[Ex
     except Exception as error:
         if isinstance(error, (AbstainError, *passed)):
             raise
-        cause = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-        raise AbstainError(code, message(cause or type(error).__name__)) from error
+        cause = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+        # Not `from error`: a traceback would show its URL, signature included, in the run's log.
+        raise AbstainError(code, message(without_secrets(cause)[:200] or type(error).__name__)) from None
 
 
 def modified_at(info: Mapping[str, Any]) -> datetime | None:

@@ -84,7 +84,7 @@ def test_without_one_the_home_gets_a_key_that_only_its_owner_reads(
 
 def test_a_team_needs_one_key(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="^ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN .*openssl rand -hex 32"):
-        user_key(Settings(home=tmp_path, origin="git@example.org:team/abstain.git"))
+        user_key(Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git"))
     assert list(tmp_path.iterdir()) == []
 
 

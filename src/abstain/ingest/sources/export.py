@@ -16,7 +16,7 @@ from pydantic import Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import redacted_url
+from abstain.core.filesystem import name_at
 from abstain.core.json_lines import one_line, repeated_keys
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.exports.rows import ExportRecord, ExportRows
@@ -41,7 +41,7 @@ class ExportSource(SourceModel):
     """A folder or file of exports that scheduled runs read. A file that cannot be read is one refused row."""
 
     kind: Literal["export"] = "export"
-    url: str = Field(min_length=1, description="a path, or an fsspec URL")
+    url: str = Field(min_length=1, description="a path, or an fsspec URL, `${VARIABLE}` from the environment")
     mapping: str = Field(min_length=1, description="the mapping file, relative to sources.yaml")
     scheduled: ClassVar[bool] = True
 
@@ -118,7 +118,7 @@ def explicit_export(urls: Sequence[str], mapping: str) -> ExplicitExport:
     """Return `urls` as the files of one export. Raises `AbstainError` if there are none."""
     if not urls:
         raise AbstainError(Code.USAGE, f"--mapping explains the files that are named: name one: {_KINDS}")
-    name = ", ".join(redacted_url(url).rstrip("/").rpartition("/")[2] or url for url in urls)
+    name = ", ".join(map(name_at, urls))
     return ExplicitExport(name=name, url=urls[0], more_urls=tuple(urls[1:]), mapping=mapping)
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import redacted_url
+from abstain.core.filesystem import is_url, name_at
 from abstain.core.json_lines import no_lines
 from abstain.ingest.pipeline.parsing import ParsedRow, is_document, parse_line, read_document
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
@@ -44,7 +44,7 @@ class FileSource(SourceModel):
     """
 
     kind: Literal["files"] = "files"
-    url: str = Field(min_length=1, description="a path, or an fsspec URL")
+    url: str = Field(min_length=1, description="a path, or an fsspec URL, `${VARIABLE}` from the environment")
     mirror: bool = Field(False, description="documents that are gone here are removed")
     scheduled: ClassVar[bool] = True
 
@@ -120,12 +120,12 @@ def explicit_sources(urls: Sequence[str]) -> tuple[ExplicitFiles, ...]:
     """Return a source for each of `urls`, paths or fsspec URLs. Raises `AbstainError` if there are none."""
     if not urls:
         raise AbstainError(Code.USAGE, f"nothing to ingest: name files, or folders of them: {_KINDS}")
-    return tuple(ExplicitFiles(name=redacted_url(url).rstrip("/").rpartition("/")[2] or url, url=url) for url in urls)
+    return tuple(ExplicitFiles(name=name_at(url), url=url) for url in urls)
 
 
 def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
     """`url`, absolute where it is a path. A relative folder, named unlike files, is created, so that users find it."""
-    if "://" in url:
+    if is_url(url):
         return url
     path = Path(url).expanduser()
     if not path.is_absolute() and not url.lower().endswith(suffixes):

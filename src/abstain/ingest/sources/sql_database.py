@@ -5,14 +5,12 @@ An SQLite database is read from a temporary copy: while rows are streamed, its a
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
@@ -22,6 +20,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import with_variables
 
 T = TypeVar("T")
 
@@ -35,7 +34,6 @@ CHUNK = 500
 """Rows held in memory at once."""
 
 _SECRET = re.compile("pass|secret|token", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class Database:
@@ -128,18 +126,8 @@ def parse_url(url: str, name: str, home: Path = Path()) -> URL:
     Raises:
         AbstainError: a variable is not set, or SQLAlchemy cannot parse the URL.
     """
-    is_whole = _VARIABLE.fullmatch(url)
-
-    def expand(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise AbstainError(
-                Code.BAD_SETTING, f"source '{name}': the environment variable {match[1]} in its url is not set"
-            )
-        value = os.environ[match[1]]
-        return value if is_whole else quote(value, safe="")  # a part of a URL, such as a password, may be any text
-
     try:
-        parsed = make_url(_VARIABLE.sub(expand, url))
+        parsed = make_url(with_variables(url, f"source '{name}'"))
     except (ArgumentError, ValueError):
         raise AbstainError(
             Code.BAD_SETTING,

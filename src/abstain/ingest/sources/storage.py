@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import connect, redacted_url, translate_errors
+from abstain.core.filesystem import connect, redacted_url, translate_errors, with_variables
 
 _CHUNK = 1 << 20
 
@@ -39,9 +39,10 @@ class Listing:
 
 
 class Storage:
-    """A local path or an fsspec URL; `url` is the redacted one."""
+    """A local path or an fsspec URL, with `${VARIABLE}` from the environment; `url` is the redacted one."""
 
     def __init__(self, url: str) -> None:
+        url = with_variables(url, redacted_url(url))
         self.url = redacted_url(url)
         self._fs, self._root = connect(url)
 

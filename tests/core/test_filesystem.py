@@ -1,0 +1,52 @@
+"""What is shown of URLs, and where their secrets come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.filesystem import name_at, redacted_url, translate_errors, with_variables, without_secrets
+
+SHOWN = [
+    ("ftp://u:p@ss@host/a.jsonl", "ftp://host/a.jsonl"),
+    ("sftp://user:pa/ss@host/a.jsonl", "sftp://host/a.jsonl"),
+    ("sftp://user:pa/s@s/x@host:22/a.jsonl", "sftp://host:22/a.jsonl"),
+    ("https://user@host/a", "https://host/a"),
+    ("https://host/a.jsonl?X-Amz-Signature=secret", "https://host/a.jsonl"),
+    ("https://host/a.jsonl#secret", "https://host/a.jsonl"),
+    ("s3://bucket/a@b#1.jsonl", "s3://bucket/a@b#1.jsonl"),
+    ("http://minio:9000/bucket/a@b.jsonl", "http://minio:9000/bucket/a@b.jsonl"),
+    ("http://[::1]:9000/a@b", "http://[::1]:9000/a@b"),
+    ("http://[::1]/a@b", "http://[::1]/a@b"),
+    ("/data/a@b?c#d.jsonl", "/data/a@b?c#d.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("url", "shown"), SHOWN)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redacted_url(url) == shown
+    assert redacted_url(shown) == shown
+    if "://" in url:
+        assert without_secrets(f"cannot read '{url}' ({url})") == f"cannot read '{shown}' ({shown})"
+
+
+def test_what_a_backend_says_is_shown_without_secrets_and_so_is_its_traceback() -> None:
+    with (
+        pytest.raises(AbstainError) as raised,
+        translate_errors(Code.NOT_READABLE, lambda cause: f"a.jsonl: {cause}"),
+    ):
+        raise ValueError("404, url=URL('https://host/a.jsonl?X-Amz-Signature=secret')")
+    assert raised.value.message == "a.jsonl: 404, url=URL('https://host/a.jsonl')"
+    assert raised.value.__suppress_context__, "Prefect logs the traceback of a failed run"
+
+
+def test_variables_of_a_url_are_read_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNED", "https://host/a.jsonl?X-Amz-Signature=secret")
+    monkeypatch.setenv("PASSWORD", "p@ss/word")
+    assert with_variables("${SIGNED}", "x") == "https://host/a.jsonl?X-Amz-Signature=secret"
+    assert name_at("${SIGNED}") == "a.jsonl"
+    assert with_variables("ftp://u:${PASSWORD}@host/a", "x") == "ftp://u:p%40ss%2Fword@host/a"
+    assert with_variables("folder/${PASSWORD}", "x") == "folder/${PASSWORD}", "a path is as it is"
+    with pytest.raises(AbstainError, match="^here: the environment variable MISSING in its url is not set$"):
+        with_variables("ftp://${MISSING}@host", "here")
