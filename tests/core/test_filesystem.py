@@ -12,6 +12,7 @@ SHOWN = [
     ("ftp://u:p@ss@host/a.jsonl", "ftp://host/a.jsonl"),
     ("sftp://user:pa/ss@host/a.jsonl", "sftp://host/a.jsonl"),
     ("sftp://user:pa/s@s/x@host:22/a.jsonl", "sftp://host:22/a.jsonl"),
+    ("postgresql://ann:p@ss@host:5432/db?sslmode=require&password=p", "postgresql://host:5432/db"),
     ("https://user@host/a", "https://host/a"),
     ("https://host/a.jsonl?X-Amz-Signature=secret", "https://host/a.jsonl"),
     ("https://host/a.jsonl#secret", "https://host/a.jsonl"),

@@ -20,9 +20,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+import yaml
 
 from tasks.server.addresses import KEY, post
-from tests.conftest import Project, new_project, processes_of
+from tests.conftest import ROOT, Project, new_project, processes_of
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -210,3 +211,25 @@ def test_a_server_of_others_that_refuses_our_key_is_one_line(prefect_server: str
             done = project.command([*environment, sys.executable, *command])
             assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
             assert f"{prefect_server} requires a key: set {KEY}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "variable"), [("server", "PREFECT_SERVER_API_AUTH_STRING"), ("worker", "PREFECT_API_AUTH_STRING")]
+)
+def test_containers_share_the_key_of_their_home_and_none_starts_without(
+    project: Project, tmp_path: Path, service: str, variable: str
+) -> None:
+    declared = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"][service]
+    prefect = tmp_path / "bin" / "prefect"
+    prefect.parent.mkdir()
+    prefect.write_text(f'#!/bin/sh\necho "prefect has ${variable}"\nexit 1\n')
+    prefect.chmod(0o755)
+    path = f"PATH={prefect.parent}:{project.environment['PATH']}"
+    start = ["env", path, *declared["entrypoint"].split(), declared["command"][0].replace("$$", "$")]
+    done = project.command(start)
+    assert done.stdout == f"prefect has {(project.home / 'server.key').read_text().strip()}\n", done.stderr
+    (project.home / "server.key").write_text("damaged")
+    damaged = project.command(start)
+    assert damaged.stdout == "" and "server.key holds no key" in damaged.stderr and damaged.returncode != 0
+    if service == "server":
+        assert "*" not in declared["environment"]["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]

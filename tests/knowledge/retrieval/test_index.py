@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
-from abstain.knowledge.retrieval import pgvector_index
 from abstain.knowledge.retrieval.embeddings import unit
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
@@ -375,14 +374,3 @@ def test_a_password_with_escaped_characters_is_taken(written: str) -> None:
 def test_what_is_no_url_of_a_server_is_refused() -> None:
     with pytest.raises(AbstainError, match=r"^ABSTAIN_INDEX is no URL of a PostgreSQL database: write postgresql://"):
         open_index("http://search:9200", ENCODER)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("postgresql://ann:s@host:5432/db?sslmode=require&password=p", "postgresql://host:5432/db"),
-        ("postgresql://host/db", "postgresql://host/db"),
-    ],
-)
-def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert pgvector_index.shown(url) == shown

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from abstain.core.codes import Code
 from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
+from abstain.core.filesystem import redacted_url, without_secrets
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, check_alive, check_search, check_vectors
 
@@ -136,11 +137,11 @@ class PgVectorIndex:
         try:
             yield
         except self._error as error:
-            said = " ".join(str(error).split())
+            said = without_secrets(" ".join(str(error).split()))
             raise AbstainError(
                 Code.NO_SERVICE,
-                f"the vector index in {shown(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and that the "
-                "server runs and has the extension `vector`",
+                f"the vector index in {redacted_url(self._url)} does not answer ({said}): check ABSTAIN_INDEX, and "
+                "that the server runs and has the extension `vector`",
             ) from None
 
 
@@ -160,12 +161,6 @@ def _require_url(url: str) -> None:
             "ABSTAIN_INDEX is no URL that PostgreSQL reads: write postgresql://USER:PASSWORD@HOST/DATABASE, special "
             "characters of the password as %40 (for @), %2F (/), %3F (?) and so on",
         )
-
-
-def shown(url: str) -> str:
-    """`url` without user and password, for messages."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _written(vector: Vectors) -> str:
