@@ -14,6 +14,7 @@ AREAS = {
     *("perturbation", "NLL features", "scorers", "fusion and folds", "regressors", "feature cache", "privacy", "codes"),
     *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving", "upgrade"),
     "choice of what is served",
+    "security",
 }
 
 
