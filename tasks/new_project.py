@@ -31,7 +31,7 @@ from abstain.config.yaml_model import RENAMED, check, read_yaml
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
+from abstain.core.files import make_home, write_atomically
 from abstain.data.store.dataset import write_empty
 from abstain.ingest.sources.config import load_sources
 from abstain.release.registry import Registry, parse_registry, tag_of
@@ -247,7 +247,7 @@ def _commit(
     Leaving the block by an error changes nothing.
     """
     home = settings.home.resolve()
-    home.mkdir(parents=True, exist_ok=True)
+    make_home(home)
     scratch = Path(tempfile.mkdtemp(dir=home, prefix=".commit-"))
     tree = scratch / "tree"
     try:

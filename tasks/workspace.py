@@ -25,7 +25,7 @@ from abstain.config.template import template
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
+from abstain.core.files import make_home, write_atomically
 from abstain.data.store.dataset import write_empty
 from abstain.sample.shipped import DATA_POINTER, digest_of
 from tasks.shell import git, run, succeeds
@@ -105,7 +105,7 @@ def ensure_origin(root: Path, settings: Settings) -> str:
         )
     bare = settings.home.resolve() / "origin.git"
     if not bare.is_dir():
-        bare.parent.mkdir(parents=True, exist_ok=True)
+        make_home(bare.parent)
         scratch = Path(tempfile.mkdtemp(dir=bare.parent, prefix=".origin-"))
         git(root, "init", "-q", "--bare", f"--initial-branch={BRANCH}", str(scratch))
         git(scratch, "config", "receive.shallowUpdate", "true")  # the checkout may be a shallow clone
@@ -136,7 +136,7 @@ def origin_snapshot() -> tuple[Path, str]:
 @contextmanager
 def alone(file: Path) -> Iterator[int]:
     """Hold the lock `file`, for which this process waits; gives its descriptor."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_home(file.parent)
     with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +147,7 @@ def alone(file: Path) -> Iterator[int]:
 
 
 def _clone(origin: str, path: Path, settings: Settings) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_home(path.parent)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=".workspace-"))
     try:
         git(path.parent, "clone", "-q", "--branch", BRANCH, origin, str(scratch))

@@ -12,6 +12,7 @@ import yaml
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.files import make_home
 from tasks.server import notifications, reports
 from tasks.server.addresses import (
     HEALTH,
@@ -41,7 +42,7 @@ GPU_POOL = "gpu"
 def up() -> None:
     """Start what is not running yet, deploy prefect.yaml, and print the addresses. Raises `AbstainError`."""
     root = project_root()
-    home().mkdir(parents=True, exist_ok=True)
+    make_home(home())
     receiver = notifications.receiver()
     with starting_alone():
         address, report_url = running_server(), reports.served_at()

@@ -20,6 +20,7 @@ import psutil  # type: ignore[import-untyped]
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.files import make_home
 from tasks.shell import environment
 
 START_SECONDS = 120
@@ -56,7 +57,7 @@ def address_of(name: str) -> str | None:
 @contextmanager
 def starting_alone() -> Iterator[None]:
     """One server starts at a time: two would create the tables of a new database at once."""
-    home().mkdir(parents=True, exist_ok=True)
+    make_home(home())
     with (home() / "starting.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from abstain.core.files import write_atomically
+from abstain.core.files import make_home, write_atomically
 
 
 def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
@@ -34,3 +34,26 @@ def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
     assert done == ["4 bytes", "rename", "folder", "6 bytes", "rename", "folder"]
     write_atomically(tmp_path / "rows.jsonl", b"newer\n")
     assert len(done) == 6, "what is there already is not written"
+
+
+def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_path: Path) -> None:
+    private, new = tmp_path / "reviews.csv", tmp_path / "new.csv"
+    private.write_text("old")
+    private.chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        for file in (private, new):
+            write_atomically(file, b"verdict\n")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(file.stat().st_mode) for file in (private, new)] == [0o600, 0o640]
+
+
+def test_a_new_home_is_its_owners_alone_and_another_stays_as_it_is(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o775)
+    before = stat.S_IMODE(shared.stat().st_mode)
+    for home in (tmp_path / "home", shared):
+        make_home(home)
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+    assert stat.S_IMODE(shared.stat().st_mode) == before

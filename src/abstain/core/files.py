@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` in one step; readers see the old bytes or the new ones, never a part."""
+    """Replace `path` in one step; readers see the old bytes or the new ones, never a part.
+
+    The file keeps its mode; a new one has that of the umask.
+    """
+    mode = None
     with suppress(FileNotFoundError):  # there is none, or none any more
+        mode = stat.S_IMODE(path.stat().st_mode)
         if path.read_bytes() == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    descriptor, temporary = open_temporary(path.parent, f".{path.name}.", 0o666 if mode is None else mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp's 0600 would lock out other users of a shared workspace
+        if mode is not None:
+            temporary.chmod(mode)  # without the umask
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -33,6 +39,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)  # the rename itself must survive a power cut, too
     finally:
         os.close(folder)
+
+
+def open_temporary(folder: Path, prefix: str, mode: int = 0o666) -> tuple[int, Path]:
+    """Make a file in `folder` for reading and writing, with `mode` less the umask; return its descriptor and path.
+
+    `tempfile.mkstemp` makes one for its owner alone, which would lock out other users of a shared folder.
+    """
+    path = folder / f"{prefix}{secrets.token_hex(8)}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), path
+
+
+def make_home(home: Path) -> None:
+    """Make the folder `home` for its owner alone: it holds personal data. One that is there stays as it is."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def to_json(value: Any) -> bytes:

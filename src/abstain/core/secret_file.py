@@ -8,6 +8,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from abstain.core.files import make_home
+
 _SECRET = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,7 +26,7 @@ def read_or_make(file: Path) -> str | None:
 
 def _make(file: Path) -> None:
     """Make a secret that only the owner can read. Of processes that do so at once, one wins, and all read its own."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_home(file.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
     temporary = Path(name)
     try:

@@ -17,7 +17,6 @@ import fcntl
 import json
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.files import open_temporary
 
 DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
 STORED: dict[str, tuple[type[np.generic], torch.dtype]] = {
@@ -70,7 +70,7 @@ def write_table(
     file.parent.mkdir(parents=True, exist_ok=True)
     _sweep(file)
     with _room(file, size):
-        descriptor, name = tempfile.mkstemp(prefix=_scratch(file), dir=file.parent)
+        descriptor, temporary = open_temporary(file.parent, _scratch(file))
     try:
         with suppress(OSError):  # a file system without locks: then no process sweeps, either
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,10 +98,9 @@ def write_table(
             raise ValueError(f"{len(missing)} of {len(seen)} rows never came, row {missing[0]} first")
         with _room(file, size):
             os.fsync(descriptor)
-        Path(name).chmod(0o644)  # mkstemp's 0600 would lock out other users of a shared workspace
-        Path(name).replace(file)
+        temporary.replace(file)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)

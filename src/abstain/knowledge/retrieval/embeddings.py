@@ -20,6 +20,7 @@ import numpy as np
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.files import make_home
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
 
 BLOCK = 512
@@ -74,7 +75,8 @@ class Embeddings:
     @contextmanager
     def _open(self, file: Path) -> Iterator[sqlite3.Connection]:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_home(file.parent.parent)
+            file.parent.mkdir(exist_ok=True)
             with closing(sqlite3.connect(file, timeout=_WAIT_SECONDS)) as database:
                 database.execute("CREATE TABLE IF NOT EXISTS embeddings (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
                 yield database

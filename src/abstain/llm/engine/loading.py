@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
+from abstain.core.files import make_home, write_atomically
 from abstain.core.phases import phase
 
 
@@ -279,7 +279,8 @@ def _convert_embedded(ref: ModelRef) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     target = Path(ref.path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_home(target.parent.parent)
+    target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as temporary:
         scratch = Path(temporary) / "copy"
         gguf = _whole(ref.name, Path(temporary))
