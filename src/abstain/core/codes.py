@@ -79,6 +79,11 @@ class Code(StrEnum):
         "A file of data/ or registry.json is missing or differs from what was recorded.",
         "Restore data/ with `dvc checkout` or `dvc pull`, registry.json with git.",
     )
+    TOO_LARGE = (
+        "A111",
+        "A file, row or document exceeds a limit that keeps one of them from taking a machine's memory or hours.",
+        "Divide it, or leave out what is not needed: the message names the limit, and docs/sources.md lists all.",
+    )
     NO_MODEL = (
         "A201",
         "A model cannot be found, or its files cannot be loaded.",

@@ -84,7 +84,7 @@ class Interaction(Row):
     writer: Annotated[dict[Name, Number], AfterValidator(_in_one_order)] | None = Field(
         None, description="scores that the assistant gave its answer, by name, on any scale", exclude_if=_is_missing
     )
-    token_log_probs: Annotated[tuple[LogProbability, ...], AfterValidator(_any)] | None = Field(
+    token_log_probs: Annotated[tuple[LogProbability, ...], Field(fail_fast=True), AfterValidator(_any)] | None = Field(
         None,
         description="log-probabilities of the answer's tokens, by the model that wrote it",
         exclude_if=_is_missing,

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.sources import SourceReader, files
@@ -181,7 +182,7 @@ def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> 
     assert rows[0].is_document and rows[0].reasons == ("file: the file is empty",)
     assert (second.outcome.present, second.outcome.vanished) == (names - {"fees"}, {"fees"})
     rows, third = read(tmp_path, dict(second.outcome.state), mirror=True, scheduled=True)
-    assert [found.source for found in rows] == ["cards.md"]
+    assert rows == []
     assert (third.outcome.present, third.outcome.vanished) == (names - {"fees"}, frozenset())
 
 
@@ -233,8 +234,21 @@ def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> N
         assert found.line == 1
         assert found.reasons[0].startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in found.reasons[0]
     again, second = read(tmp_path, dict(reading.outcome.state), scheduled=True)
-    assert {found.source: found for found in again} == refused
+    assert again == [], "what cannot be read is not read again until it changes"
     assert second.outcome.state == reading.outcome.state
+    (tmp_path / "empty.jsonl").write_text(json.dumps(row("b")))
+    assert contents(read(tmp_path, dict(second.outcome.state), scheduled=True)[0]) == ["Interaction"]
+
+
+def test_files_file_that_could_not_be_reached_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(tmp_path / "a.jsonl", row())
+    parquet(tmp_path / "b.parquet", row("b"))
+    with monkeypatch.context() as broken:
+        broken.setattr("fsspec.implementations.local.LocalFileOpener.read", lambda *_: os.read(-1, 1))
+        broken.setattr("pyarrow.parquet.ParquetFile.iter_batches", lambda *_, **__: os.read(-1, 1))
+        rows, reading = read(tmp_path, scheduled=True)
+    assert [found.code for found in rows] == [Code.NOT_READABLE, Code.NOT_READABLE]
+    assert contents(read(tmp_path, dict(reading.outcome.state), scheduled=True)[0]) == ["Interaction", "Interaction"]
 
 
 @pytest.mark.parametrize(("name", "message"), [("no.jsonl", "no such file or folder"), ("a.xlsx", "rename or convert")])

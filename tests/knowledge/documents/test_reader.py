@@ -116,7 +116,9 @@ def head_without(name: str) -> str:
         ),
         (page("<nav>a</nav><script>b</script> "), "there is no text in the page's body: if a script draws it"),
         pytest.param(
-            page("<div>" * 20_000 + "x"), "its tags are nested too deeply to be read: simplify the page$", id="nested"
+            page("<div>" * 20_000 + "x"),
+            "its tags are nested too deeply to be read, more than the 100 allowed: simplify the page$",
+            id="nested",
         ),
     ],
 )

@@ -1,21 +1,23 @@
 """Stage one batch: deduplicate documents and rows, validate what is new, write it beside data/.
 
-Blocks of `AT_ONCE` rows are in memory one at a time; a `KeyIndex` has the keys of all other rows. Thumbs and reviews
-whose interaction is not known are set aside, and decided on at the end, together with those of earlier batches.
+Blocks of `AT_ONCE` rows, fewer of long ones, are in memory one at a time; a `KeyIndex` has the keys of all other rows.
+Thumbs and reviews whose interaction is not known are set aside, and decided on at the end, together with those of
+earlier batches.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document, Interaction, document_of
 from abstain.core.json_lines import as_lines, read_lines
 from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
-from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex, batched
+from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, interaction_identity
 from abstain.data.validation.checks import Known, ValidatedRows
@@ -35,7 +37,11 @@ from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
+T = TypeVar("T")
 Validate = Callable[[ValidatedRows, Known], ValidationResult]
+
+BLOCK_BYTES = 64 * 1024 * 1024
+"""Rows that are in memory together have about as many bytes at most: 20,000 of 3 kB each."""
 
 FORGOTTEN = ParsedRow(
     "", 0, b"", reasons=("user: erasure was requested, so the row was not kept",), code=Code.ERASED_USER
@@ -134,7 +140,7 @@ class IngestPipeline:
     def take_rows(self, rows: Iterable[ParsedRow]) -> None:
         """Deduplicate and check `rows`, block by block."""
         known = self._known()
-        for block in batched(rows, AT_ONCE):
+        for block in blocks(rows, lambda row: len(row.raw)):
             self.read += len(block)
             self._settle([Parsed.of(self._admit(row)) for row in block], known, self.outcomes)
 
@@ -142,7 +148,7 @@ class IngestPipeline:
         """Decide again on rows that wait for documents, where this batch has brought some."""
         if self.new_documents:
             known = self._known()
-            for block in batched((row.reparse() for row in self.quarantine.waiting()), AT_ONCE):
+            for block in blocks((row.reparse() for row in self.quarantine.waiting()), lambda row: len(row.raw)):
                 self._settle([Parsed.of(self._admit(row)) for row in block], known, self.joined)
 
     def match_pending(self) -> None:
@@ -153,7 +159,7 @@ class IngestPipeline:
         for table, rows in set_aside.items():
             rows.close()
             for path, outcomes in ((before.get(table), self.joined), (rows.path, self.outcomes)):
-                for block in batched((text for _, text in read_lines(path)) if path else (), AT_ONCE):
+                for block in blocks((text for _, text in read_lines(path)) if path else (), len):
                     parsed = [Parsed.of(parse_line(text, "held", 0)) for text in block]
                     self._settle(parsed, known, outcomes, is_last=True)
         for left in self._pending.values():
@@ -254,6 +260,20 @@ class IngestPipeline:
         self.quarantine.without(self._cleared, self._staging)
         self.quarantine.lift(sources)
         self.quarantine.stage_blocking(self._staging)
+
+
+def blocks(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """`rows` in lists of at most `AT_ONCE`, each ended by the row whose bytes, by `size`, make it `BLOCK_BYTES`."""
+    block: list[T] = []
+    held = 0
+    for row in rows:
+        block.append(row)
+        held += size(row)
+        if len(block) == AT_ONCE or held >= BLOCK_BYTES:
+            yield block
+            block, held = [], 0
+    if block:
+        yield block
 
 
 def _rows(lines: Sequence[Record]) -> ValidatedRows:

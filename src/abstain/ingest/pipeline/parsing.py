@@ -12,9 +12,11 @@ Notes:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -42,6 +44,18 @@ from abstain.knowledge.documents.reader import KINDS, parse_document
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedFeedback, "review": ImportedReview, "contexts": Context}
 _OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
 _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *VERDICTS})
+
+ROW_BYTES = 4 * 1024 * 1024
+"""The longest row, in bytes: 60 contexts of 20,000 Chinese characters each."""
+
+ROW_VALUES = 5_000
+"""The most fields of a row, with those of its contexts and all other items of lists: 1,600 contexts."""
+
+ROW_TOKENS = 100_000
+"""The most values of `token_log_probs`."""
+
+REASONS = 20
+"""The most reasons that are kept of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +103,25 @@ def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
 
 def parse_line(line: bytes, source: str, number: int) -> ParsedRow:
     """One JSON object: a row of the import format, a `Feedback` or a `Review`, distinguished by its fields."""
+    if len(line) > ROW_BYTES:
+        return too_large(line, source, number, f"{len(line):,} bytes, {ROW_BYTES:,} allowed")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
         return ParsedRow(source, number, line, (f"line: not valid UTF-8 ({where})",))
-    contract, reasons = _contract_of(text), _said_twice(text)
+    fields = _fields_of(text)
+    if too_many := _too_many(text, fields):
+        return too_large(line, source, number, too_many)
+    contract, reasons = _contract_of(fields), _said_twice(text)
     try:
         row = contract.model_validate_json(text, strict=True)
     except ValidationError as error:
-        reasons += tuple(_reason(problem, contract) for problem in error.errors())
+        reasons += tuple(_reason(problem, contract) for problem in islice(error.errors(), REASONS + 1))
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
         reasons += ("line: a timestamp lies outside the years 1 to 9999",)
+    if len(reasons) > REASONS:
+        reasons = (*reasons[:REASONS], f"row: it has more problems than these {REASONS}")
     if reasons:
         return ParsedRow(source, number, line, reasons)
     if isinstance(row, Feedback):
@@ -136,12 +157,44 @@ def read_document(content: bytes, source: str) -> ParsedRow:
     return ParsedRow(source, 1, content, reasons=(reason,))
 
 
-def _contract_of(text: str) -> type[Row]:
-    """The contract that the fields of `text` are meant for; if none is recognised, the import format."""
+def too_large(line: bytes, source: str, number: int, problem: str) -> ParsedRow:
+    """The refused row for `line`, of which nothing but digest and size is kept."""
+    digest = hashlib.sha256(line).hexdigest()
+    reason = f"row: {problem}: divide it, or leave out what is not needed"
+    return ParsedRow(source, number, b"", (reason,), digest=digest, size=len(line), code=Code.TOO_LARGE)
+
+
+def _fields_of(text: str) -> Any:
+    """The JSON value of `text`; None where it is none."""
     try:
-        fields = from_json(text)
+        return from_json(text)
     except ValueError:
-        fields = None
+        return None
+
+
+def _too_many(text: str, fields: Any) -> str | None:
+    """The limit that the number of values in `fields`, parsed from `text`, exceeds."""
+    # In front of each value but the first stands a comma, a colon or a bracket; few rows have to be counted.
+    if not isinstance(fields, dict) or sum(map(text.count, ",:[")) < ROW_VALUES:
+        return None
+    scores = fields.get("token_log_probs")
+    if isinstance(scores, list) and all(isinstance(one, int | float) for one in scores):
+        if len(scores) > ROW_TOKENS:
+            return f"{len(scores):,} values of token_log_probs, {ROW_TOKENS:,} allowed"
+        fields = {**fields, "token_log_probs": None}
+    values, todo = 0, [fields]
+    while todo:
+        value = todo.pop()
+        inner = value.values() if isinstance(value, dict) else value
+        values += len(inner)
+        if values > ROW_VALUES:
+            return f"more fields, contexts and items of lists than the {ROW_VALUES:,} allowed"
+        todo += [one for one in inner if isinstance(one, dict | list)]
+    return None
+
+
+def _contract_of(fields: Any) -> type[Row]:
+    """The contract that `fields` are meant for; if none is recognised, the import format."""
     if not isinstance(fields, dict) or fields.keys() & _OF_INTERACTIONS:
         return ImportedInteraction
     if fields.keys() & _OF_REVIEWS:

@@ -24,6 +24,7 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import VERDICTS
 from abstain.core.json_lines import repeated_keys
+from abstain.ingest.pipeline.parsing import ROW_BYTES
 
 _FLAGS = frozenset(VERDICTS)
 _NUMBERS = frozenset({"inclusion_probability", "propensity"})
@@ -32,6 +33,8 @@ _OBJECTS = frozenset({"contexts", "thumb", "review", _SCORE})
 _JSON = _OBJECTS | {"token_log_probs"}
 _IDS = frozenset({"interaction_id", "user", "reviewer", "group"})
 _TIMES = frozenset({"asked_at", "given_at", "reviewed_at"})
+COLUMNS = 1000
+"""The most columns of a table."""
 _WORDS = {"true": True, "false": False}
 
 
@@ -44,6 +47,8 @@ class TableRecord(NamedTuple):
 
 def column_problem(columns: Sequence[str]) -> str | None:
     """Return why no row can be read from these columns; None if rows can be read."""
+    if len(columns) > COLUMNS:
+        return f"{len(columns):,} columns, {COLUMNS:,} allowed: leave out those that are not needed"
     for number, column in enumerate(columns, start=1):
         part, dot, _ = column.partition(".")
         if not column:
@@ -113,7 +118,8 @@ def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
     try:
         if field in _NUMBERS or (field == _SCORE and not value.lstrip().startswith("{")):
             return float(value)
-        if field in _JSON and value.lstrip().startswith(("[", "{")) and not repeated_keys(value):
+        is_json = field in _JSON and len(value) <= ROW_BYTES and value.lstrip().startswith(("[", "{"))
+        if is_json and not repeated_keys(value):
             return from_json(value)
         if field in _TIMES and naive_is_utc:
             moment = datetime.fromisoformat(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,12 +24,22 @@ from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.sources import SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import TableRecord, plain_value
 from abstain.ingest.sources.csv_file import csv_records
-from abstain.ingest.sources.files import CSV, JSON_LINES, PARQUET, refused_file, require_text, resolved_url
-from abstain.ingest.sources.lines import TooLong, lines, utf8
+from abstain.ingest.sources.files import (
+    CSV,
+    JSON_LINES,
+    PARQUET,
+    known_version,
+    refused_file,
+    require_text,
+    resolved_url,
+)
+from abstain.ingest.sources.lines import TooLong, lines, utf8, whole
 from abstain.ingest.sources.parquet_file import parquet_records
 from abstain.ingest.sources.storage import Storage, Stored
 
 JSON = (".json", ".json.gz")
+WHOLE = 256 * 1024 * 1024
+"""The longest JSON file, in bytes: it is in memory at once, some ten times as large."""
 SUFFIXES = JSON + JSON_LINES + CSV + PARQUET
 
 _File = tuple[Storage, Stored]
@@ -92,7 +102,7 @@ class ExportSource(SourceModel):
             except AbstainError as error:
                 if not self.scheduled or error.code is Code.BAD_SETTING:
                     raise
-                state["files"][file.name] = None
+                state["files"][file.name] = known_version(file, error)
                 yield refused_file(file, error)
         export.check()
         if not self.scheduled:
@@ -136,17 +146,19 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
     name = file.name.lower()
     if name.endswith(PARQUET):
         with storage.open(file) as opened:
-            yield from map(of_table, parquet_records(opened, file.shown))
+            yield from map(of_table, _whole(parquet_records(opened, file.name, file.shown), file))
         return
     chunks = require_text(utf8(storage.chunks(file)), file)
     if name.endswith(JSON):
-        for number, fields in enumerate(_unwrapped(_parse(b"".join(chunks), file.shown)), start=1):
+        content = whole(chunks, WHOLE)
+        if isinstance(content, TooLong):
+            raise AbstainError(
+                Code.TOO_LARGE, f"{file.shown}: {content.size:,} bytes, {WHOLE:,} allowed: export JSON Lines, or less"
+            )
+        for number, fields in enumerate(_unwrapped(_parse(content, file.shown)), start=1):
             yield _object(fields, file, number)
     elif name.endswith(CSV):
-        for record in csv_records(lines(chunks), file.name, file.shown):
-            if isinstance(record, ParsedRow):
-                raise _damaged(f"{file.shown} line {record.line}", record.reasons[0].removeprefix("line: "))
-            yield of_table(record)
+        yield from map(of_table, _whole(csv_records(lines(chunks), file.name, file.shown), file))
     else:
         for number, line in enumerate(lines(chunks), start=1):
             where = f"{file.shown} line {number}"
@@ -154,6 +166,14 @@ def _records(storage: Storage, file: Stored) -> Iterator[ExportRecord]:
                 raise _damaged(where, line.row(file.name, number).reasons[0].removeprefix("line: "))
             if line.strip():
                 yield _object(_parse(line, where), file, number)
+
+
+def _whole(records: Iterable[TableRecord | ParsedRow], file: Stored) -> Iterator[TableRecord]:
+    """Yield `records`. Raises `AbstainError` at one that cannot be read."""
+    for record in records:
+        if isinstance(record, ParsedRow):
+            raise _damaged(f"{file.shown} line {record.line}", record.reasons[0].partition(": ")[2])
+        yield record
 
 
 def _parse(content: bytes, where: str) -> Any:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.files import make_home
 from abstain.core.filesystem import is_url, name_at
 from abstain.core.json_lines import no_lines
 from abstain.ingest.pipeline.parsing import ParsedRow, is_document, parse_line, read_document
@@ -39,8 +40,8 @@ _KINDS = (
 class FileSource(SourceModel):
     """A folder or file that scheduled runs read. With `mirror`, a document whose file is gone has vanished.
 
-    The folder may be empty. A file that cannot be read is one refused row, so that it does not hold up the others; its
-    version is not stored, so a file that was still being written is read again when it is complete.
+    The folder may be empty. A file that cannot be read is one refused row, so that it does not hold up the others; it
+    is read again when it has changed: one that was still being written has another version when it is complete.
     """
 
     kind: Literal["files"] = "files"
@@ -100,7 +101,7 @@ class FileSource(SourceModel):
                         raise
                     if file.name not in {existing.name for existing in storage.list().files}:
                         continue  # the file was deleted; if the whole folder was, `list` raises
-                    version = None
+                    version = known_version(file, error)
                     yield refused_file(file, error)
             entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state = {"files": entries}
@@ -129,12 +130,19 @@ def resolved_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
         return url
     path = Path(url).expanduser()
     if not path.is_absolute() and not url.lower().endswith(suffixes):
+        make_home(home)
         (home / path).mkdir(parents=True, exist_ok=True)
     return str(home / path)
 
 
 def _doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
+
+
+def known_version(file: Stored, error: AbstainError) -> str | None:
+    """The version of a file that gave `error`, which is not read again; None, to try again, where it was not reached:
+    permissions and servers come back, and the file is as it was."""
+    return None if error.code is Code.NOT_READABLE else file.version
 
 
 def refused_file(file: Stored, error: AbstainError) -> ParsedRow:

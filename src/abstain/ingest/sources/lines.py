@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from abstain.core.codes import Code
 from abstain.ingest.pipeline.parsing import ParsedRow
 
 LIMIT = 16 * 1024 * 1024
@@ -26,7 +27,7 @@ class TooLong:
     def row(self, source: str, number: int) -> ParsedRow:
         """The refused row that stands for it."""
         reason = f"line: {self.size:,} bytes, {LIMIT:,} allowed"
-        return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size)
+        return ParsedRow(source, number, b"", (reason,), digest=self.sha256, size=self.size, code=Code.TOO_LARGE)
 
 
 def utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -59,6 +60,9 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes | TooLong]:
     for chunk in chunks:
         *ends, rest = chunk.split(b"\n")
         for end in ends:
+            if not line.size and len(end) <= LIMIT:
+                yield end
+                continue
             line.add(end)
             yield line.content()
             line = _Line()
@@ -67,9 +71,9 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes | TooLong]:
         yield line.content()
 
 
-def whole(chunks: Iterable[bytes]) -> bytes | TooLong:
+def whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | TooLong:
     """Return everything, as if it were one line."""
-    line = _Line()
+    line = _Line(limit)
     for chunk in chunks:
         line.add(chunk)
     return line.content()
@@ -78,8 +82,9 @@ def whole(chunks: Iterable[bytes]) -> bytes | TooLong:
 class _Line:
     """One line while it is being read."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         self.size = 0
+        self._limit = LIMIT if limit is None else limit
         self._parts: list[bytes] = []
         self._digest = hashlib.sha256()
 
@@ -87,8 +92,8 @@ class _Line:
         self.size += len(part)
         self._digest.update(part)
         self._parts.append(part)
-        if self.size > LIMIT:
+        if self.size > self._limit:
             self._parts = []
 
     def content(self) -> bytes | TooLong:
-        return b"".join(self._parts) if self.size <= LIMIT else TooLong(self.size, self._digest.hexdigest())
+        return b"".join(self._parts) if self.size <= self._limit else TooLong(self.size, self._digest.hexdigest())

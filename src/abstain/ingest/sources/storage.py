@@ -18,6 +18,12 @@ from abstain.core.filesystem import connect, redacted_url, translate_errors, wit
 
 _CHUNK = 1 << 20
 
+UNPACKED = 16 * 1024 * 1024
+"""The most bytes that a packed file unpacks to, however small it is."""
+
+RATIO = 100
+"""The most bytes that a larger one unpacks to, for each of its own: texts and rows are packed some 5 to 30 times."""
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -89,14 +95,31 @@ class Storage:
             opened.close()
 
     def chunks(self, file: Stored) -> Iterator[bytes]:
-        """The bytes of `file` from the first to the last, unpacked where its name ends in .gz."""
-        import gzip
+        """The bytes of `file` from the first to the last, unpacked where its name ends in .gz.
 
+        Raises `AbstainError` where it unpacks to more than `RATIO` times its size.
+        """
+        import gzip
+        import zlib
+
+        damaged = (EOFError, zlib.error, gzip.BadGzipFile)
+        is_packed, read = file.name.lower().endswith(".gz"), 0
         with self.open(file) as opened:
-            unpacked = gzip.GzipFile(fileobj=opened) if file.name.lower().endswith(".gz") else opened
+            unpacked = gzip.GzipFile(fileobj=opened) if is_packed else opened
             while True:
-                with _translate_errors(file.shown):
-                    chunk = unpacked.read(_CHUNK)
+                try:
+                    with _translate_errors(file.shown, *damaged):
+                        chunk = unpacked.read(_CHUNK)
+                except damaged as error:
+                    raise AbstainError(
+                        Code.WRONG_FORMAT, f"{file.shown}: cannot be read: {error}: write it again"
+                    ) from error
+                read += len(chunk)
+                if is_packed and read > max(UNPACKED, RATIO * opened.tell()):
+                    raise AbstainError(
+                        Code.TOO_LARGE,
+                        f"{file.shown}: unpacks to more than {RATIO} times its size, the most allowed: unpack it",
+                    )
                 if not chunk:
                     return
                 yield chunk
@@ -123,10 +146,10 @@ class Storage:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _translate_errors(name: str) -> AbstractContextManager[None]:
+def _translate_errors(name: str, *passed: type[Exception]) -> AbstractContextManager[None]:
     """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
     remedy = "check its place and permissions, or write it again"
-    return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}: {remedy}")
+    return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}: {remedy}", *passed)
 
 
 def _version(info: Mapping[str, Any]) -> str | None:

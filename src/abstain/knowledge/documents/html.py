@@ -15,11 +15,15 @@ from typing import Any
 
 from bs4 import BeautifulSoup
 from bs4.element import PreformattedString, Tag
+from lxml import etree
 
 from abstain.core.suggest import nearest
 from abstain.knowledge.documents.html_converter import INVISIBLE, Converter
 
 FIELDS = ("doc_id", "product", "entitlements", "updated_at")
+
+MAX_DEPTH = 100
+"""The deepest nesting of a page's tags: what follows takes time that grows with its square."""
 
 _DROPPED = "script style noscript template nav svg iframe object canvas button input select textarea head [hidden]"
 _CHROME = "body > header, body > footer, [role=navigation], [role=banner], [role=contentinfo]"
@@ -38,15 +42,42 @@ class UnreadablePage(ValueError):
 def html_to_markdown(text: str) -> tuple[dict[str, Any], str]:
     """The fields of an HTML page (`FIELDS` from its `<meta>`, `title` from its `<title>`) and its content as Markdown.
 
-    A missing field is left out. Raises `UnreadablePage` where fields contradict or are misspelt.
+    A missing field is left out. Raises `UnreadablePage` where fields contradict or are misspelt, and RecursionError
+    where its tags are nested too deeply.
     """
-    soup = BeautifulSoup(text, "lxml")
+    soup = _parsed(text)
     return _fields(soup), _markdown(soup)
 
 
 def read_fragment(text: str) -> str:
     """A piece of HTML as Markdown. RecursionError where its tags are nested too deeply."""
-    return _markdown(BeautifulSoup(text, "lxml"))
+    return _markdown(_parsed(text))
+
+
+def _parsed(text: str) -> BeautifulSoup:
+    """The tree of `text`. RecursionError beyond `MAX_DEPTH`, before the tree is built."""
+    parser = etree.HTMLParser(target=_Depth())
+    parser.feed(text)
+    parser.close()
+    return BeautifulSoup(text, "lxml")
+
+
+class _Depth:
+    """Counts open tags, for lxml. RecursionError beyond `MAX_DEPTH`."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    def start(self, tag: str, attributes: Any) -> None:
+        self._open += 1
+        if self._open > MAX_DEPTH:
+            raise RecursionError
+
+    def end(self, tag: str) -> None:
+        self._open -= 1
+
+    def close(self) -> None:
+        """lxml's targets have it."""
 
 
 def _markdown(soup: BeautifulSoup) -> str:

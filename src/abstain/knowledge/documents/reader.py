@@ -30,6 +30,7 @@ KINDS: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm": "html"}
 """The kind of a file, by the suffix of its name in lower case."""
 
 MAX_TITLE = 300  # characters: it is repeated in every chunk
+MAX_FRONT_MATTER = 20_000  # characters: YAML needs hours for numbers of millions of digits
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _WINDOWS = frozenset(
     {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
@@ -97,6 +98,10 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
     match = _FRONT_MATTER.match(text)
     if match is None:
         raise _Unreadable("no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'")
+    if len(match.group(1)) > MAX_FRONT_MATTER:
+        raise _Unreadable(
+            f"the front matter has {len(match.group(1)):,} characters, {MAX_FRONT_MATTER:,} allowed: shorten it"
+        )
     try:
         fields = yaml.load(match.group(1), _StrictLoader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
@@ -112,7 +117,13 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader, which refuses duplicate names in one mapping, merged ones (`<<`) included."""
+    """YAML's safe loader, which refuses duplicate names in one mapping, merged ones (`<<`) included, and aliases: a
+    few of them, nested, stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise _Unreadable(f"the front matter has the alias '*{self.peek_event().anchor}': write the value itself")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         if isinstance(node, yaml.MappingNode):
@@ -125,6 +136,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _read_html(text: str) -> tuple[dict[str, Any], str]:
     from abstain.knowledge.documents.html import (  # lazily: its parser costs a quarter of a second
+        MAX_DEPTH,
         UnreadablePage,
         html_to_markdown,
     )
@@ -134,7 +146,9 @@ def _read_html(text: str) -> tuple[dict[str, Any], str]:
     except UnreadablePage as error:
         raise _Unreadable(str(error)) from None
     except RecursionError:
-        raise _Unreadable("its tags are nested too deeply to be read: simplify the page") from None
+        raise _Unreadable(
+            f"its tags are nested too deeply to be read, more than the {MAX_DEPTH} allowed: simplify the page"
+        ) from None
 
 
 def _document(fields: dict[str, Any], body: str, kind: Kind) -> Document:

@@ -1,0 +1,122 @@
+"""Small files that would take a machine: `python -m tests.ingest.bombs FOLDER` ingests all of them, below a ceiling.
+
+Prints as JSON, for each file, the reason for its refusal (None: it was read), then the counts of two ingests: the
+second one has the state of the first, as the hourly one has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from abstain.config.params import load_params
+from abstain.config.settings import Settings
+from abstain.data.validation.runner import validate
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources.files import FileSource
+from tests.data.builders import NOW, PARAMS, row
+
+CEILING = 1_000_000_000
+"""Bytes of memory for the whole process, of which Python with its packages takes a third."""
+
+PROCESSOR = 120
+"""Seconds."""
+
+FRONT = "---\ndoc_id: a\ntitle: A\nupdated_at: 2026-08-01T00:00:00Z\n"
+HEAD = '<title>A</title><meta name="doc_id" content="a"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
+CELL = "<table><tr><td>x "
+
+
+def write(folder: Path) -> None:
+    """Write every bomb, and beside them a file with one good row, which is read last."""
+    parquet(folder / "dictionary.parquet", text="x" * 200_000)
+    parquet(folder / "large_dictionary.parquet", text="x" * 16_000_000)
+    parquet(folder / "nested.parquet", text="x" * 16_000_000, is_context=True)
+    chained = pa.table({"question": ["x" * 1_000_000 + str(at) for at in range(1000)]})
+    pq.write_table(chained, folder / "chained.parquet", use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY")
+    many = pa.table({"contexts": pa.array([[None] * 20_000_000], pa.list_(pa.string()))})
+    pq.write_table(many, folder / "list.parquet", store_schema=False)
+    pq.write_table(pa.table({"user": pa.nulls(10_000_000, pa.string())}), folder / "rows.parquet")
+    pq.write_table(pa.table({"user": ["x" * 300_000_000]}), folder / "text.parquet", compression="zstd")
+    fixed = pa.array([b"x" * 1_000_000], pa.binary(1_000_000)).dictionary_encode().indices
+    values = pa.DictionaryArray.from_arrays(
+        pa.array([0] * 1000, fixed.type), pa.array([b"x" * 1_000_000], pa.binary(1_000_000))
+    )
+    pq.write_table(pa.table({"user": values}), folder / "fixed.parquet", store_schema=False)
+    (folder / "contexts.jsonl").write_bytes(b'{"contexts":[' + b"{}," * 4_000_000 + b"{}]}")
+    (folder / "few_contexts.jsonl").write_bytes(b'{"contexts":[' + b"{}," * 1_000_000 + b"{}]}")
+    (folder / "fields.jsonl").write_text("{" + ",".join(f'"field{at}":1' for at in range(8000)) + "}")
+    (folder / "some_fields.jsonl").write_text("{" + ",".join(f'"field{at}":1' for at in range(2000)) + "}")
+    (folder / "brackets.jsonl").write_bytes(b"[" * 3000)
+    (folder / "objects.jsonl").write_bytes(b'{"a":' * 1_000_000)
+    (folder / "columns.csv").write_text(",".join(["thumb", *map(str, range(200_000))]) + "\n")
+    blank = gzip.compress(b"\n" * 1_000_000)
+    (folder / "blank.jsonl.gz").write_bytes(blank * 1000)
+    (folder / "lines.jsonl.gz").write_bytes(gzip.compress(b'{"a":"' + b"x" * 4_000_000 + b'"}\n') * 300)
+    (folder / "line.csv.gz").write_bytes(gzip.compress(b"x" * 10_000_000) * 100)
+    merged, name = "a0: &a0 {x: 1}\n", "a0"
+    for at in range(1, 12):
+        merged += f"a{at}: &a{at} {{<<: [{', '.join(['*' + name] * 9)}]}}\n"
+        name = f"a{at}"
+    (folder / "merged.md").write_text(f"{FRONT}{merged}---\n# A\n\nx\n")
+    (folder / "sexagesimal.md").write_text(f"{FRONT}product: {':'.join(['59'] * 400_000)}\n---\n# A\n\nx\n")
+    (folder / "tables.md").write_text(
+        FRONT.replace("doc_id: a", "doc_id: tables") + "---\n# A\n\nwords\n\n" + CELL * 5000
+    )
+    (folder / "tables.html").write_text(HEAD + CELL * 5000)
+    (folder / "tags.html").write_text(HEAD + "<b>x" * 1_000_000)
+    (folder / "z.jsonl").write_text(json.dumps(row("good")) + "\n")
+
+
+def parquet(path: Path, text: str, *, is_context: bool = False, rows: int = 1000) -> None:
+    """Write the same `text` into each of `rows` rows, as their question or their only context."""
+
+    def shared(value: str) -> pa.Array:
+        return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
+
+    column = shared(text)
+    if is_context:
+        items = pa.StructArray.from_arrays([shared("a#1"), column], ["chunk_id", "text"])
+        column = pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), items)
+    name = "contexts" if is_context else "question"
+    table = pa.table({"interaction_id": [str(at) for at in range(rows)], name: column})
+    pq.write_table(table, path, compression="zstd", store_schema=False)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (CEILING, CEILING))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR))
+    lenient = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
+    privacy = Privacy.open(load_params(Path("params.yaml")).privacy, Settings(home=folder / "home"))
+    counts = []
+    for _ in range(2):
+        report = ingest(
+            [FileSource(name="inbox", url=str(folder / "inbox"))],
+            folder / "data",
+            lenient,
+            NOW,
+            privacy=privacy,
+            remember=True,
+            validate=validate,
+        )
+        counts.append({"read": report.read, "accepted": report.accepted, "refused": report.quarantined})
+    reasons: dict[str, list[str]] = {path.name: [] for path in sorted((folder / "inbox").iterdir())}
+    quarantine = Quarantine(folder / "data")
+    for path in quarantine.files():
+        for refused in quarantine.rows(path):
+            reasons[refused.source].append(" | ".join(refused.reasons))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps({"reasons": reasons, "counts": counts, "peak": used.ru_maxrss * 1024, "seconds": used.ru_utime}))
+
+
+if __name__ == "__main__":
+    main()

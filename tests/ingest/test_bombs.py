@@ -1,0 +1,76 @@
+"""A small file cannot take the machine: it is refused by one line that names the limit, and the others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.ingest import bombs
+
+REFUSED = {
+    "dictionary.parquet": "A111 file: its first 336 rows unpack to 67",
+    "large_dictionary.parquet": "A111 row: about 16,000,033 bytes, 4,194,304 allowed",
+    "nested.parquet": "A111 row: about 16,000,068 bytes, 4,194,304 allowed",
+    "chained.parquet": "A111 file: its first 68 rows unpack to 68",
+    "list.parquet": "A111 file: row group 1 has 20,000,000 values in lists, 16,000,000 allowed",
+    "rows.parquet": "A111 file: 10,000,000 rows in ",
+    "text.parquet": "A111 file: row group 1 unpacks to 300,000,054 bytes",
+    "fixed.parquet": "A111 file: the column 'user' has values of 1,000,000 bytes, 1,024 allowed",
+    "contexts.jsonl": "A111 row: 12,000,017 bytes, 4,194,304 allowed",
+    "few_contexts.jsonl": "A111 row: more fields, contexts and items of lists than the 5,000 allowed",
+    "fields.jsonl": "A111 row: more fields, contexts and items of lists than the 5,000 allowed",
+    "some_fields.jsonl": "A103 row: it has more problems than these 20",
+    "brackets.jsonl": "A103 line: invalid JSON",
+    "objects.jsonl": "A111 row: 5,000,000 bytes, 4,194,304 allowed",
+    "columns.csv": "A102 file: 200,001 columns, 1,000 allowed",
+    "blank.jsonl.gz": "A111 file: unpacks to more than 100 times its size",
+    "lines.jsonl.gz": "A111 file: unpacks to more than 100 times its size",
+    "line.csv.gz": "A111 file: unpacks to more than 100 times its size",
+    "merged.md": "A103 the front matter has the alias '*a0'",
+    "sexagesimal.md": "A103 the front matter has 1,200,061 characters, 20,000 allowed",
+    "tables.html": "A103 its tags are nested too deeply to be read, more than the 100 allowed",
+    "tags.html": "A103 its tags are nested too deeply to be read, more than the 100 allowed",
+}
+"""Every bomb that is not read, and a reason for it."""
+
+
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of all bombs, in one folder, in a process of little memory."""
+    folder = tmp_path_factory.mktemp("bombs")
+    (folder / "inbox").mkdir()
+    bombs.write(folder / "inbox")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ingest.bombs", str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=2 * bombs.PROCESSOR,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bomb_is_refused_by_a_line_that_names_the_limit(ingested: dict[str, Any], name: str) -> None:
+    refused = ingested["reasons"][name]
+    assert any(REFUSED[name] in reasons for reasons in refused), refused[:3]
+    assert len("".join(refused[0])) < 5000, "a broken line has few reasons"
+
+
+@pytest.mark.heavy
+def test_every_bomb_is_expected_and_the_good_row_is_accepted(ingested: dict[str, Any]) -> None:
+    assert ingested["reasons"].keys() == {*REFUSED, "tables.md", "z.jsonl"}
+    assert ingested["reasons"]["z.jsonl"] == []
+    assert ingested["counts"][0]["accepted"] >= 1
+
+
+@pytest.mark.heavy
+def test_no_bomb_is_read_again(ingested: dict[str, Any]) -> None:
+    assert ingested["counts"][1] == {"read": 0, "accepted": 0, "refused": 0}
