@@ -10,6 +10,7 @@ Notes:
   can be fixed at its source alone.
 * A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
   or review that came alone is the digest of its contents, because a held one has no other text.
+* A row that is refused for what a person typed does not count towards the failure limit (`was_typed`).
 * Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
   rows of a batch that was refused whole do, until a user decides on them.
 * A row that cites chunks of no ingested document waits here: it does not count as failed, and is validated again with
@@ -36,11 +37,16 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.data.validation.checks import UNKNOWN_CONTEXTS
-from abstain.ingest.pipeline.parsing import ParsedRow, is_document, reparse
+from abstain.data.validation.checks import TOO_LONG, UNKNOWN_CONTEXTS
+from abstain.ingest.pipeline.parsing import BLANK, ParsedRow, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
 
 FOLDER = "quarantine"
+_TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
+_HALF = (
+    "invalid JSON: lone leading surrogate",
+    "invalid JSON: unexpected end of hex escape",
+)  # of an emoji that was cut
 NOT_KEPT = "row: its text was not kept, because it cannot be parsed: fix it at the source and ingest that again"
 
 
@@ -250,6 +256,21 @@ def require_unblocked(data: Path) -> None:
 def waits_for_documents(reasons: Iterable[str]) -> bool:
     """Whether all of `reasons`, without codes, are that no ingested document holds the row's chunks."""
     return all(reason.startswith(UNKNOWN_CONTEXTS) for reason in reasons)
+
+
+def was_typed(row: ParsedRow, reasons: Iterable[str]) -> bool:
+    """Whether a person can cause all of `reasons` by what they type: a long or blank text, or half a character.
+
+    Such rows do not count towards the failure limit, which is meant for exporters: one person could refuse every batch.
+    """
+    return all(_is_typed(row, reason) for reason in reasons)
+
+
+def _is_typed(row: ParsedRow, reason: str) -> bool:
+    field, _, problem = reason.partition(": ")
+    if field in ("row", "line"):
+        return row.code is Code.TOO_LARGE or problem.startswith(_HALF)
+    return field.rpartition(".")[2] in _TYPED and (problem.endswith(TOO_LONG) or problem == BLANK)
 
 
 def digest_of(row: ParsedRow) -> str:

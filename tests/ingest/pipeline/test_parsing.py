@@ -42,7 +42,7 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
         (b"[" * 5000, "line: invalid JSON: recursion limit"),
         (b'{"interaction_id": "\\ud800"}', "line: invalid JSON: "),
         (row(question=7), "question: input should be a valid string"),
-        (row(answer=" "), "answer: string should have at least 1 character"),
+        (row(answer=" "), "answer: only white space"),
         (row(model=None), "model: this field is missing"),
         (row(anwser="None."), "anwser: unknown field, did you mean 'answer'?"),
         (row(zzz=1), "zzz: unknown field, known fields: interaction_id, asked_at"),

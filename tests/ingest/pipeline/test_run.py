@@ -16,7 +16,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.validation.checks import Known, ValidatedRows
-from abstain.data.validation.runner import ValidationResult
+from abstain.data.validation.runner import ValidationResult, validate
 from abstain.ingest.pipeline.report import IngestReport, count_reasons
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, require_unblocked
@@ -25,6 +25,7 @@ from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
 
+STRICT = PARAMS.model_copy(update={"max_failed_fraction": 0.0})
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
@@ -333,6 +334,35 @@ def test_a_batch_within_the_limits_is_accepted(
     params = PARAMS.model_copy(update={"min_failed_rows": min_failed_rows})
     report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", *lines), params=params)
     assert (report.accepted, report.quarantined) == (accepted, 2 - accepted)
+
+
+TYPED: dict[str, Any] = {
+    "long question": row("t", question="x" * 201),
+    "long comment": row("t", thumb=thumb(comment="x" * 201)),
+    "blank comment": row("t", thumb=thumb(comment=" ")),
+    "blank question": row("t", question=" \t"),
+    "half a character": row("t", question="\ud83d"),
+    "half a character, first": row("t", question="\ude00 and more"),
+    "row of 4 MiB": row("t", question="x" * 5_000_000),
+}
+"""Rows that people can cause by typing, each to be refused."""
+
+
+@pytest.mark.parametrize("typed", TYPED.values(), ids=TYPED)
+def test_what_people_type_refuses_its_row_and_never_the_batch(tmp_path: Path, typed: dict[str, Any]) -> None:
+    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), typed), params=STRICT, validate=validate)
+    assert (report.accepted, report.quarantined, report.newly_refused) == (1, 1, 0)
+    require_unblocked(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [row("t", question=""), row("t", question=None), row("t", question=" ", model=None), row("t", question=[])],
+    ids=["empty", "missing", "blank and more", "of another type"],
+)
+def test_what_a_broken_exporter_writes_refuses_the_batch(tmp_path: Path, broken: dict[str, Any]) -> None:
+    with pytest.raises(AbstainError, match="1 of 2 new rows fail"):
+        take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), broken), params=STRICT, validate=validate)
 
 
 def test_a_document_that_moves_to_another_source_stays(tmp_path: Path) -> None:

@@ -85,9 +85,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+TOO_LONG = "allowed (validation.max_text_chars)"
+"""The end of the reason of a text that is too long."""
+
+
 def _no_longer(name: str, params: ValidationParams, column: str | None = None) -> Expectation:
     limit = params.max_text_chars
-    reason = f"{name}: {{value}} characters, {limit} allowed (validation.max_text_chars)"
+    reason = f"{name}: {{value}} characters, {limit} {TOO_LONG}"
     return between(column or f"{name}_chars", reason, max_value=limit)
 
 

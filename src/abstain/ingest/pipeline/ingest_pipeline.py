@@ -33,7 +33,7 @@ from abstain.ingest.pipeline.deduplicate import (
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
 from abstain.ingest.pipeline.report import kinds
 from abstain.ingest.privacy.policy import Privacy
-from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, waits_for_documents
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, waits_for_documents, was_typed
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
@@ -227,7 +227,8 @@ class IngestPipeline:
             self.reasons.update(kinds(redacted))
         if reasons == FORGOTTEN.reasons:
             return
-        if outcomes is self.outcomes and not waits and not self.quarantine.was_seen(row):
+        is_new = not waits and not was_typed(row, reasons) and not self.quarantine.was_seen(row)
+        if outcomes is self.outcomes and is_new:
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")
         if file is None and not self.quarantine.was_discarded(row):

@@ -54,6 +54,9 @@ ROW_VALUES = 5_000
 ROW_TOKENS = 100_000
 """The most values of `token_log_probs`."""
 
+BLANK = "only white space"
+"""The reason of a text in which something was typed, but no word; an empty one is another, which people cannot send."""
+
 REASONS = 20
 """The most reasons that are kept of one row."""
 
@@ -217,6 +220,8 @@ def _reason(problem: Any, contract: type[BaseModel]) -> str:
     if problem["type"] == "json_invalid":
         detail = str(problem["ctx"]["error"])
         return f"line: {'truncated' if detail.startswith('EOF') else 'invalid'} JSON: {detail}"
+    if problem["type"] == "string_too_short" and problem["input"]:
+        return f"{where}: {BLANK}"
     if problem["type"] == "missing":
         return f"{where}: this field is missing"
     if problem["type"] == "extra_forbidden":
