@@ -305,11 +305,10 @@ def test_explicit_sources_are_named_after_their_files() -> None:
 
 
 def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
+    here = tmp_path / "here"
+    elsewhere = here / ".elsewhere"
     (elsewhere / "more").mkdir(parents=True)
     write_lines(elsewhere / "x.jsonl", row("x"))
-    here = tmp_path / "here"
-    here.mkdir()
     (here / "a.jsonl").symlink_to(elsewhere / "x.jsonl")
     (here / "b.jsonl").symlink_to(tmp_path / "nowhere")
     (here / "c.md").symlink_to(elsewhere / "more")
@@ -427,3 +426,25 @@ def test_files_any_bytes_are_rows_or_one_error(
     assert all(bool(found.reasons) != bool(list(found.contents())) for found in rows)
     if suffix == ".jsonl" and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         assert len(rows) == sum(bool(line.strip()) for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.md", "a.csv"])
+def test_files_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    secret, folder = tmp_path / name, tmp_path / "inbox"
+    folder.mkdir()
+    secret.write_text("secret")
+    (folder / name).symlink_to(secret)
+    (found,), _ = read(folder, scheduled=True)
+    assert found.reasons[0].startswith(f"file: is a link out of {folder}") and b"secret" not in found.raw
+    with pytest.raises(AbstainError, match="is a link out of"):
+        read(folder)
+
+
+def test_files_link_inside_the_folder_and_a_folder_that_is_a_link_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "real"
+    folder.mkdir()
+    (folder / "latest.jsonl").symlink_to(write_lines(folder / "a.jsonl", row()).name)
+    (tmp_path / "inbox").symlink_to(folder)
+    (tmp_path / "b.jsonl").symlink_to(folder / "a.jsonl")
+    assert contents(read(tmp_path / "inbox", scheduled=True)[0]) == ["Interaction", "Interaction"]
+    assert contents(read(tmp_path / "b.jsonl")[0]) == ["Interaction"], "a user may name a link"

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from abstain.core.codes import Code
@@ -86,7 +87,14 @@ class Storage:
 
     @contextmanager
     def open(self, file: Stored) -> Iterator[IO[bytes]]:
-        """The bytes of `file`, which can be read from any place in it."""
+        """The bytes of `file`, which can be read from any place in it.
+
+        Raises `AbstainError` for a link that leaves the folder: who writes into it need not be allowed to read there.
+        """
+        if self.is_local and file.path != self._root and not _is_inside(file.path, self._root):
+            raise AbstainError(
+                Code.NOT_READABLE, f"{file.shown}: is a link out of {self.url}: put the file itself into the folder"
+            )
         with _translate_errors(file.shown):
             opened = self._fs.open(file.path, "rb")
         try:
@@ -150,6 +158,10 @@ def _translate_errors(name: str, *passed: type[Exception]) -> AbstractContextMan
     """Translate errors of reading `name`. Only around reads, so that a bug in this module stays visible."""
     remedy = "check its place and permissions, or write it again"
     return translate_errors(Code.NOT_READABLE, lambda cause: f"{name}: cannot be read: {cause}: {remedy}", *passed)
+
+
+def _is_inside(path: str, root: str) -> bool:
+    return Path(path).resolve().is_relative_to(Path(root).resolve())
 
 
 def _version(info: Mapping[str, Any]) -> str | None:
