@@ -229,3 +229,19 @@ def test_any_bytes_are_one_row_with_contents_or_with_reasons(line: bytes) -> Non
 def test_any_bytes_are_one_document_or_reasons(content: bytes, name: str) -> None:
     found = read_document(content, name)
     assert bool(found.reasons) != (found.document is not None)
+
+
+@pytest.mark.parametrize("name", ["title", "product", "entitlements"])
+@pytest.mark.parametrize("control", ["\\0", "\\x1b", "\\x9b"])
+def test_a_document_with_a_control_character_in_a_field_is_refused(name: str, control: str) -> None:
+    value = f'["a{control}b"]' if name == "entitlements" else f'"a{control}b"'
+    fields = {"doc_id": "a", "title": "A", "updated_at": "2026-08-01T00:00:00Z", name: value}
+    front = "".join(f"{key}: {field}\n" for key, field in fields.items())
+    found = read_document(f"---\n{front}---\n# A\n\nx\n".encode(), "a.md")
+    assert found.document is None and found.reasons[0].startswith(f"'{name}' holds the control character U+00")
+
+
+def test_no_document_holds_a_nul() -> None:
+    head = '<title>A</title><meta name="doc_id" content="a"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
+    page = read_document(f"{head}<p>a\0b&#0;c</p>".encode(), "a.html").document
+    assert page is not None and "\0" not in page.body

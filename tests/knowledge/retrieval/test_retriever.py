@@ -1,13 +1,18 @@
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Chunk
+from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval import retriever as module
 from abstain.knowledge.retrieval.embeddings import Embeddings
+from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
+from abstain.knowledge.retrieval.index import EntryRefused, IndexEntry
 from abstain.knowledge.retrieval.retriever import Retriever, Synced, open_index, sync_index
 from tests.knowledge.builders import BagOfWords, chunk
 from tests.postgres import database
@@ -82,6 +87,40 @@ def test_who_lost_a_right_does_not_keep_it_while_new_texts_are_encoded(monkeypat
         retriever.sync([chunk("0#new", "rate"), closed, CHUNKS[1]])
     monkeypatch.undo()
     assert found(retriever, "fee") == ["a#2"]
+
+
+class Picky(FaissIndex):
+    """Refuses every entry whose product has a NUL, with all that come with it, as a database does."""
+
+    def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
+        if any("\0" in (entry.product or "") for entry in entries):
+            raise EntryRefused(Code.INVALID_ROW, "no NUL")
+        super().upsert(entries, vectors)
+
+
+def test_an_entry_that_the_index_refuses_is_named_and_holds_up_no_revocation() -> None:
+    retriever = Retriever(Picky(), Embeddings(BagOfWords()))
+    retriever.sync(CHUNKS)
+    closed = [one.model_copy(update={"entitlements": ("staff",)}) for one in CHUNKS[:2]]
+    new, bad = chunk("c#1", "fee rate"), chunk("b#1", "loan", "gold")
+    for _ in range(2):
+        with pytest.raises(AbstainError, match="^b#1: the vector index refuses this chunk, so nobody finds it"):
+            retriever.sync([*closed, bad, new], {"b": "p\0q"})
+        assert found(retriever, "fee") == ["c#1"], "the right to a#1 and a#2 was withdrawn"
+        assert found(retriever, "fee", "staff", "gold") == ["a#1", "a#2", "c#1"], "b#1 is found under no right"
+
+
+@pytest.mark.slow
+def test_a_database_that_refuses_a_value_gets_all_others(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SentenceEncoder", lambda device: BagOfWords())
+    with database(postgres) as url:
+        settings = Settings(home=tmp_path, index=url)
+        with pytest.raises(AbstainError, match="^b#1: the vector index refuses this chunk"):
+            sync_index(CHUNKS, {"a": "cards", "b": "p\0q"}, settings)
+        with closing(open_index(url, BagOfWords())) as index:
+            assert found(Retriever(index, Embeddings(BagOfWords())), "fee", "staff") == ["a#1", "a#2"]
 
 
 def test_without_a_shared_index_there_is_nothing_to_bring_up_to_date(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -42,6 +43,7 @@ from abstain.data.store.dataset import file_name_problem
 from abstain.knowledge.documents.reader import KINDS, parse_document
 
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedFeedback, "review": ImportedReview, "contexts": Context}
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _OF_INTERACTIONS = frozenset({"question", "answer", "asked_at", "contexts", "model"})
 _OF_REVIEWS = frozenset({"reviewed_at", "reviewer", *VERDICTS})
 
@@ -153,11 +155,21 @@ def read_document(content: bytes, source: str) -> ParsedRow:
     except AbstainError as error:
         reason = str(error).removeprefix(f"{source}: ")
     else:
-        problem = file_name_problem(document.doc_id)
+        problem = file_name_problem(document.doc_id) or _control_problem(document)
         if problem is None:
             return ParsedRow(source, 1, content, document=document)
         reason = problem
     return ParsedRow(source, 1, content, reasons=(reason,))
+
+
+def _control_problem(document: Document) -> str | None:
+    """The field of `document`, besides its body, that holds a control character: a database refuses the first of them,
+    and a terminal obeys others."""
+    fields = {name: getattr(document, name) or "" for name in ("title", "product")}
+    for name, value in {**fields, "entitlements": "".join(document.entitlements)}.items():
+        if found := _CONTROL.search(value):
+            return f"'{name}' holds the control character U+{ord(found[0]):04X}: write it without"
+    return None
 
 
 def too_large(line: bytes, source: str, number: int, problem: str) -> ParsedRow:

@@ -112,8 +112,7 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
         raise _Unreadable("the front matter holds no 'name: value' lines: add doc_id, title, updated_at")
     if "body" in fields:
         raise _Unreadable("'body' is no front matter field: write the text below the second '---'")
-    body = text[match.end() :].replace("\0", "\ufffd")  # as CommonMark has it
-    return {str(name): value for name, value in fields.items()}, body
+    return {str(name): value for name, value in fields.items()}, text[match.end() :]
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -153,7 +152,8 @@ def _read_html(text: str) -> tuple[dict[str, Any], str]:
 
 def _document(fields: dict[str, Any], body: str, kind: Kind) -> Document:
     try:
-        document = Document.model_validate({**fields, "body": body})
+        # As CommonMark has it for U+0000.
+        document = Document.model_validate({**fields, "body": body.replace("\0", "\ufffd")})
     except ValidationError as error:
         raise _Unreadable(_problem(error.errors()[0], kind)) from None
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp

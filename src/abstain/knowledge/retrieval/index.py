@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from abstain.core.contracts import Chunk
+from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import Vectors
 
 FILTERS = ("product", "doc_id", "kind")
@@ -44,6 +45,10 @@ class IndexEntry:
         return {"product": self.product, "doc_id": self.chunk.doc_id, "kind": self.chunk.kind}
 
 
+class EntryRefused(AbstainError):
+    """An index accepts a value of one of the entries neither now nor later; none of them was written."""
+
+
 @dataclass(frozen=True)
 class SearchHit:
     """A found chunk and its cosine similarity to the query."""
@@ -61,6 +66,7 @@ class VectorIndex(Protocol):
     def upsert(self, entries: Sequence[IndexEntry], vectors: Vectors) -> None:
         """Add `entries`, or replace those that are there; `vectors`: (n, d) float32, in the same order.
 
+        All or none are written. `EntryRefused` where the index cannot hold one of them;
         ValueError for a tombstone, and for vectors that are not finite or not as many as the entries, of the index's d.
         """
 

@@ -21,7 +21,14 @@ from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import redacted_url, without_secrets
 from abstain.knowledge.retrieval.encoder import Encoder, Vectors
-from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, check_alive, check_search, check_vectors
+from abstain.knowledge.retrieval.index import (
+    EntryRefused,
+    IndexEntry,
+    SearchHit,
+    check_alive,
+    check_search,
+    check_vectors,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -71,7 +78,7 @@ class PgVectorIndex:
             ) from None
         _require_url(url)
         self._url = url
-        self._error = psycopg.Error
+        self._error, self._data_error = psycopg.Error, psycopg.DataError
         self._table = f"abstain_chunks_{encoder.identity}"
         if not self._table.isidentifier():
             raise ValueError(f"an encoder's identity must be letters and digits, not {encoder.identity!r}")
@@ -104,8 +111,13 @@ class PgVectorIndex:
             )
             for entry, vector in zip(entries, vectors, strict=True)
         )
-        with self._speaking(), self._connection.transaction(), self._connection.cursor() as cursor:
-            cursor.executemany(self._sql(_UPSERT), rows)
+        with self._speaking():
+            try:
+                with self._connection.transaction(), self._connection.cursor() as cursor:
+                    cursor.executemany(self._sql(_UPSERT), rows)
+            except self._data_error as error:
+                said = " ".join(str(error).split())
+                raise EntryRefused(Code.INVALID_ROW, f"the vector index refuses a value: {said}") from None
 
     def remove(self, chunk_ids: Iterable[str]) -> None:
         with self._speaking():

@@ -8,7 +8,7 @@ more entitlements now are removed first, before anything new is encoded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from abstain.core.contracts import Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
-from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, near_the_best
+from abstain.knowledge.retrieval.index import EntryRefused, IndexEntry, SearchHit, VectorIndex, near_the_best
 
 AT_ONCE = 4096
 """Chunks that are sent to an index together."""
@@ -49,7 +49,10 @@ class Retriever:
         """Make the index hold `chunks`, all there are, without the tombstones among them, and nothing else.
 
         `products`: the product of each document, for the filter. `progress` is called with the number of chunks
-        sent and their total.
+        sent and their total. An entry that the index refuses is left out of it, under its former rights, too.
+
+        Raises:
+            AbstainError: the index refused entries, the first of which is named; all others are as they should be.
         """
         products = products or {}
         entries = {
@@ -64,12 +67,31 @@ class Retriever:
         changed = [entry for key, entry in entries.items() if key in known and known[key] != entry.digest]
         new = [entry for key, entry in entries.items() if key not in known]
         done, total = 0, len(changed) + len(new)
+        refused: list[str] = []
         for todo in (changed, new):  # separate: revoked entitlements take effect before new texts are encoded
             for some in (todo[at : at + AT_ONCE] for at in range(0, len(todo), AT_ONCE)):
-                self.index.upsert(some, self.embeddings.of([entry.chunk.text for entry in some]))
+                refused += self._upsert(some)
                 done += len(some)
                 progress(done, total)
+        if refused:
+            self.index.remove(key for key in refused if key in known)
+            more = f" and {len(refused) - 1:,} more" if len(refused) > 1 else ""
+            raise AbstainError(
+                Code.INVALID_ROW,
+                f"{refused[0]}{more}: the vector index refuses this chunk, so nobody finds it: correct its document",
+            )
         return Synced(total, len(gone), len(entries))
+
+    def _upsert(self, entries: Sequence[IndexEntry]) -> list[str]:
+        """Send `entries`; return the ids of those that the index refuses. One of them holds up no other."""
+        try:
+            self.index.upsert(entries, self.embeddings.of([entry.chunk.text for entry in entries]))
+        except EntryRefused:
+            if len(entries) == 1:
+                return [entries[0].chunk.chunk_id]
+            half = len(entries) // 2
+            return [*self._upsert(entries[:half]), *self._upsert(entries[half:])]
+        return []
 
     def search(
         self,
