@@ -62,11 +62,10 @@ def write(folder: Path) -> None:
     (folder / "blank.jsonl.gz").write_bytes(blank * 1000)
     (folder / "lines.jsonl.gz").write_bytes(gzip.compress(b'{"a":"' + b"x" * 4_000_000 + b'"}\n') * 300)
     (folder / "line.csv.gz").write_bytes(gzip.compress(b"x" * 10_000_000) * 100)
-    merged, name = "a0: &a0 {x: 1}\n", "a0"
-    for at in range(1, 12):
-        merged += f"a{at}: &a{at} {{<<: [{', '.join(['*' + name] * 9)}]}}\n"
-        name = f"a{at}"
-    (folder / "merged.md").write_text(f"{FRONT}{merged}---\n# A\n\nx\n")
+    merged = "x: 1"
+    for at in range(9):
+        merged = f"<<: [&a{at} {{{merged}}}{f', *a{at}' * 9}]"
+    (folder / "merged.md").write_text(f"{FRONT}{merged}\n---\n# A\n\nx\n")
     (folder / "sexagesimal.md").write_text(f"{FRONT}product: {':'.join(['59'] * 400_000)}\n---\n# A\n\nx\n")
     (folder / "tables.md").write_text(
         FRONT.replace("doc_id: a", "doc_id: tables") + "---\n# A\n\nwords\n\n" + CELL * 5000

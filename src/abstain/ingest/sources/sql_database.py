@@ -30,8 +30,8 @@ ATTEMPTS = 5
 WAIT = wait_exponential(multiplier=0.5)
 """Seconds before the next attempt: 0.5, 1, 2, 4."""
 
-CHUNK = 500
-"""Rows held in memory at once."""
+CHUNK = 50
+"""Rows held in memory at once: their size is known only when they are here."""
 
 _SECRET = re.compile("pass|secret|token", re.IGNORECASE)
 
