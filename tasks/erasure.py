@@ -13,6 +13,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
 from abstain.ingest.privacy.policy import Privacy
 from abstain.release.registry import Registry, load_registry
+from tasks.copies import copies_of
 from tasks.git_commit import commit_data
 from tasks.lineage import versions_trained_on
 from tasks.workspace import Workspace
@@ -20,11 +21,13 @@ from tasks.workspace import Workspace
 
 @dataclass(frozen=True)
 class Erasure:
-    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these."""
+    """Rows removed, by table; versions trained on them (True: for certain); the registry that marks these; and the
+    lines about copies that are left to the operator (`copies_of`)."""
 
     removed: dict[str, int]
     versions: dict[str, bool]
     registry: Registry
+    copies: tuple[str, ...]
 
 
 def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
@@ -38,11 +41,12 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
     before = store.erased_users()
     removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions)
-    gone = set(store.erased_users().interactions).difference(before.interactions)
+    erased = set(store.erased_users().interactions)
+    gone = erased.difference(before.interactions)
     versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
     new = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
     if new:
         registry = registry.erased(new, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
     commit_data(workspace, "Erase a user", paths.REGISTRY)
-    return Erasure(removed, versions, registry)
+    return Erasure(removed, versions, registry, tuple(copies_of(workspace, erased)) if with_interactions else ())

@@ -53,6 +53,7 @@ def export(
     from abstain.review.sampling import draw
     from abstain.review.time_window import read_time_window
     from abstain.review.workbook import to_bytes
+    from tasks.copies import remember_export
     from tasks.workspace import open_workspace
 
     if output.suffix.lower() != ".xlsx":
@@ -79,6 +80,7 @@ def export(
         design = draw(window.frame, size, random_share, SEED, threshold)
         _print(describe_sample(design, window))
         write_atomically(output, to_bytes(export_sample(design, window, store)))
+        remember_export(output)
     _print([f"{output}: open it in a spreadsheet, or run `abstain review serve {output}`"])
 
 

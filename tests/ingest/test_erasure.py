@@ -1,3 +1,6 @@
+import hashlib
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +10,12 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
+from abstain.data.validation.checks import ValidatedRows
+from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import erase_rows, erased_answers
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.files import explicit_sources
 from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, row, thumb, verdict, write_lines
@@ -34,6 +40,78 @@ def file(tmp_path: Path) -> Path:
     )
 
 
+OF_ANN = [
+    '{"interaction_id": "a", "thumb": "up", "given_at": "x", "user": ["ann"]}',
+    '{"thumb": {"user": {"id": "ann"}, "comment": "as Ann said"}}',
+    '{"thumb": {"user": {"ann": true}}}',
+    '{"user_id": "ann", "coment": "as Ann said"}',
+    '{"User": " ann ", "note": "as Ann said"}',
+    '{"events": [{"by": [{"userId": "ann"}]}, {"text": "as Ann said"}]}',
+    '{"question": 1, "thumb": {"given_at": "x", "thumb": "up", "user": "ann", "comment": "as Ann said"}}',
+    '{"payload": "{\\"user\\": \\"ann\\", \\"text\\": \\"as Ann said\\"}"}',
+    '[{"user": "ann", "comment": "as Ann said"}]',
+    '{"user": "ann", "user": "bob", "comment": "as Ann said"}',
+    '{"user": "ann", "comment": "as Ann sa',
+    "[" * 3000,
+    '{"a":' * 3000,
+]
+"""Refused lines of Ann, however they are broken; of the last six nothing is kept, so there is nothing to remove."""
+
+
+@pytest.mark.parametrize("pseudonym", ["ann", "u-5eed"])
+def test_refused_rows_of_any_shape_go_and_do_not_come_back(tmp_path: Path, pseudonym: str) -> None:
+    data, file = tmp_path / "data", tmp_path / "a.jsonl"
+    others = ['{"user": "annette", "note": "no"}', '{"user": "Ann", "note": "no"}', '{"note": "I am ann"}']
+    file.write_text("\n".join([*OF_ANN, *others]))
+    privacy = Privacy(user=lambda name: "u-5eed" if name.strip() == "ann" else name) if pseudonym != "ann" else None
+    ingest(explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
+    assert erase_rows(DataStore(data), "ann", pseudonym) == {"feedback": 0, "quarantine": 7}
+    kept = [row.raw for path in Quarantine(data).files() for row in Quarantine(data).rows(path) if row.raw]
+    assert kept == others and "as Ann said" not in everything(data)
+    again = ingest(explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
+    assert again.reasons["A106 user: erasure was requested, so the row was not kept"] == 7
+    late = write_lines(tmp_path / "late.jsonl", {"usr": ["ann"], "note": "as Ann said, later"})
+    report = ingest(explicit_sources([str(late)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
+    assert report.quarantined == 1 and "as Ann said" not in everything(data)
+
+
+def test_refused_rows_of_a_removed_interaction_go_with_it(tmp_path: Path, file: Path) -> None:
+    data, lines = tmp_path / "data", tmp_path / "b.jsonl"
+    take(data, file)
+    lines.write_text('{"interaction_id": "i-1", "reviewer": "sme", "ideal_answer": "as Ann said"}\n')
+    take(data, lines)
+    assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True)["quarantine"] == 2
+    lines.write_text('{"interaction_id": " i-1", "reviewer": "sme", "ideal_answer": "as Ann said, too"}\n')
+    assert take(data, lines).quarantined == 1 and "as Ann said" not in everything(data)
+
+
+def test_a_valid_row_that_waits_is_kept_without_the_thumb_of_an_erased_user(tmp_path: Path, file: Path) -> None:
+    data = tmp_path / "data"
+    take(data, file)
+    erase_rows(DataStore(data), "ann", "ann")
+    waits = row("i-7", thumb=thumb(user="ann", comment="as Ann said"))
+    late, digest = write_lines(tmp_path / "late.jsonl", waits), hashlib.sha256(json.dumps(waits).encode()).hexdigest()
+
+    def refuse_all(rows: ValidatedRows, *_: object) -> ValidationResult:
+        refused = {line.key: ("question: too long",) for line in rows.interactions}
+        return replace(accept_all(rows, *_), reasons=refused)
+
+    assert ingest(explicit_sources([str(late)]), data, LENIENT, NOW, validate=refuse_all).quarantined == 1
+    (kept,) = (one for path in Quarantine(data).files() for one in Quarantine(data).rows(path))
+    assert kept.raw and json.loads(kept.raw) == {key: value for key, value in waits.items() if key != "thumb"}
+    assert kept.digest == digest and kept.size == len(json.dumps(waits))
+
+
+def test_text_that_a_former_version_stored_and_this_one_does_not_keep_leaves_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "quarantine"
+    folder.mkdir()
+    fields = {"source": "a.jsonl", "line": 1, "raw_base64": None, "reasons": ["A103 why"]}
+    texts = ['{"user": "ann", "user": "bob"}', "[" * 3000, '{"user": ["ann"]}', '{"user": "bob"}']
+    write_lines(folder / "0.jsonl", *({**fields, "digest": str(n), "raw": text} for n, text in enumerate(texts)))
+    assert erase_rows(DataStore(tmp_path), "ann", "u-5eed")["quarantine"] == 1
+    assert "ann" not in everything(tmp_path) and "bob" in everything(tmp_path)
+
+
 def everything(data: Path) -> str:
     return "".join(content.decode() for content in bytes_of(data).values())
 
@@ -52,7 +130,7 @@ def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, 
     again = take(data, file)
     assert (again.accepted, again.duplicate, again.held, again.quarantined) == (0, 4, 0, 2)
     assert everything(data).count("ann") == 1
-    assert "1 x A106 user: erasure was requested, so the row was not kept" in again.to_markdown()
+    assert "2 x A106 user: erasure was requested, so the row was not kept" in again.to_markdown()
 
 
 def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:

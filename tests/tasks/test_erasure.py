@@ -12,24 +12,32 @@ from typing import Any
 
 import pytest
 
+from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import Feedback
 from abstain.core.errors import AbstainError
+from abstain.core.files import write_json
+from abstain.core.markdown import numbered
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from abstain.release.registry import Registry
+from abstain.reports.page import render_html
+from abstain.review.workbook import KEY
 from abstain_cli import app as cli
 from flows import promote as promote_flow
 from flows import retrain as retrain_flow
 from tasks import promotion, publish
+from tasks.copies import remember_export
 from tasks.erasure import erase_user
 from tasks.git_commit import commit, push
 from tasks.promotion import Promotion, promote_candidate, roll_back
+from tasks.server import reports
 from tasks.workspace import BRANCH, Workspace, open_workspace
 from tests.conftest import Project
-from tests.data.builders import NOW, PARAMS, accept_all, alone, row, thumb, verdict, write_lines
+from tests.data.builders import NOW, PARAMS, accept_all, alone, interaction, row, thumb, verdict, write_lines
+from tests.review.builders import write_file
 from tests.tasks.conftest import DAY, Candidates, Plain
 
 NEXT_DAY = datetime(2026, 11, 21, tzinfo=UTC)
@@ -287,6 +295,29 @@ def test_versions_that_saw_the_rows_are_marked_with_them_gone(
     assert list(history.on_origin().tainted) == versions and history.on_origin() == erasure.registry
     assert all(found.user != user for found in DataStore(history.path / paths.DATA).rows(Feedback))
     assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
+
+
+def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) -> None:
+    root, home = history.path, load_settings().home.resolve()
+    files = [write_file(root.parent / f"{key}.xlsx", interaction(key)) for key in ("i-1", "i-2")]
+    for file in files:
+        remember_export(file)
+    shown = {"examples": {"caught": [{"interaction_id": "i-1"}], "missed": []}}
+    other = {"examples": {"caught": [{"interaction_id": "i-12"}], "missed": []}}
+    for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
+        write_json(home / "releases" / version / "evaluation.json", evaluation)
+        (example,) = evaluation["examples"]["caught"]
+        page = render_html(f"# Report\n\n## \u2713 Well\n\n{numbered([(f'Likely · {example[KEY]}', ['a'])])}", {})
+        reports.keep(f"run-{version}", "evaluation", page)
+    write_json(root / paths.EVALUATION, shown)
+    expected = [files[0], home / "reports/run-v1.0.0/evaluation.html", root / paths.REPORT, home / "releases/v1.0.0"]
+    for _ in range(2):  # asked again, it names what is still there
+        copies = erase_user(history, "u-ann", with_interactions=True).copies
+        assert [line.partition(": ")[0] for line in copies] == [str(place) for place in [*expected, home / "features"]]
+    assert erase_user(history, "u-ann", with_interactions=False).copies == ()
+    files[0].unlink()
+    copies = erase_user(history, "u-ann", with_interactions=True).copies
+    assert str(files[0]) not in "".join(copies) and len(copies) == 4
 
 
 def test_asked_again_it_marks_what_has_no_mark_and_no_more(history: Plain) -> None:

@@ -2,8 +2,9 @@
 
 Notes:
 
-* A user's rows are those that carry the pseudonym: thumbs with their comments, accepted, held or refused. An
-  interaction carries no user; on request, those that the user rated are removed too, with all verdicts on them.
+* A user's rows are those that carry the pseudonym: thumbs with their comments, accepted, held or refused; a refused
+  row anywhere in it, under any spelling of `user` that redaction recognises. An interaction carries no user; on
+  request, those that the user rated are removed too, with all verdicts on them.
 * Erased users are stored by pseudonym alone, and removed interactions by their identity: rows re-sent by a source are
   rejected.
 * Earlier versions of data/ stay in the DVC cache and remote until `dvc gc`: history is not rewritten.
@@ -22,6 +23,7 @@ from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
+from abstain.ingest.privacy.pseudonyms import bare_name
 from abstain.ingest.quarantine import Quarantine
 
 
@@ -31,14 +33,14 @@ def erase_rows(store: DataStore, user: str, pseudonym: str, *, with_interactions
     A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row has or had either
     name.
     """
-    names, known = {user, pseudonym}, store.erased_users()
-    rated = {row.interaction_id for row in store.rows(Feedback) if row.user in names}
+    names, known = {bare_name(user), bare_name(pseudonym)}, store.erased_users()
+    rated = {row.interaction_id for row in store.rows(Feedback) if row.user and bare_name(row.user) in names}
     gone = rated if with_interactions else set()
     files = {"feedback": [*store.parts(Feedback), *store.held().values()]}
     if with_interactions:
         files |= {"interactions": store.parts(Interaction), "reviews": store.parts(Review)}
     removed = {table: sum(_rewrite(path, names, gone) for path in paths) for table, paths in files.items()}
-    removed["quarantine"] = Quarantine(store.folder).drop_of(names)
+    removed["quarantine"] = Quarantine(store.folder).drop_of(names, gone)
     if not sum(removed.values()):
         if pseudonym not in known.users:
             raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
@@ -70,7 +72,8 @@ def _rewrite(path: Path, names: set[str], gone: set[str]) -> int:
     kept = []
     for text in lines:
         row = json.loads(text)
-        if row.get("user") not in names and row["interaction_id"] not in gone:
+        user = row.get("user")
+        if not (user and bare_name(user) in names) and row["interaction_id"] not in gone:
             kept.append(text)
     if len(kept) < len(lines):
         write_atomically(path, b"".join(text + b"\n" for text in kept))

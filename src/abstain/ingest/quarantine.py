@@ -24,7 +24,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from abstain.data.store.dataset import Staging, read_rows
 from abstain.data.validation.checks import TOO_LONG, UNKNOWN_CONTEXTS
 from abstain.ingest.pipeline.parsing import BLANK, ParsedRow, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
+from abstain.ingest.privacy.refused_json import is_kept, named_in
 
 FOLDER = "quarantine"
 _TYPED = frozenset({"question", "answer", "comment", "ideal_answer"})
@@ -76,7 +77,7 @@ class QuarantinedRow(Row):
             return fields
         exact, raw = fields.get("raw_base64"), str(fields.get("raw"))
         size = len(base64.b64decode(exact) if exact else raw.encode())
-        is_parsed = not exact and not is_document(str(fields.get("source"))) and _is_object(raw)
+        is_parsed = not exact and not is_document(str(fields.get("source"))) and is_kept(raw.encode())
         return {name: fields[name] for name in fields if name != "raw_base64"} | {
             "size": size,
             "raw": raw if is_parsed else None,
@@ -167,9 +168,19 @@ class Quarantine:
         """Discard the rows of `path` for good and unblock their sources. Returns how many there were."""
         return self._drop(path, lambda row: True)
 
-    def drop_of(self, names: set[str]) -> int:
-        """Discard every row of the users `names`. Returns how many there were."""
-        return sum(self._drop(path, lambda row: _is_of(row, names)) for path in self.files())
+    def drop_of(self, names: Collection[str], interactions: Collection[str] = ()) -> int:
+        """Discard every row that names one of the users `names` (`bare_name`), or is about one of `interactions`.
+
+        Returns how many there were.
+        """
+
+        def is_theirs(row: QuarantinedRow) -> bool:
+            if row.raw is None or is_document(row.source):  # a row whose text was not kept names no one
+                return False
+            named = named_in(row.raw.encode())
+            return not named.users.isdisjoint(names) or not named.interactions.isdisjoint(interactions)
+
+        return sum(self._drop(path, is_theirs) for path in self.files())
 
     def _drop(self, path: Path, is_dropped: Callable[[QuarantinedRow], bool]) -> int:
         left: list[QuarantinedRow] = []
@@ -177,6 +188,7 @@ class Quarantine:
         for row in self.rows(path):
             (gone if is_dropped(row) else left).append(row)
         if not gone:
+            write_atomically(path, as_lines(left))  # rows stored before `size` was may hold text that is not kept now
             return 0
         self.dropped = self.dropped.union(row.digest for row in gone)
         write_atomically(self.folder / "dropped.txt", "".join(f"{one}\n" for one in sorted(self.dropped)).encode())
@@ -280,19 +292,3 @@ def digest_of(row: ParsedRow) -> str:
         return row.digest
     alone = row.feedback or row.review if row.interaction is None else None
     return hashlib.sha256(row.raw if alone is None else alone.canonical().encode()).hexdigest()
-
-
-def _is_of(row: QuarantinedRow, names: set[str]) -> bool:
-    """Whether the user of a refused row is one of `names`; a row whose text was not kept names no one."""
-    if row.raw is None or is_document(row.source):
-        return False
-    fields = json.loads(row.raw)
-    thumb = fields.get("thumb")
-    return fields.get("user") in names or (isinstance(thumb, dict) and thumb.get("user") in names)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False

@@ -26,6 +26,14 @@ _PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
 _SHORTEST = 32
 
 
+def bare_name(name: str) -> str:
+    """`name` without spaces around it, in NFC: typed in a terminal, it may hold its accents as characters of their own.
+
+    Nothing else is folded: an id in other case is another user's.
+    """
+    return unicodedata.normalize("NFC", name.strip())
+
+
 class Pseudonyms:
     """Names for users (`u-...`) and reviewers (`r-...`): a person who is both has two unlinkable names."""
 
@@ -41,8 +49,7 @@ class Pseudonyms:
         return self._pseudonym("r", name)
 
     def _pseudonym(self, kind: str, name: str) -> str:
-        # The same name typed in a terminal may hold its accents as characters of their own.
-        person = unicodedata.normalize("NFC", name.strip())
+        person = bare_name(name)
         if not person or _PSEUDONYM.fullmatch(person):
             return person
         message = f"{kind}\0{person}".encode("utf-8", "surrogatepass")
