@@ -16,12 +16,13 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import uniform
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.privacy.pseudonyms import seal_key
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.release.registry import load_registry
 from abstain.review.drift import COMPARED, drift
 from abstain.review.time_window import NO_THUMB, TimeWindow, stream_interactions
 from abstain.review.verdicts import Verdicts, read_verdicts
-from abstain.review.workbook import ReviewRow
+from abstain.review.workbook import ReviewRow, check_seals
 from tasks.workspace import Workspace
 
 Progress = Callable[[int, int], None]
@@ -75,12 +76,12 @@ def prioritise(
 def check_verdicts(
     workspace: Workspace, rows: Sequence[ReviewRow], now: datetime, reviewer: str | None = None
 ) -> Verdicts:
-    """The verdicts in the rows of a review file, beside the reviews that the workspace has stored.
+    """The verdicts in the rows of a review file of this home, beside the reviews that the workspace has stored.
 
     `now` and `reviewer` are those of `read_verdicts`.
     """
     params, store = load_params(workspace.path / paths.PARAMS), DataStore(workspace.path / paths.DATA)
-    privacy = Privacy.open(params.privacy, load_settings())
+    privacy, rows = Privacy.open(params.privacy, load_settings()), check_seals(rows, seal_key(load_settings()))
     ids = {row.cells["interaction_id"] for row in rows}
     stored: dict[str, list[Review]] = {}
     for review in store.rows(Review):

@@ -45,10 +45,12 @@ def export(
 ) -> None:
     """Sample answers of the last 30 days, or of --since to --until, and write them into a workbook for reviewers."""
     from abstain.config.params import load_params
+    from abstain.config.settings import load_settings
     from abstain.core import paths
     from abstain.core.files import write_atomically
     from abstain.data.labels.training_table import uncounted_verdicts
     from abstain.data.store.dataset import DataStore
+    from abstain.ingest.privacy.pseudonyms import seal_key
     from abstain.review.export import describe_sample, export_sample
     from abstain.review.sampling import draw
     from abstain.review.time_window import read_time_window
@@ -79,7 +81,7 @@ def export(
             _print(messages)
         design = draw(window.frame, size, random_share, SEED, threshold)
         _print(describe_sample(design, window))
-        write_atomically(output, to_bytes(export_sample(design, window, store)))
+        write_atomically(output, to_bytes(export_sample(design, window, store, seal_key(load_settings()))))
         remember_export(output)
     _print([f"{output}: open it in a spreadsheet, or run `abstain review serve {output}`"])
 
@@ -91,7 +93,7 @@ def import_(
 ) -> None:
     """Import the verdicts of a file into data/; rows not reviewed yet may follow later, from the same file."""
     from abstain.core.json_lines import as_lines
-    from abstain.review.time_window import IMPORTED
+    from abstain.data.store.dataset import REVIEW_QUEUE
     from abstain.review.workbook import read_workbook
     from tasks.review import check_verdicts
     from tasks.server import server_for_run
@@ -107,7 +109,7 @@ def import_(
         from flows.ingest import ingest as flow
 
     with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder) / f"{IMPORTED}-{file.stem}.jsonl"
+        lines = Path(folder) / f"{REVIEW_QUEUE}-{file.stem}.jsonl"
         lines.write_bytes(as_lines(verdicts.reviews))
         console.print(flow([str(lines)]).to_markdown())
 

@@ -15,11 +15,10 @@ from abstain.config.params import load_params
 from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.labels.training_table import uncounted_verdicts
-from abstain.data.store.dataset import DataStore
+from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
-from abstain.review.time_window import IMPORTED
 from abstain.review.verdicts import REMEDIES
 from abstain.review.workbook import read_workbook
 from abstain_cli import review as review_cli
@@ -108,7 +107,7 @@ def test_import_names_what_it_does_not_take_and_takes_the_rest(data: Path) -> No
         "week.xlsx: 4 reviewed, 3 not yet, 3 to fix",
     ]
     assert {one.reviewer for one in DataStore(data).rows(Review)} == {"Ann"}
-    assert [batch.sources for batch in DataStore(data).batches()][1:] == [(f"{IMPORTED}-week.jsonl",)]
+    assert [batch.sources for batch in DataStore(data).batches()][1:] == [(f"{REVIEW_QUEUE}-week.jsonl",)]
     review("import", "week.xlsx", "--reviewer", "Ann")
     assert len(list(DataStore(data).rows(Review))) == 4
 

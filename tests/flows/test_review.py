@@ -26,7 +26,7 @@ from tasks.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import Project
 from tests.ports import free_port
-from tests.review.builders import Cells, cells_of, rows_of
+from tests.review.builders import SEAL_KEY, Cells, cells_of, rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -243,5 +243,5 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     assert design.rows["why"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
     assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["why"] == "uncertain"])
-    rows = read_rows(export_sample(design, window, DataStore(workspace.path / "data")))
+    rows = read_rows(export_sample(design, window, DataStore(workspace.path / "data"), SEAL_KEY))
     assert Counter(row.cells["why"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}

@@ -19,6 +19,7 @@ from abstain.review.workbook import (
     to_bytes,
 )
 
+SEAL_KEY = b"of the home that exports"
 YES = {"complete": "yes", "correct": "yes", "truthful": "yes"}
 Cells = Mapping[str, Any]
 
@@ -27,7 +28,7 @@ def write_file(path: Path, *interactions: Interaction, cells: Cells | None = Non
     """A review file at `path`; every row is drawn as `sampled` says and filled in with `cells`."""
     drawn = {"why": "random", "drawn": 3, "of": 17, **sampled}
     rows = [{**sampled_cells(one, **drawn), **reviewer_cells(None), **(cells or {})} for one in interactions]
-    path.write_bytes(to_bytes(make_workbook(rows)))
+    path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
     return path
 
 

@@ -12,18 +12,18 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
 from abstain.data.labels.answer_labels import last_verdicts, resolve
-from abstain.data.store.dataset import DataStore
+from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.report import IngestReport
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
 from abstain.review.export import describe_sample, export_sample
 from abstain.review.sampling import Design, draw
-from abstain.review.time_window import IMPORTED, read_time_window
+from abstain.review.time_window import read_time_window
 from abstain.review.verdicts import read_verdicts
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
 from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
-from tests.review.builders import cells_of, fill, rows_of
+from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of
 from tests.review.test_time_window import take
 
 FIRST = datetime(2026, 11, 10, 9, tzinfo=UTC)
@@ -50,7 +50,7 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design
     window = read_time_window(DataStore(data), since)
     design = draw(window.frame, size, 1.0, seed=0)
     path = data.parent / f"reviews-{size}.xlsx"
-    path.write_bytes(to_bytes(export_sample(design, window, DataStore(data))))
+    path.write_bytes(to_bytes(export_sample(design, window, DataStore(data), SEAL_KEY)))
     return design, path
 
 
@@ -78,7 +78,7 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
         known.setdefault(review.interaction_id, []).append(review)
     found = read_verdicts(rows_of(path).values(), now, known)
     assert found.problems == ()
-    lines = data.parent / f"{IMPORTED}-{path.stem}.jsonl"
+    lines = data.parent / f"{REVIEW_QUEUE}-{path.stem}.jsonl"
     lines.write_bytes(as_lines(found.reviews))
     return ingest(explicit_sources([str(lines)]), data, PARAMS, now, validate=accept_all)
 

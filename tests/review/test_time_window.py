@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataset import DataStore
+from abstain.data.store.dataset import REVIEW_QUEUE, DataStore
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import explicit_sources
-from abstain.review.time_window import IMPORTED, read_time_window, stream_interactions
+from abstain.review.time_window import read_time_window, stream_interactions
 from tests.data.builders import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
 
 
@@ -82,7 +82,7 @@ def test_window_holds_what_is_known_of_a_row(data: Path) -> None:
 
 def test_verdict_of_the_queue_is_known_by_its_source(data: Path) -> None:
     take(data, asked("a", 0), asked("b", 0), asked("c", 0, review=verdict(inclusion_probability=0.5)))
-    take(data, alone(verdict(inclusion_probability=0.1), "a"), name=f"{IMPORTED}-week 1.jsonl")
+    take(data, alone(verdict(inclusion_probability=0.1), "a"), name=f"{REVIEW_QUEUE}-week 1.jsonl")
     store = take(data, alone(verdict(), "b"), name="other.jsonl")
     frame = read_time_window(store).frame
     assert frame["reviewed"].all()

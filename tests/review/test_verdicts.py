@@ -11,6 +11,7 @@ from abstain.core.contracts import Review
 from abstain.review.verdicts import Verdicts, read_verdicts
 from abstain.review.workbook import REVIEWER_COLUMNS, make_workbook, read_rows, reviewer_cells, sampled_cells
 from tests.data.builders import interaction
+from tests.review.builders import SEAL_KEY
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GOOD = {"complete": "yes", "correct": "TRUE", "truthful": " 0 ", "reviewer": "Ann", "ideal_answer": " 90 euros "}
@@ -25,7 +26,7 @@ def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any)
     by_id: dict[str, list[Review]] = {}
     for review in stored:
         by_id.setdefault(review.interaction_id, []).append(review)
-    return read_verdicts(read_rows(make_workbook(rows)), NOW, by_id, **options)
+    return read_verdicts(read_rows(make_workbook(rows, SEAL_KEY)), NOW, by_id, **options)
 
 
 def test_whole_verdict_is_a_review() -> None:

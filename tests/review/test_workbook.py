@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,8 @@ from abstain.review.workbook import (
     MAX_CELL,
     REVIEWER_COLUMNS,
     SAMPLED_COLUMNS,
+    ReviewRow,
+    check_seals,
     make_workbook,
     read_workbook,
     reviewer_cells,
@@ -27,12 +30,17 @@ from abstain.review.workbook import (
     write_contexts,
 )
 from tests.data.builders import interaction, review
-from tests.review.builders import cells_of, fill, rows_of, write_file
+from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of, write_file
 
 CONTEXTS = (Context(chunk_id="cards-gold#1", text="Fees\n\nThe fee is 90 euros."), Context(chunk_id="x#2", text="-1"))
 RUN_OR_CONVERTED = ["=1+1", '=HYPERLINK("http://x","y")', "+31 20", "-1", "@SUM(A1)", "00123", "1e5", "TRUE", "#N/A"]
 ODD = ["\x00a\x1f", "a\r\nb\rc\td\x7f\ufffe\uffff", "_x000D_ _x005F_x0041_ _xD800_", " x ", "\N{PILE OF POO}" * 9]
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from([*RUN_OR_CONVERTED, *ODD])
+RUNS = st.builds(
+    str.__mul__, st.sampled_from(["'", "=", "\x00", "_x", "_x0041_", "\n", "[1] ", "\u00e9"]), st.integers(1, 2_000)
+)
+texts = (
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | RUNS | st.sampled_from([*RUN_OR_CONVERTED, *ODD])
+)
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def test_any_text_saved_and_read_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]
 ) -> None:
     path = tmp_path_factory.mktemp("workbook") / "reviews.xlsx"
-    path.write_bytes(to_bytes(make_workbook(rows)))
+    path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
     book, read = read_workbook(path)
     expected = [row for row in rows if any(row.values())]
     assert [row.cells for row in read] == expected
@@ -158,6 +166,44 @@ def test_contexts_are_split_in_rank_order() -> None:
     assert split_contexts("") == []
     tricky = (Context(chunk_id="a#1", text="see\n[3] there\n[1] and here"), Context(chunk_id="b c#2", text="z"))
     assert split_contexts(write_contexts(tricky)) == [("a#1", tricky[0].text), ("b c#2", "z")]
+
+
+LINES = st.builds(
+    str.__add__,
+    st.sampled_from(["", " ", "\t", "\\", "\\\\"]),
+    st.sampled_from(["[1] a#1", "[2] policy#99", "[3] x", "[12] y", "[a] z", "text", "[2]", ""]) | st.text(max_size=5),
+)
+BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a#1", "b c#2"]), st.lists(LINES, min_size=1), st.sampled_from(BREAKS))))
+def test_no_text_of_a_chunk_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
+    texts = [(name, f"x{line_break.join(lines)}x{line_break}{lines[0]}y") for name, lines, line_break in parts]
+    written = write_contexts(Context(chunk_id=name, text=text) for name, text in texts)
+    assert split_contexts(written) == texts
+    shown = [line for line in written.splitlines() if re.match(r"\s*\[\d+\] ", line)]
+    assert len(shown) == len(texts), "what a reviewer sees in a spreadsheet"
+
+
+def test_only_the_home_that_drew_a_row_says_how(file: Path) -> None:
+    def forge(change: str) -> list[ReviewRow]:
+        book = load_workbook(file)
+        book["reviews"]["H3"].value = change
+        digest = hashlib.sha256(change.encode()).hexdigest()[:16]
+        book["export"]["H3"].value = digest  # which anybody can compute
+        book.save(file)
+        return read_workbook(file)[1]
+
+    assert [row.refused for row in check_seals(forge("3 of 17"), SEAL_KEY)] == [None, None, None]
+    rows = forge("1 of 999999999")
+    assert [row.refused for row in rows] == [None, None, None]
+    refused = [row.refused for row in check_seals(rows, SEAL_KEY)]
+    assert refused[::2] == [None, None] and (refused[1] or "").startswith("reviews!H3: inclusion_probability is not as")
+    with pytest.raises(
+        AbstainError, match="with this home's key: import it where it was exported, or set ABSTAIN_USER_K"
+    ):
+        check_seals(rows, b"of another home")
+    assert check_seals([], SEAL_KEY) == []
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ CONTRACT_VERSION = 1
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Name = Annotated[str, StringConstraints(pattern=r"\S")]
 Probability = Annotated[float, Field(gt=0, le=1)]
+SMALLEST_INCLUSION = 1e-6
+"""The smallest inclusion probability: a verdict stands for a million answers at most. Below it, one row would outweigh
+all others together, and 1 / p may be infinite."""
+InclusionProbability = Annotated[float, Field(ge=SMALLEST_INCLUSION, le=1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
 """A finite number; -0 becomes 0, which is the same number in other bytes."""
 LogProbability = Annotated[Number, Field(le=0)]
@@ -124,7 +128,7 @@ class Review(Row):
     correct: bool
     truthful: bool
     ideal_answer: Text | None = None
-    inclusion_probability: Probability | None = None
+    inclusion_probability: InclusionProbability | None = None
 
 
 class Document(Row):
@@ -173,7 +177,7 @@ class ImportedReview(Row):
     correct: bool
     truthful: bool
     ideal_answer: Text | None = None
-    inclusion_probability: Probability | None = None
+    inclusion_probability: InclusionProbability | None = None
 
 
 class ImportedInteraction(Interaction):

@@ -18,8 +18,8 @@ from abstain.review.workbook import make_workbook, reviewer_cells, sampled_cells
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
 
-def export_sample(design: Design, window: TimeWindow, store: DataStore) -> Workbook:
-    """The file of `design`: first the rows to review, then reviewed ones whose weight has changed.
+def export_sample(design: Design, window: TimeWindow, store: DataStore, key: bytes) -> Workbook:
+    """The file of `design`, sealed with `key`: first the rows to review, then reviewed ones whose weight has changed.
 
     A larger sample, or one of another window, changes the inclusion probability of rows that were sampled and reviewed
     before. Such a review is in the file again, filled in, a microsecond later: imported, it is its reviewer's latest.
@@ -38,9 +38,12 @@ def export_sample(design: Design, window: TimeWindow, store: DataStore) -> Workb
             Code.NO_ROWS, "every row of this sample is reviewed already: raise -n, or move --since and --until"
         )
     return make_workbook(
-        sampled_cells(interactions[key], sampled[key]["why"], sampled[key]["drawn"], sampled[key]["of"])
-        | reviewer_cells(review)
-        for key, review in pairs
+        (
+            sampled_cells(interactions[name], sampled[name]["why"], sampled[name]["drawn"], sampled[name]["of"])
+            | reviewer_cells(review)
+            for name, review in pairs
+        ),
+        key,
     )
 
 

@@ -16,12 +16,10 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
-from abstain.data.store.dataset import DataStore
+from abstain.data.store.dataset import DataStore, is_review_queue
 
 DAYS = 30
 NO_THUMB = "none"
-IMPORTED = "review-queue"
-"""Prefix of the names of sources with verdicts of this review queue; it marks their batches."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def stream_interactions(store: DataStore, ids: Collection[str]) -> Iterator[Inte
 def _last_words(store: DataStore, ids: pd.Index) -> tuple[dict[str, tuple[Review, ...]], set[str]]:
     """Each reviewer's latest review of each of `ids`; those of `ids` that a verdict of this queue has come for."""
     wanted = set(ids)
-    imported = {batch.batch for batch in store.batches() if any(name.startswith(IMPORTED) for name in batch.sources)}
+    imported = {batch.batch for batch in store.batches() if any(map(is_review_queue, batch.sources))}
     last: dict[str, dict[str, Review]] = {}
     queued = set()
     for part in store.parts(Review):

@@ -1,11 +1,19 @@
-"""The review file: an .xlsx workbook whose sheet `reviews` holds one row per answer, with cells to fill in."""
+"""The review file: an .xlsx workbook whose sheet `reviews` holds one row per answer, with cells to fill in.
+
+Notes:
+
+* A digest of each locked cell names the cell that was edited, for anyone who opens the file.
+* A seal of each row, by the home's key, says that this home drew it so: whoever can write into the file can compute a
+  digest, but not a seal. The probability of a row is the weight of its verdict in every figure.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +28,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import VERDICTS, Context, Interaction, Review
 from abstain.core.errors import AbstainError
 
-SHEET, EXPORT_SHEET, KEY = "reviews", "export", "interaction_id"
+SHEET, EXPORT_SHEET, KEY, SEAL = "reviews", "export", "interaction_id", "seal"
 SAMPLED_COLUMNS = {
     "interaction_id": 14,
     "question": 40,
@@ -41,38 +49,47 @@ MAX_CELL = 32_767
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-F]{4}_)", re.IGNORECASE)
 _ESCAPED = re.compile(r"_x((?!D[89A-F])[0-9A-F]{4})_", re.IGNORECASE)
 
+_BREAK = r"(?:^|(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]))[ \t\xa0]*"  # wherever some program begins a line
+_MARK = r"\1" + r"\\"
+_LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*\[\d+\] )")
+_ESCAPED_CHUNK = re.compile(rf"({_BREAK})\\(?=\\*\[\d+\] )")
+
 
 @dataclass(frozen=True)
 class ReviewRow:
     """A row of the sheet `reviews`.
 
     `number` is the row number in the spreadsheet. `cells` is the text of each of `COLUMNS`, `places` its cell, as in
-    J6. `refused` names a cell for which the row is refused, with the remedy; None where there is none.
+    J6. `refused` names a cell for which the row is refused, with the remedy; None where there is none. `seal` is what
+    its export has.
     """
 
     number: int
     cells: Mapping[str, str]
     places: Mapping[str, str]
     refused: str | None
+    seal: str
 
 
-def make_workbook(rows: Iterable[Mapping[str, str]]) -> Workbook:
-    """A new review file of `rows`, each of which has a text for each of `COLUMNS`.
+def make_workbook(rows: Iterable[Mapping[str, str]], key: bytes) -> Workbook:
+    """A new review file of `rows`, each of which has a text for each of `COLUMNS`, sealed with `key`.
 
     Raises `AbstainError` for an id or a reviewer's text that is longer than a cell.
     """
     book = Workbook()
     sheet, export = book.worksheets[0], book.create_sheet(EXPORT_SHEET)
     sheet.title, export.sheet_state = SHEET, "hidden"
-    export.append(list(SAMPLED_COLUMNS))
+    export.append([*SAMPLED_COLUMNS, SEAL])
     for at, (name, width) in enumerate(COLUMNS.items(), start=1):
         write_text(sheet.cell(1, at), name, locked=True)
         sheet.column_dimensions[get_column_letter(at)].width = width
     for number, row in enumerate(rows, start=2):
         for at, name in enumerate(COLUMNS, start=1):
             write_text(sheet.cell(number, at), row[name], locked=name in SAMPLED_COLUMNS)
-        for at, name in enumerate(SAMPLED_COLUMNS, start=1):
-            write_text(export.cell(number, at), row[name] if name == KEY else _digest(from_cell(to_cell(row[name]))))
+        exported = {name: row[name] if name == KEY else from_cell(to_cell(row[name])) for name in SAMPLED_COLUMNS}
+        digests = [text if name == KEY else _digest(text) for name, text in exported.items()]
+        for at, text in enumerate([*digests, _seal(exported, key)], start=1):
+            write_text(export.cell(number, at), text)
     choice = DataValidation("list", formula1='"yes,no"', showErrorMessage=True, allow_blank=True)
     choice.add(f"I2:K{max(sheet.max_row, 2)}")
     sheet.add_data_validation(choice)
@@ -114,9 +131,24 @@ def read_rows(book: Workbook) -> list[ReviewRow]:
 
     LookupError that names a missing sheet or column.
     """
-    exported = {_text(line[KEY]): line for line in _read_lines(book, EXPORT_SHEET, SAMPLED_COLUMNS)}
+    exported = {_text(line[KEY]): line for line in _read_lines(book, EXPORT_SHEET, (*SAMPLED_COLUMNS, SEAL))}
     rows = [_read_row(line, exported) for line in _read_lines(book, SHEET, COLUMNS)]
     return [row for row in rows if any(row.cells.values())]
+
+
+def check_seals(rows: Sequence[ReviewRow], key: bytes) -> list[ReviewRow]:
+    """`rows`, those refused that were not sealed with `key`.
+
+    Raises `AbstainError` where no row was: then the key is another one.
+    """
+    sealed = [hmac.compare_digest(row.seal.encode(), _seal(row.cells, key).encode()) for row in rows]
+    if rows and not any(sealed) and not all(row.refused for row in rows):
+        raise AbstainError(
+            Code.WRONG_FORMAT,
+            "no row of this review file was exported with this home's key: import it where it was exported, or set "
+            "ABSTAIN_USER_KEY to that home's user.key, or export again",
+        )
+    return [row if is_sealed or row.refused else _unsealed(row) for row, is_sealed in zip(rows, sealed, strict=True)]
 
 
 def to_bytes(book: Workbook) -> bytes:
@@ -158,23 +190,26 @@ def write_moment(moment: datetime) -> str:
 
 
 def write_contexts(contexts: Iterable[Context]) -> str:
-    """Ranked chunks as one readable text, `[rank] chunk_id` above each."""
+    """Ranked chunks as one readable text, `[rank] chunk_id` above each.
+
+    A line of a chunk's text that looks like that has a backslash before it: the text of one page forges no other.
+    """
     return "\n\n".join(
-        f"[{rank}] {' '.join(context.chunk_id.split())}\n{context.text.strip()}"
+        f"[{rank}] {' '.join(context.chunk_id.split())}\n{_LIKE_A_CHUNK.sub(_MARK, context.text.strip())}"
         for rank, context in enumerate(contexts, start=1)
     )
 
 
 def split_contexts(text: str) -> list[tuple[str, str]]:
     """(chunk_id, text) of each chunk that `write_contexts` wrote."""
-    chunks: list[tuple[str, str]] = []
-    for line in text.splitlines():
+    chunks: list[tuple[str, list[str]]] = []
+    for line in text.replace("\r\n", "\n").split("\n"):  # a spreadsheet may have added the \r
         match = re.fullmatch(r"\[(\d+)\] (.+)", line)
-        if match and int(match[1]) == len(chunks) + 1:
-            chunks.append((match[2], ""))
+        if match and match[1] == str(len(chunks) + 1):
+            chunks.append((match[2], []))
         elif chunks:
-            chunks[-1] = (chunks[-1][0], f"{chunks[-1][1]}\n{line}")
-    return [(name, body.strip()) for name, body in chunks]
+            chunks[-1][1].append(line)
+    return [(name, _ESCAPED_CHUNK.sub(r"\1", "\n".join(body).strip())) for name, body in chunks]
 
 
 def to_cell(text: str) -> str:
@@ -235,11 +270,23 @@ def _read_row(line: Mapping[str, Cell], exported: Mapping[str, Mapping[str, Cell
             refused = f"{place} was changed: restore it, or copy the verdict into a fresh export"
         if refused:
             break
-    return ReviewRow(line[KEY].row, cells, {name: cell.coordinate for name, cell in line.items()}, refused)
+    places = {name: cell.coordinate for name, cell in line.items()}
+    return ReviewRow(line[KEY].row, cells, places, refused, _text(original[SEAL]) if original else "")
 
 
 def _text(cell: Cell) -> str:
     return "" if cell.value is None else from_cell(str(cell.value))
+
+
+def _unsealed(row: ReviewRow) -> ReviewRow:
+    place = f"{SHEET}!{row.places['inclusion_probability']}: inclusion_probability"
+    return replace(row, refused=f"{place} is not as this home drew it: copy the verdict into a fresh export")
+
+
+def _seal(cells: Mapping[str, str], key: bytes) -> str:
+    """32 hexadecimal digits that only `key` gives the texts of `SAMPLED_COLUMNS`."""
+    parts = (cells[name] if name == KEY else _digest(cells[name]) for name in SAMPLED_COLUMNS)
+    return hmac.digest(key, "\0".join(("review", *parts)).encode("utf-8", "surrogatepass"), "sha256").hex()[:32]
 
 
 def _digest(text: str) -> str:

@@ -66,7 +66,7 @@ def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
         ("reviews", "delay_days", [0, 90], [-0.01, 90.01]),
         ("reviews", "reviewed_at_seconds_ahead", [-1, 0], [0.01]),
         ("reviews", "ideal_answer_chars", [0, 200], [201]),
-        ("reviews", "inclusion_probability", [1e-9, 1], [0, 1.01]),
+        ("reviews", "inclusion_probability", [1e-6, 1], [9e-7, 1.01]),
         ("documents", "chunks", [1], [0]),
     ],
 )

@@ -63,6 +63,10 @@ LISTS = ("documents.jsonl", "chunks.jsonl", "batches.jsonl")
 NO_ROWS = b"\n"
 """The content of one of `LISTS` without a row: DVC warns of an empty file, each time."""
 
+REVIEW_QUEUE = "review-queue"
+"""Prefix of the names of sources of verdicts of the review queue, whose inclusion probabilities were checked; it marks
+their batches. Those of all other sources are taken as given."""
+
 
 class DocumentVersion(Row):
     """One accepted version of a document, known by the digest of its source; the last line of a `doc_id` counts."""
@@ -246,6 +250,11 @@ def write_empty(folder: Path) -> None:
         write_atomically(folder / table / "000000.jsonl", b"")
     for name in LISTS:
         write_atomically(folder / name, NO_ROWS)
+
+
+def is_review_queue(source: str) -> bool:
+    """Whether the source of this name brings verdicts of the review queue."""
+    return source.startswith(REVIEW_QUEUE)
 
 
 def suffix_of(source: str) -> str:

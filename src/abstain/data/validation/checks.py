@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from abstain.config.params import ValidationParams
-from abstain.core.contracts import Chunk, Document
+from abstain.core.contracts import SMALLEST_INCLUSION, Chunk, Document
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import Record
 
@@ -101,10 +101,6 @@ def _not_ahead(name: str, params: ValidationParams) -> Expectation:
     return between(f"{name}_seconds_ahead", reason, max_value=skew)
 
 
-def _probability(column: str) -> Expectation:
-    return between(column, f"{column}: {{value}} is not in (0, 1]", min_value=0, max_value=1, strict_min=True)
-
-
 def _new(column: str, reason: str) -> tuple[Expectation, Expectation]:
     """Unique in this batch and in earlier ones."""
     return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
@@ -148,7 +144,7 @@ def suites(
         one_of("scores_not_finite", [""], "writer: {value} is no finite number"),
         between("largest_token_log_prob", "token_log_probs: {value} is above 0: no log-probability is", max_value=0),
         one_of("decision", ["shown", "withheld"], "decision: '{value}' is neither shown nor withheld"),
-        _probability("propensity"),
+        between("propensity", "propensity: {value} is not in (0, 1]", min_value=0, max_value=1, strict_min=True),
         one_of("decided", [True], "propensity: there is no decision beside it: shown or withheld"),
     ]
     if with_documents:
@@ -174,7 +170,12 @@ def suites(
             present("reviewer"),
             *_timely("reviewed_at", params),
             _no_longer("ideal_answer", params),
-            _probability("inclusion_probability"),
+            between(
+                "inclusion_probability",
+                f"inclusion_probability: {{value}} is not in [{SMALLEST_INCLUSION:g}, 1]",
+                min_value=SMALLEST_INCLUSION,
+                max_value=1,
+            ),
         ),
         "documents": (
             present("doc_id"),

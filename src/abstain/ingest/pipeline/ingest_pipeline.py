@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Document, Interaction, document_of
+from abstain.core.contracts import Chunk, Document, Interaction, Review, document_of
 from abstain.core.json_lines import as_lines, read_lines
 from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
 from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex
@@ -77,6 +77,7 @@ class IngestPipeline:
         self.joined: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.newly_refused = 0
+        self.weighted = 0
         self.waiting = 0
         self.refused_before = ""
         self.results: list[ValidationResult] = []
@@ -192,6 +193,7 @@ class IngestPipeline:
         for line in resolution.new:
             if isinstance(line.row, Interaction):
                 self.profiler.add(line)
+            self.weighted += isinstance(line.row, Review) and line.row.inclusion_probability is not None
         for line in resolution.pending:
             self._pending[TABLES[type(line.row)]].append(line)
         for rows in self._pending.values():

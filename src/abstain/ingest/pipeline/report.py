@@ -20,9 +20,10 @@ class IngestReport:
     """Two levels of counts: input rows (`read` is the sum of the next four), and new rows by contract.
 
     `newly_refused` are the quarantined rows that were not reported before; `waiting`, those of the held ones that wait
-    for documents. `joined` counts the outcomes of rows held by earlier batches whose interaction, or documents, came
-    with this one. `quarantine`, relative to the data folder, is the file of the newly quarantined rows. `source_notes`
-    are lines of the sources themselves. Raises `RuntimeError` when the counts do not add up: a row would have been
+    for documents. `weighted` reviews brought an inclusion probability of their source's own. `joined` counts the
+    outcomes of rows held by earlier batches whose interaction, or documents, came with this one. `quarantine`, relative
+    to the data folder, is the file of the newly quarantined rows. `source_notes` are lines of the sources themselves.
+    Raises `RuntimeError` when the counts do not add up: a row would have been
     lost.
     """
 
@@ -34,6 +35,7 @@ class IngestReport:
     contracts: Mapping[str, int]
     newly_refused: int = 0
     waiting: int = 0
+    weighted: int = 0
     joined: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
@@ -83,6 +85,11 @@ class IngestReport:
         if self.joined:
             became = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.joined.items()))
             notes.append(f"of those that had waited: {became}")
+        if self.weighted:
+            notes.append(
+                f"{self.weighted:,} reviews have the inclusion probability that their source gave: it is not checked, "
+                "and it is their weight (docs/reviews.md)"
+            )
         if self.redacted:
             notes.append(f"redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}")
         if self.ignored:

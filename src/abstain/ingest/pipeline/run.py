@@ -24,7 +24,7 @@ from abstain.config.params import QualityParams, ValidationParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines
-from abstain.data.store.dataset import DataStore, IngestedBatch, Staging
+from abstain.data.store.dataset import DataStore, IngestedBatch, Staging, is_review_queue
 from abstain.data.validation.checks import Known, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
@@ -83,7 +83,7 @@ def ingest(
         profile = intake.profiler.profile()
         if quality and profile.rows:
             intake.results.append(validate_drift([*(batch.profile for batch in store.batches()), profile], quality))
-        report = _report(intake, staging, readings, privacy)
+        report = _report(intake, staging, readings, privacy, is_queue=all(map(is_review_queue, names)))
         _require_few_refused(report, params, names, intake, staging)
         if rows_of := {table: count for table, count in report.contracts.items() if count}:
             batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=rows_of, profile=profile)
@@ -107,7 +107,12 @@ def _documents_first(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow],
 
 
 def _report(
-    intake: IngestPipeline, staging: Staging, readings: Iterable[SourceReader], privacy: Privacy
+    intake: IngestPipeline,
+    staging: Staging,
+    readings: Iterable[SourceReader],
+    privacy: Privacy,
+    *,
+    is_queue: bool,
 ) -> IngestReport:
     outcomes = intake.outcomes
     return IngestReport(
@@ -118,6 +123,7 @@ def _report(
         quarantined=outcomes["quarantined"],
         newly_refused=intake.newly_refused,
         waiting=intake.waiting,
+        weighted=0 if is_queue else intake.weighted,
         joined=dict(intake.joined),
         contracts={**staging.counts, "documents": intake.new_documents},
         reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),

@@ -34,6 +34,14 @@ def bare_name(name: str) -> str:
     return unicodedata.normalize("NFC", name.strip())
 
 
+def seal_key(settings: Settings) -> bytes:
+    """The key of the seals in review files: derived from `user_key`, so that a seal says nothing about pseudonyms.
+
+    Raises `AbstainError` as `user_key` does.
+    """
+    return hmac.digest(user_key(settings), b"review file", "sha256")
+
+
 class Pseudonyms:
     """Names for users (`u-...`) and reviewers (`r-...`): a person who is both has two unlinkable names."""
 
@@ -74,7 +82,7 @@ def user_key(settings: Settings) -> bytes:
         raise AbstainError(
             Code.BAD_SETTING,
             "ABSTAIN_USER_KEY is not set: with ABSTAIN_ORIGIN other machines ingest, too, and must give a user the "
-            "same pseudonym: set one key (`openssl rand -hex 32`) on all of them, or privacy.pseudonymise: false",
+            "same pseudonym and know each other's review files: set one key (`openssl rand -hex 32`) on all of them",
         )
     return _key_of(settings.user_key_file)
 
