@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -217,3 +218,11 @@ def test_the_schema_is_that_of_the_import_format() -> None:
 def test_contexts_keep_their_rank() -> None:
     row = interaction(contexts=[{"chunk_id": "z", "text": "1"}, {"chunk_id": "a", "text": "2"}])
     assert row.contexts == (Context(chunk_id="z", text="1"), Context(chunk_id="a", text="2"))
+
+
+@pytest.mark.parametrize(
+    ("probability", "is_valid"), [(1e-320, False), (9e-7, False), (1e-6, True), (1, True), (1.1, False)]
+)
+def test_a_verdict_stands_for_a_million_answers_at_most(probability: float, is_valid: bool) -> None:
+    with nullcontext() if is_valid else pytest.raises(ValidationError, match="inclusion_probability"):
+        review(inclusion_probability=probability)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import subprocess
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from abstain.review.workbook import (
     SAMPLED_COLUMNS,
     ReviewRow,
     check_seals,
+    from_cell,
     make_workbook,
     read_workbook,
     reviewer_cells,
@@ -61,6 +64,51 @@ def test_any_text_saved_and_read_comes_back(
     assert [row.cells for row in read] == expected
     path.write_bytes(to_bytes(book))
     assert cells_of(path) == expected
+
+
+@pytest.mark.soak(twin="test_any_text_saved_and_read_comes_back")
+@pytest.mark.skipif(shutil.which("soffice") is None, reason="needs LibreOffice: apt-get install libreoffice-calc")
+def test_libreoffice_runs_and_converts_nothing(tmp_path: Path) -> None:
+    """Opened, calculated and saved by a spreadsheet: no cell is a formula, and every row is as it was drawn."""
+    commands = [
+        *RUN_OR_CONVERTED,
+        *ODD,
+        "=cmd|' /C calc'!A0",
+        "a;=1+1",
+        "a\n=1+1",
+        "\t=1+1",
+        "'=1+1",
+        "{=1+1}",
+        "2026-11-21",
+    ]
+    rows = [
+        {
+            **sampled_cells(interaction(f"i-{n}", question=f"{text}?", answer=text), "random", 3, 17),
+            **reviewer_cells(None),
+        }
+        | {"ideal_answer": text, "reviewer": text}
+        for n, text in enumerate(commands)
+    ]
+    path = tmp_path / "reviews.xlsx"
+    path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
+    before = cells_of(path)
+    home = f"-env:UserInstallation=file://{tmp_path}/profile"
+    command = ["soffice", home, "--headless", "--convert-to", "xlsx", "--outdir", str(tmp_path / "saved"), str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    saved = tmp_path / "saved" / path.name
+    assert {cell.data_type for line in load_workbook(saved)["reviews"].iter_rows() for cell in line} <= {"s", "n"}
+    assert all(cell.value is None for line in load_workbook(saved)["reviews"] for cell in line if cell.data_type == "n")
+    _, after = read_workbook(saved)
+    assert [row.refused for row in check_seals(after, SEAL_KEY)] == [None] * len(rows)
+    for old, new in zip(before, after, strict=True):
+        assert [readable(text) for text in new.cells.values()] == [readable(text) for text in old.values()]
+
+
+def readable(text: str) -> str:
+    """A text without what a spreadsheet may change of it: line breaks, control characters, and how these are written."""
+    while (decoded := from_cell(text)) != text:
+        text = decoded
+    return " ".join(re.sub(r"[\x00-\x1f]", " ", text).split())
 
 
 @pytest.mark.parametrize("text", [*RUN_OR_CONVERTED, *ODD])

@@ -290,5 +290,10 @@ def _seal(cells: Mapping[str, str], key: bytes) -> str:
 
 
 def _digest(text: str) -> str:
-    """A form of a text that is independent of a spreadsheet's changes to line breaks and control characters."""
+    """A form of a text that is independent of a spreadsheet's changes to line breaks and control characters.
+
+    LibreOffice saves a text like `_x0041_` without the escape that it was read with, so it counts as the letter.
+    """
+    for _ in range(4):  # of a text that is nested deeper, for no good, a row saved by LibreOffice is refused
+        text = from_cell(text)
     return hashlib.sha256(" ".join(re.sub(r"[\x00-\x1f]", " ", text).split()).encode()).hexdigest()[:16]

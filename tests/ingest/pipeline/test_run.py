@@ -95,6 +95,16 @@ def test_broken_lines_are_quarantined_with_their_place_and_every_reason(tmp_path
     assert [refused.raw and json.loads(refused.raw) for refused in found] == [None, None, row(zzz=1, model=None)]
 
 
+def test_reviews_with_a_weight_of_their_source_are_counted(tmp_path: Path) -> None:
+    rows = row(review=verdict(inclusion_probability=0.5)), row("i-2", review=verdict())
+    for name, count in (("rows.jsonl", 1), ("review-queue-week.jsonl", 0)):
+        report = take(tmp_path / "data" / name, write_lines(tmp_path / name, *rows))
+        assert report.weighted == count
+        assert ("1 reviews have the inclusion probability that their source gave" in report.to_markdown()) == bool(
+            count
+        )
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(row(key)).encode() for key in "ab") + b"\r\n")
