@@ -53,20 +53,16 @@ def emails(draw: st.DrawFn) -> str:
 def cards(draw: st.DrawFn) -> str:
     start, length = draw(st.sampled_from(CARDS))
     rest = draw(st.text(DIGITS, min_size=length - len(start) - 1, max_size=length - len(start) - 1))
-    number = start + rest
-    # Luhn: every second digit from the right is doubled, the check digit being the first.
-    total = sum(sum(divmod(int(d) * (2 if at % 2 == 0 else 1), 10)) for at, d in enumerate(reversed(number)))
     separators = ["", " ", "-"] if length > 13 else [""]
-    return in_groups(number + str(-total % 10), draw(st.sampled_from(separators)))
+    return in_groups(with_check_digit(start + rest), draw(st.sampled_from(separators)))
 
 
 @st.composite
 def ibans(draw: st.DrawFn) -> str:
     country = draw(st.sampled_from(sorted(IBAN_LENGTHS)))
     account = draw(st.text(DIGITS, min_size=IBAN_LENGTHS[country] - 4, max_size=IBAN_LENGTHS[country] - 4))
-    check = 98 - int("".join(str(int(c, 36)) for c in f"{account}{country}00")) % 97
     case = draw(st.sampled_from([str, str.lower]))
-    return case(in_groups(f"{country}{check:02}{account}", draw(st.sampled_from(["", " "]))))
+    return case(in_groups(iban(country, account), draw(st.sampled_from(["", " "]))))
 
 
 phones = st.sampled_from(
@@ -74,6 +70,17 @@ phones = st.sampled_from(
 )
 numbers_of_social_security = st.sampled_from(["536-90-4399", "536 90 4399", "219-09-9998"])
 secrets = st.one_of(emails(), cards(), ibans(), phones, numbers_of_social_security)
+
+
+def with_check_digit(number: str) -> str:
+    """Luhn: every second digit from the right is doubled, the check digit being the first."""
+    total = sum(sum(divmod(int(d) * (2 if at % 2 == 0 else 1), 10)) for at, d in enumerate(reversed(number)))
+    return number + str(-total % 10)
+
+
+def iban(country: str, account: str) -> str:
+    check = 98 - int("".join(str(int(c, 36)) for c in f"{account}{country}00")) % 97
+    return f"{country}{check:02}{account}"
 
 
 def in_groups(text: str, separator: str) -> str:

@@ -21,14 +21,14 @@ def test_an_email_is_tried_with_fewer_and_fewer_labels() -> None:
     text = "to ann@mail.example.org.Please"
     found = ["ann@mail.example.org.Please", "ann@mail.example.org", "ann@mail.example"]
     assert texts(text, emails(text)) == [found]
-    assert list(emails("@home, a@b and a @ b.c")) == []
+    assert list(emails("@home, a@b and a @ b, or a  @   b.c")) == []
 
 
 def test_a_card_may_begin_and_end_with_any_group() -> None:
     text = "Order 3000 4111 1111 1111 1111, 7 pieces"
     assert texts(text, cards(text)) == [["3000 4111 1111 1111"], ["4111 1111 1111 1111"]]
     text = "4111-1111-1111-1111-123 4"
-    assert texts(text, cards(text)) == [["4111-1111-1111-1111-123", "4111-1111-1111-1111"], ["1111-1111-1111-123"]]
+    assert texts(text, cards(text)) == [["4111-1111-1111-1111"]], "the others have a wrong check digit"
     assert list(cards("A4111111111111111 4111111111111111B 4111 1111 1111")) == []
 
 

@@ -125,8 +125,11 @@ def hidden(value: Any) -> Any:
 @pytest.mark.heavy
 @given(OBJECTS)
 def test_refused_json_all_text_is_redacted_and_nothing_else_changed(fields: dict[str, Any]) -> None:
-    assert redacted(fields, OTHER_RULES) == hidden(fields)
-    assert redacted(fields, NO_RULES) == fields
+    if any(isinstance(value, str) and value.lstrip().startswith(("[", "{")) for value in fields.values()):
+        assert redact_json(json.dumps(fields).encode(), NO_RULES) is None, "it may be JSON, with a user in it"
+    else:
+        assert redacted(fields, OTHER_RULES) == hidden(fields)
+        assert redacted(fields, NO_RULES) == fields
 
 
 def test_refused_json_nothing_of_a_row_stays_in_memory() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.suggest import did_you_mean
-from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, windows
+from abstain.ingest.privacy.pieces import Pieces, cards, emails, hinted, ibans, ssns, windows
 from abstain.ingest.privacy.recognizers import NAMES, pattern_recognizers
 
 RARE: dict[str, float] = {
@@ -27,7 +27,6 @@ RARE: dict[str, float] = {
 """Entities that are possible only where `pieces.may_hold_any` is true (of phone numbers, the international ones), with
 the best score of each."""
 
-_SSN = hinted(r"\d{3}[- .]?\d{2}[- .]?\d{4}")
 _INTERNATIONAL_PHONE = hinted(r"[+\uff0b]\W{0,8}\d")
 _NATIONAL_PHONE = hinted(r"\d(?:\W{0,4}\d){6}")
 
@@ -62,6 +61,6 @@ def pieces_of(name: str, *, national_phones: bool) -> Pieces:
         case "PHONE_NUMBER":
             return _NATIONAL_PHONE if national_phones else _INTERNATIONAL_PHONE
         case "US_SSN":
-            return _SSN
+            return ssns
         case _:
             return windows

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 
 from abstain.config.params import PrivacyParams
 from abstain.ingest.privacy.entities import RARE, pieces_of, require_known
-from abstain.ingest.privacy.pieces import may_hold_any, windows
-from abstain.ingest.privacy.plain import plain
+from abstain.ingest.privacy.pieces import canonical, may_hold_any, windows
+from abstain.ingest.privacy.plain import joined, may_be_joined, plain
 from abstain.ingest.privacy.recognizers import (
     NAMES,
     EntityHit,
@@ -68,20 +68,31 @@ class Redactor:
 
     def _hits(self, text: str) -> Iterator[EntityHit]:
         seen = self._placeholder.sub(lambda match: "\n" * len(match[0]), text) if "<" in text else text
-        flat = plain(seen)
+        views = dict.fromkeys((seen, plain(seen)))
         if self._names:  # first, since without them Presidio is imported without torch, which a pipeline may need
             for start, ends in windows(seen):
                 yield from self._first(_ANY_NAME, seen, start, ends)
-        for view in (seen,) if flat == seen else (seen, flat):
-            for entity, pieces in self._patterns:
-                for start, ends in pieces(view):
-                    yield from self._first(entity, view, start, ends)
+        for view in views:
+            yield from self._patterned(view)
+        if may_be_joined(seen):
+            view, begins, finishes = joined(seen)
+            for hit in self._patterned(view) if view not in views else ():
+                yield hit._replace(start=begins[hit.start], end=finishes[hit.end - 1])
+
+    def _patterned(self, view: str) -> Iterator[EntityHit]:
+        for entity, pieces in self._patterns:
+            for start, ends in pieces(view):
+                yield from self._first(entity, view, start, ends)
 
     def _first(self, entity: str, text: str, start: int, ends: Iterable[int]) -> Iterator[EntityHit]:
         """The hits from `start` to the first of `ends` that gives any."""
         find = self._finder(entity)
         for end in ends:
-            hits = [hit for hit in find(text[start:end]) if hit.score >= self._params.min_score]
+            piece = text[start:end]
+            shown = canonical(entity, piece)
+            hits = [hit for hit in find(shown) if hit.score >= self._params.min_score]
+            if shown != piece:
+                hits = [hit._replace(end=len(piece)) for hit in hits if hit.end - hit.start == len(shown)]
             for hit in hits:
                 found = text[start + hit.start : start + hit.end]
                 bare = found.strip()
