@@ -102,8 +102,9 @@ def repeated_keys(text: str) -> tuple[str, ...]:
 
 
 def one_line(key: str) -> str:
-    """`key` on one line, shortened, for messages."""
-    return " ".join(key.encode("utf-8", "backslashreplace").decode().split())[:80]
+    """`key` on one line, for messages; of a long one only its length: half of an address would not be redacted."""
+    shown = " ".join(key.encode("utf-8", "backslashreplace").decode().split())
+    return shown if len(shown) <= 80 else f"a key of {len(shown):,} characters"
 
 
 def no_lines(beginning: bytes, *, is_whole: bool) -> str | None:

@@ -53,7 +53,10 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
         (row(thumb=thumb("sideways")), "thumb.thumb: input should be 'up' or 'down'"),
         (row(thumb=thumb(user_id="u")), "thumb.user_id: unknown field, did you mean 'user'?"),
         (row(review=verdict(correct="yes")), "review.correct: input should be a valid boolean"),
-        (row(review=verdict(inclusion_probability=0)), "review.inclusion_probability: input should be greater than 0"),
+        (
+            row(review=verdict(inclusion_probability=0)),
+            "review.inclusion_probability: input should be greater than or equal to 0.000001",
+        ),
         (row(given_at="2026-09-01T12:00:00Z"), "given_at: unknown field, known fields: interaction_id, asked_at"),
         (alone(thumb("sideways")), "thumb: input should be 'up' or 'down'"),
         ({"interaction_id": "i-1", "thumb": "up"}, "given_at: this field is missing"),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.ingest.pipeline.parsing import ParsedRow, parse_line, read_document
@@ -18,7 +19,9 @@ from abstain.ingest.pipeline.run import BatchRefused, ingest
 from abstain.ingest.privacy import policy
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import Pseudonyms
-from abstain.ingest.sources.files import FileSource
+from abstain.ingest.quarantine import Quarantine
+from abstain.ingest.sources.files import FileSource, explicit_sources
+from abstain.reports.data_reports.ingest import ingest_report
 from abstain.sample.write import write_sample
 from tests.data import builders as rows
 from tests.ingest.privacy import builders
@@ -106,6 +109,47 @@ def test_documents_and_rows_without_contents_stay() -> None:
     assert privacy.redact_refused(read_document(b"no front matter", "a.md")) is None
     latin = read_document(LATIN_PAGE.encode("latin-1"), "a.html")
     assert latin.document is not None and privacy.redact_refused(latin) is None
+
+
+@pytest.mark.slow
+def test_what_a_field_is_called_leaves_redacted_printable_and_escaped(tmp_path: Path) -> None:
+    name = f"{MAIL} [x](http://evil/) <img src=http://evil/x> \x1b[2J\u202e"
+    fields = [{**rows.row("i-1"), name: 1}, {**rows.row("i-2"), "thumb": {**rows.thumb(), name: 2}}]
+    fields += [{**rows.row("i-3"), "x" * 75 + MAIL: 1}, {**rows.row("i-4"), "x" * 50_000: 1}]
+    lines = rows.write_lines(tmp_path / "a.jsonl", *fields)
+    twice = f'{{"{"x" * 75}{MAIL}": 1, "{"x" * 75}{MAIL}": 2}}\n'
+    lines.write_text(lines.read_text() + twice)
+    table = tmp_path / "b.csv"
+    table.write_text(f"interaction_id,question,{name}\n1,2,3\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / f"{MAIL} <img src=x>.txt").write_text("a")
+    (folder / "rows.jsonl").write_text("{}")
+    sources = explicit_sources([str(lines), str(table), str(folder)])
+    data = tmp_path / "data"
+    with pytest.raises(BatchRefused) as refused:
+        ingest(sources, data, rows.PARAMS, rows.NOW, privacy=open_privacy())
+    kept = [row for path in Quarantine(data).files() for row in Quarantine(data).rows(path)]
+    markdown, page = ingest_report(refused.value.report, "run", kept, str(refused.value))
+    blocking = (data / "quarantine" / "blocking.json").read_text()
+    told = [markdown, page, str(refused.value), json.loads(blocking).popitem()[1]["message"]]
+    told += [reason for row in kept for reason in row.reasons]
+    for text in told:
+        assert MAIL.partition(".")[0] not in text and not set("\x1b\u202e") & set(text)
+    assert "<img" not in page and "<img" not in markdown.replace("\\<img", "")
+    assert max(map(len, told[4:])) <= 1_100
+
+
+def test_an_error_that_quotes_what_was_typed_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "Redactor", lambda params: Blank())
+
+    def fail(self: FileSource, state: Any) -> Any:
+        raise AbstainError(Code.WRONG_FORMAT, f"its fields are {MAIL} \x1b[2J")
+
+    monkeypatch.setattr(FileSource, "read", fail)
+    with pytest.raises(AbstainError) as error:
+        ingest(explicit_sources([str(tmp_path / "a.jsonl")]), tmp_path, rows.PARAMS, rows.NOW, privacy=open_privacy())
+    assert str(error.value) == "its fields are <EMAIL_ADDRESS> \ufffd[2J" and error.value.code == Code.WRONG_FORMAT
 
 
 def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

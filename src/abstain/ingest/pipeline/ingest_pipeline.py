@@ -235,7 +235,7 @@ class IngestPipeline:
                 self._cleared.add(digest_of(row))
             return
         code = row.code if row.reasons else Code.FAILED_CHECK
-        redacted = tuple(f"{code} {self._privacy.redact(reason)}" for reason in reasons)
+        redacted = tuple(f"{code} {self._privacy.redact_message(reason)}" for reason in reasons)
         if waits:
             self.waiting += outcomes is self.outcomes
         else:

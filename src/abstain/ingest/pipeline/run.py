@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -64,9 +65,8 @@ def ingest(
     nothing written, for a source that cannot be read; and `BatchRefused`, with the quarantine written but nothing
     accepted, where more than `params.max_failed_fraction` of the new rows are refused.
     """
-    store, names = DataStore(data), tuple(source.name for source in sources)
-    with Staging(store) as staging:
-        privacy = privacy or Privacy.off()
+    store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.off()
+    with Staging(store) as staging, _redacted_errors(privacy):
         intake = IngestPipeline(store, staging, privacy, lambda rows, known: validate(rows, known, params, now), now)
         readings = [source.read(store.state(source.name) if remember else {}) for source in sources]
         documents, rows = _documents_first(readings)
@@ -90,6 +90,20 @@ def ingest(
             staging.write("batches.jsonl", as_lines([*store.batches(), batch]))
         staging.publish()
     return report
+
+
+@contextmanager
+def _redacted_errors(privacy: Privacy) -> Iterator[None]:
+    """An error may quote a line or a field's name: it ends in the log, in the run's state and at the webhook."""
+    try:
+        yield
+    except BatchRefused:  # made of redacted reasons
+        raise
+    except AbstainError as error:
+        shown = privacy.redact_message(str(error))
+        if shown == str(error):
+            raise
+        raise AbstainError(error.code, shown) from None
 
 
 def _documents_first(readings: Iterable[SourceReader]) -> tuple[list[ParsedRow], Iterator[ParsedRow]]:
@@ -129,8 +143,8 @@ def _report(
         reasons=dict(sorted(intake.reasons.items(), key=lambda item: (-item[1], item[0]))),
         quarantine=f"{FOLDER}/{intake.quarantined_in}.jsonl" if intake.quarantined_in else None,
         redacted=dict(privacy.counts),
-        ignored=tuple(name for reading in readings for name in reading.outcome.ignored),
-        source_notes=tuple(privacy.redact(note) for reading in readings for note in reading.outcome.notes),
+        ignored=tuple(privacy.redact_message(name) for reading in readings for name in reading.outcome.ignored),
+        source_notes=tuple(privacy.redact_message(note) for reading in readings for note in reading.outcome.notes),
         validation=ValidationResult.merge(intake.results) if intake.results else None,
     )
 

@@ -20,10 +20,14 @@ from typing import TypeVar
 from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction, Row
+from abstain.core.markdown import plain
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
 from abstain.ingest.privacy.redaction import Redactor
 from abstain.ingest.privacy.refused_json import Rules, redact_json
+
+LONGEST_MESSAGE = 1_000
+"""Characters of a reason or error: a field's name may be as long as a row."""
 
 R = TypeVar("R", bound=Row)
 Change = Callable[[str], str]
@@ -95,6 +99,11 @@ class Privacy:
         redacted, removed = self._redactor.redact(text)
         self._counts.update(removed)
         return redacted
+
+    def redact_message(self, message: str) -> str:
+        """`message`, which may quote what somebody typed, as it may be reported: redacted, printable, on one line."""
+        shown = plain(self.redact(message))
+        return shown if len(shown) <= LONGEST_MESSAGE else f"{shown[:LONGEST_MESSAGE]}…"
 
     def redact_refused(self, row: ParsedRow) -> str | None:
         """The text of a refused `row` that may be kept; None where it cannot be parsed. Nothing is counted.
