@@ -106,6 +106,15 @@ def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
     assert (1 / weights(data)).sum() == pytest.approx(200)
 
 
+def test_review_too_long_for_a_cell_does_not_stop_the_export(data: Path) -> None:
+    first, _ = export(data, 40)
+    words = verdict(days=60, ideal_answer="\N{PILE OF POO}" * 20_000, inclusion_probability=0.2)
+    take(data, *({"interaction_id": key, **words} for key in first.rows.index), name=f"{REVIEW_QUEUE}-x.jsonl")
+    _, path = export(data, 100)
+    assert not set(first.rows.index) & {cells["interaction_id"] for cells in cells_of(path)}
+    assert len(cells_of(path)) == 60
+
+
 @pytest.mark.heavy
 def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     first, path = export(data, 40)

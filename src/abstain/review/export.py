@@ -13,7 +13,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.review.sampling import STRATA, Design
 from abstain.review.time_window import TimeWindow
-from abstain.review.workbook import make_workbook, reviewer_cells, sampled_cells
+from abstain.review.workbook import fits, make_workbook, reviewer_cells, sampled_cells
 
 REASONS = {"random": "at random", "uncertain": "that the probe is unsure of", "drift": "unlike the training data"}
 
@@ -23,6 +23,7 @@ def export_sample(design: Design, window: TimeWindow, store: DataStore, key: byt
 
     A larger sample, or one of another window, changes the inclusion probability of rows that were sampled and reviewed
     before. Such a review is in the file again, filled in, a microsecond later: imported, it is its reviewer's latest.
+    One whose ideal answer is longer than a cell keeps its weight.
 
     Raises `AbstainError` where there is neither.
     """
@@ -32,7 +33,7 @@ def export_sample(design: Design, window: TimeWindow, store: DataStore, key: byt
     moved = [str(key) for key, row in sampled.items() if row["reviewed"] and row["probability"] != recorded[key]]
     interactions = {row.interaction_id: row for row in store.interactions([*open_rows, *moved])}
     pairs: list[tuple[str, Review | None]] = [(key, None) for key in open_rows]
-    pairs += [(key, _again(review)) for key in moved for review in window.reviews[key] if review.inclusion_probability]
+    pairs += [(key, _again(review)) for key in moved for review in window.reviews[key] if _comes_back(review)]
     if not pairs:
         raise AbstainError(
             Code.NO_ROWS, "every row of this sample is reviewed already: raise -n, or move --since and --until"
@@ -70,6 +71,10 @@ def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
     foreign = window.frame["reviewed"] & ~window.frame["queued"] & (window.frame["recorded_probability"] < 1)
     if foreign.any():
         yield f"{int(foreign.sum()):,} reviews of this window were sampled by other means, and keep their own weights"
+
+
+def _comes_back(review: Review) -> bool:
+    return review.inclusion_probability is not None and fits(review.ideal_answer or "") and fits(review.reviewer)
 
 
 def _again(review: Review) -> Review:

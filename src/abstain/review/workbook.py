@@ -222,6 +222,11 @@ def to_cell(text: str) -> str:
     return units[: 2 * (MAX_CELL - len(note))].decode("utf-16-le", "ignore") + note
 
 
+def fits(text: str) -> bool:
+    """Whether a cell holds the whole of `text`."""
+    return from_cell(to_cell(text)) == text
+
+
 def from_cell(cell: str) -> str:
     """The text that `to_cell` stored, or that a spreadsheet did."""
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), cell)
@@ -233,7 +238,7 @@ def write_text(cell: Cell, text: str, locked: bool = False) -> None:
     A locked text may be cut. Raises `AbstainError` for any other that does not fit, because it is read back.
     """
     cell.value = to_cell(text) or None
-    if not locked and from_cell(cell.value or "") != text:
+    if not locked and not fits(text):
         raise AbstainError(
             Code.INVALID_ROW, f"'{text[:40]}...' is longer than the {MAX_CELL:,} characters of a cell: shorten it"
         )
