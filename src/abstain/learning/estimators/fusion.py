@@ -117,7 +117,9 @@ def fit_fusion(scores: pd.DataFrame, labels: Labels) -> FittedFusion:
         return found
 
     def loss(odds: np.ndarray) -> float:
-        return float(np.nansum(labels.weight * np.logaddexp(0, -(2.0 * labels.correct - 1) * odds)))
+        known = ~np.isnan(odds)
+        sign = 2.0 * labels.correct[known] - 1
+        return float(labels.weight[known] @ np.logaddexp(0, -sign * odds[known]))
 
     with threadpool_limits(1):  # the order of a sum, and so its last bits, depends on the number of threads
         tried = {strength: held_out(strength) for strength in STRENGTHS}
