@@ -113,7 +113,7 @@ BROKEN: list[tuple[Any, str]] = [
     (review("other"), "interaction_id: there is no such interaction"),
     (review(), TWO_VERDICTS),
     (review(right=False), TWO_VERDICTS),
-    (changed(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in (0, 1]"),
+    (changed(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
     (changed(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
     (changed(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
     (changed(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),

@@ -154,7 +154,7 @@ def test_an_error_that_quotes_what_was_typed_is_redacted(tmp_path: Path, monkeyp
 
 def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ABSTAIN_USER_KEY")
-    team = Settings(home=tmp_path, origin="git@example.org:team/abstain.git")
+    team = Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git")
     Privacy.open(params(pseudonymise=False), team)
     assert list(tmp_path.iterdir()) == []
     for changes in ({}, {"pseudonymise": False, "pseudonymise_reviewers": True}):

@@ -56,3 +56,9 @@ def test_what_is_in_use_stays_unless_another_gains_more_than_the_error(in_use: l
         "fusion": estimate(0.85, 0, 0),
     }
     assert cheapest_of_the_best(found, COSTS, in_use) == chosen
+
+
+def test_with_an_error_that_is_not_known_what_is_in_use_stays() -> None:
+    found = {"probe": estimate(0.8, np.nan), "fusion": estimate(0.9, np.nan)}
+    assert cheapest_of_the_best(found, COSTS, ["probe"]) == "probe"
+    assert cheapest_of_the_best(found, COSTS) == "fusion"

@@ -33,5 +33,6 @@ def cheapest_of_the_best(
     best = max(found, key=lambda key: found[key].value)
     lost = {key: paired(found[best], estimate) for key, estimate in found.items()}
     tied = [key for key, of in lost.items() if key == best or of.value <= of.standard_error]
-    kept = [key for key in tied if key in in_use]
+    # Where the error is not known, nothing shows that the gain exceeds it.
+    kept = [key for key, of in lost.items() if key in in_use and not of.value > of.standard_error]
     return min(kept or tied, key=lambda key: (costs[key], lost[key].value))
