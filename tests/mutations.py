@@ -87,6 +87,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "checkout"
         copy_checkout(folder)
+        subprocess.run(["git", "init", "--quiet", str(folder)], check=True)  # tests that list the checkout's files
         for mutation in mutations:
             mutation.applied((folder / mutation.file).read_text(encoding="utf-8"))
         for tests in dict.fromkeys(mutation.tests for mutation in mutations):
