@@ -66,6 +66,7 @@ def test_columns_are_taken_by_name_in_the_order_asked_for_as_float32() -> None:
         (["a", "gone"], "have 0 columns 'gone'"),
         (["twice"], "have 2 columns 'twice'"),
         (["word"], "'word' is no number in every row"),
+        (["objects", "word"], "'word' is no number in every row"),  # numbers are numbers, whatever the dtype
         (["a", "endless"], "'endless' is infinite, or beyond float32"),
         (["huge"], "'huge' is infinite, or beyond float32"),
     ],
@@ -74,6 +75,6 @@ def test_what_is_no_column_of_numbers_is_named(columns: list[str], message: str)
     features = pd.DataFrame(
         [[1.0, 1, 2, "x", 1, 1e39], [2.0, 3, 4, "y", np.inf, 1]],
         columns=["a", "twice", "twice", "word", "endless", "huge"],
-    )
+    ).assign(objects=pd.Series([1, 2.5], dtype=object))
     with pytest.raises(AbstainError, match=message):
         matrix(features, columns)

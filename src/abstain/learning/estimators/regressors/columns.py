@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -72,7 +71,7 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
         with np.errstate(over="ignore"):  # too large values become infinite, and are refused
             values = wanted.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
     except (TypeError, ValueError):
-        bad = next(name for name, kind in zip(columns, wanted.dtypes, strict=True) if not is_numeric_dtype(kind))
+        bad = next(name for name, place in zip(columns, places, strict=True) if not _holds(features.iloc[:, place]))
         raise AbstainError(Code.NOT_FINITE, f"the feature '{bad}' is no number in every row: compute it anew") from None
     infinite = np.isinf(values).any(axis=0)
     if infinite.any():
@@ -82,3 +81,12 @@ def matrix(features: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
             "value is to be nan",
         )
     return values
+
+
+def _holds(column: pd.Series) -> bool:
+    """Whether `column` holds numbers alone."""
+    try:
+        column.to_numpy(np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        return False
+    return True
