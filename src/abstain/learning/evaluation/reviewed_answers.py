@@ -62,6 +62,12 @@ class ReviewedSplit:
         """The answers with the confidences of the scorer `name`."""
         return Confidences(self.correct, self.raw(name), self.weight)
 
+    def scored_by(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Raw confidence, `correct` and `weight` of the answers that the scorer `name` has a score of, each (rows,)."""
+        confidence = self.raw(name)
+        known = ~np.isnan(confidence)
+        return confidence[known], self.correct[known], self.weight[known]
+
     def probability(self, name: str) -> np.ndarray:
         """The calibrated probability of the scorer `name`, float64 (rows,)."""
         return self.calibrated[name].to_numpy(float)
@@ -96,10 +102,8 @@ def calibrate(
     """
     calibrators: dict[Any, Calibrator] = {}
     for name in validation.scores:
-        known = ~np.isnan(validation.raw(str(name)))
-        rows = validation.raw(str(name))[known], validation.correct[known], validation.weight[known]
         with suppress(AbstainError):
-            calibrators[name] = fit_calibrator(method, *rows, seed)
+            calibrators[name] = fit_calibrator(method, *validation.scored_by(str(name)), seed)
     return {
         split: pd.DataFrame(
             {name: calibrators[name].apply(table[name].to_numpy(float)) for name in calibrators}, table.index
@@ -121,11 +125,9 @@ def calibration_rows(
     `uncalibrated`: scorers whose raw confidences are shown beside them.
     """
     probabilities: dict[str, np.ndarray] = {}
-    known = ~np.isnan(validation.raw(name))
-    rows_of = validation.raw(name)[known], validation.correct[known], validation.weight[known]
     for method in get_args(Method):
         try:
-            fitted = fit_calibrator(method, *rows_of, seed)
+            fitted = fit_calibrator(method, *validation.scored_by(name), seed)
             probabilities[method] = fitted.apply(holdout.raw(name))
         except AbstainError:  # too few answers of a kind for this one: its row stays, without figures
             probabilities[method] = np.full(len(holdout.rows), np.nan)
