@@ -54,7 +54,7 @@ _TABLE = _Plain()
 _LATIN = dict(
     zip(
         "авекмнорстухіјѕһԁԛԝАВЕКМНОРСТУХІЈЅԌԛԝαβεικνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
-        "abekmhopctyxijshdqwABEKMHOPCTYXIJSGqwaбeiкvoptyxABEZHIKMNOPTYX".replace("б", "b").replace("к", "k"),
+        "abekmhopctyxijshdqwABEKMHOPCTYXIJSGqwabeikvoptyxABEZHIKMNOPTYX",
         strict=True,
     )
 )
