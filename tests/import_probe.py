@@ -24,7 +24,6 @@ HEAVY = frozenset(
         "dvc",
         "faiss",
         "great_expectations",
-        "mapie",
         "matplotlib",
         "nltk",
         "onnx",

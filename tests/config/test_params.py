@@ -39,7 +39,6 @@ def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
     [
         ("scorers.compare", "enabled"),
         ("quality.min_expert_share", "min_reviewed_share"),
-        ("threshold.independent", "exchangeable_unit"),
         ("threshold.without_promise", "on_infeasible"),
     ],
 )

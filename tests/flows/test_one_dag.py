@@ -24,6 +24,9 @@ pytestmark = pytest.mark.slow
 EVERY_STAGE = ["validate", "dataset", "features", "train_probe", "tune_threshold", "export_onnx", "evaluate", "report"]
 
 
+AMID_FEATURES = r"features: progress [1-9]|stage \d+ of \d+: features [1-9]"
+"""How the flow, and how the command line says that some of the features are computed."""
+
 # The retrain without what comes after the DAG, on a DAG that ends with the probe: what is killed is the same.
 TRAIN = """
 from tasks.server import prepare_environment, server_for_run
@@ -51,13 +54,13 @@ RETRAIN = [sys.executable, "-m", "abstain_cli.app", "retrain"]
 
 
 def run_until(project: Project, command: list[str], stage: str, signs: str) -> None:
-    """Start `command` and kill it with SIGKILL when `stage` prints a line that matches `signs`."""
+    """Start `command` and kill it with SIGKILL when it prints a line of `stage` that matches `signs`."""
     process = project.start(command, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
         seen.append(line)
-        if re.match(f"{stage}: {signs}", line):
+        if re.match(signs, line):
             os.kill(process.pid, signal.SIGKILL)
             break
     process.wait()
@@ -82,7 +85,7 @@ def completes_after_kills(
     """`command` completes after it was killed at each of `stages`, in their order; what was finished is kept."""
     shards: dict[Path, int] = {}
     for stage in stages:
-        run_until(project, command, stage, r"progress [1-9]" if stage == "features" else "Running stage")
+        run_until(project, command, stage, AMID_FEATURES if stage == "features" else f"{stage}: Running stage")
         if stage == "features":
             shards = shards_of(project)
             assert shards, "no shard was finished when it was killed"

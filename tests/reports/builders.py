@@ -151,7 +151,16 @@ def dataset() -> dict[str, Any]:
 
 def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) -> dict[str, Any]:
     """As `decide.guarantee` and `decide.threshold` say it."""
-    own = {"metric": metric, "target": target, "confidence": 0.9, "rows": 206, "n_eff": 180, "guaranteed": guaranteed}
+    own = {
+        "metric": metric,
+        "target": target,
+        "confidence": 0.9,
+        "rows": 206,
+        "groups": 31,
+        "icc": 0.04,
+        "n_eff": 90,
+        "guaranteed": guaranteed,
+    }
     tuned = {
         "threshold": HEURISTIC,
         "precision": 0.8511,

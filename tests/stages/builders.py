@@ -44,7 +44,6 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
         "metric": "precision",
         "target": 0.75,
         "confidence": 0.8,
-        "exchangeable_unit": "answers",
         "min_shown": 10,
     },
     "gate": {"bootstrap": 100, "min_slice": 15},

@@ -18,6 +18,7 @@ from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
+from abstain.learning.thresholds.risk_control import MIN_EFFECTIVE, MIN_GROUPS
 from abstain.llm.engine.prompts import load_layout
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.export_onnx import __main__ as export_onnx
@@ -49,7 +50,8 @@ def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: 
     rows, confidence = validation_rows()
     asked = {name: getattr(bank.threshold, name) for name in ("metric", "target", "confidence")}
     assert found.items() >= {"guaranteed": True, **asked}.items()
-    assert found["rows"] == len(rows) > found["n_eff"] > found["shown"] > 10
+    assert found["rows"] == len(rows) > found["shown"] > found["n_eff"] >= MIN_EFFECTIVE
+    assert found["groups"] == rows["group"].nunique() >= MIN_GROUPS and 0 <= found["icc"] <= 1
     weight, correct = metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows["correct"].to_numpy()
     heuristic = found["heuristic"]
     shown = confidence >= heuristic["threshold"]

@@ -42,7 +42,7 @@ LIBRARIES = (
         "sklearn.decomposition",
     ),
     *("torch", "transformers.models.llama.modeling_llama", "transformers.models.auto", "safetensors.torch", "onnx"),
-    *("onnxruntime", "onnxscript", "torch.onnx", "skl2onnx", "great_expectations", "mapie.risk_control", "venn_abers"),
+    *("onnxruntime", "onnxscript", "torch.onnx", "skl2onnx", "great_expectations", "venn_abers"),
     *("presidio_analyzer", "torchmetrics.text", "rouge_score.rouge_scorer", "matplotlib.figure", "markdown_it"),
     *("pydantic_settings", "typer", "httpx", "anyio", "fastapi", "uvicorn", "sqlalchemy.ext.asyncio", "jinja2"),
     *(

@@ -212,10 +212,8 @@ class ThresholdParams(FrozenModel):
     metric: Literal["precision", "error_rate"]
     target: OpenFraction
     confidence: OpenFraction
-    exchangeable_unit: Literal["answers", "groups"]
     on_infeasible: Literal["fail", "heuristic"]
     min_shown: Count
-    seed: int
 
 
 class GateParams(FrozenModel):

@@ -19,7 +19,6 @@ from abstain.core.suggest import did_you_mean
 RENAMED = {
     "scorers.compare": "enabled",
     "quality.min_expert_share": "min_reviewed_share",
-    "threshold.independent": "exchangeable_unit",
     "threshold.without_promise": "on_infeasible",
     "probe.serve": "export",
 }

@@ -231,7 +231,6 @@ def test_a_broken_record_is_refused(stored: dict[str, object]) -> None:
 def test_thinning_equal_weights_keeps_every_row_and_none_stays_none() -> None:
     assert thin(np.full(50, 0.3), 0).all()
     assert thin(np.array([]), 0).shape == (0,)
-    assert thin(np.full(50, 0.3), 0, np.arange(50)).all()
 
 
 def test_thinned_rows_are_an_even_sample() -> None:
@@ -242,16 +241,6 @@ def test_thinned_rows_are_an_even_sample() -> None:
     kept = thin(row_weights(inclusion[reviewed]), 1)
     assert right[reviewed].mean() == pytest.approx(0.342, abs=0.01)
     assert right[reviewed][kept].mean() == pytest.approx(0.7, abs=0.015)
-
-
-def test_one_row_a_group_stays_each_by_its_weight() -> None:
-    """Group 0 weighs 4 and always has one row left, three times in four its heavy one; group 1 weighs 1."""
-    weight, groups = np.array([1.0, 3.0, 1.0]), np.array(["a", "a", "b"])
-    kept = np.array([thin(weight, seed, groups) for seed in range(4000)])
-    assert kept[:, :2].sum(axis=1).tolist() == [1] * 4000
-    assert kept[:, 1].mean() == pytest.approx(0.75, abs=0.03)
-    assert kept[:, 2].mean() == pytest.approx(0.25, abs=0.03)
-    assert np.corrcoef(kept[:, 1], kept[:, 2])[0, 1] == pytest.approx(0, abs=0.06)
 
 
 def biased(rows: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

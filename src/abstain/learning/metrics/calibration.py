@@ -153,24 +153,13 @@ def calibrator_from_dict(stored: Mapping[str, Any]) -> Calibrator:
     return calibrator
 
 
-def thin(weight: np.ndarray, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
+def thin(weight: np.ndarray, seed: int) -> np.ndarray:
     """The mask (rows,) of an even sample of all answers (rejection sampling), all rows for equal weights.
 
-    A row stays with probability weight / max(weight). With `groups` (rows,), at most one row of a group stays, drawn
-    by weight, with probability (the group's weight) / (the heaviest group's): evenly sampled rows, independent where
-    groups are, for methods that assume independent rows.
+    A row stays with probability weight / max(weight): for methods that take no weights.
     """
-    drawn = np.random.default_rng(seed).random((2, len(weight)))
-    if groups is None:
-        return np.asarray(drawn[0] < weight / weight.max(initial=0))
-    _, group = np.unique(groups, return_inverse=True)
-    total = np.bincount(group, weight)
-    # Of exponential times with rates `weight`, a row's is its group's first with a probability like its weight.
-    order = np.lexsort((-np.log1p(-drawn[1]) / weight, group))
-    first = order[np.unique(group[order], return_index=True)[1]]
-    kept = np.zeros(len(weight), bool)
-    kept[first[drawn[0][: len(first)] < total / total.max(initial=0)]] = True
-    return kept
+    drawn = np.random.default_rng(seed).random(len(weight))
+    return np.asarray(drawn < weight / weight.max(initial=0))
 
 
 def checked_rows(

@@ -1,30 +1,25 @@
 """Risk control (Learn then Test): a threshold whose shown answers meet the target with a stated confidence.
 
-Learn then Test (Angelopoulos et al. 2022), by MAPIE's `BinaryClassificationController`: each threshold tried is a
-hypothesis, "the guarantee is broken here", to be rejected by an exact binomial p-value; the chance of any false
-rejection is at most 1 - confidence. The guarantee is for *all* answers, not only for the reviewed ones.
+Learn then Test (Angelopoulos et al. 2022): each threshold tried is a hypothesis, "the guarantee is broken here", to be
+rejected by a p-value; the chance of any false rejection is at most 1 - confidence. The guarantee is for *all* answers
+like the tested ones, not only for the reviewed ones.
 
 Notes (each measured, docs/thresholds.md):
 
-* MAPIE takes no weights, and a binomial p-value needs evenly sampled rows: rows are thinned by their weight
-  (`calibration.thin`). That finds more than weighted bounds do, because the p-value stays exact.
+* The p-value is exact and binomial, of as many independent answers as the tested ones are worth (`design_effect`):
+  answers about one document err together, and some weigh more than others. All reviewed answers are used whole.
 * Fixed-sequence testing: thresholds are tried one after another, each at the whole error level, until one is not
   rejected: from the one that looks most significant on rows that do not test (the training split, out of fold)
   downwards. Only those rows decide which thresholds are tried, and in which order. An error rate falls as the threshold
   rises: there, from the highest down.
-* The risk is written as an error: MAPIE's own `precision` tests 1 - precision, and its rounding makes that one
-  incorrect answer too many for every fifth pair of counts. Thresholds that show no training row are not tried: their
-  p-value would be nan, which MAPIE takes for the most significant one.
-
-The guarantee is for answers like the tested ones, and assumes that these are independent. Errors of answers about one
-document are correlated: with `ReviewedAnswers.groups` one answer a group tests, so the rows are independent, and fewer.
+* Few documents tell too little of how their answers err together, and few effective answers are right by chance: below
+  `MIN_GROUPS` and `MIN_EFFECTIVE` nothing is guaranteed.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -32,8 +27,9 @@ import numpy as np
 from abstain.config.params import ThresholdParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.learning.metrics.calibration import checked_rows, thin
+from abstain.learning.metrics.calibration import checked_rows
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
+from abstain.learning.thresholds.design_effect import GroupTotals, group_totals, intraclass_correlation
 from abstain.learning.thresholds.selection import Threshold, operating_point
 
 Metric = Literal["precision", "error_rate"]
@@ -43,6 +39,10 @@ TRIED = 50
 POWER = 0.8
 """The chance of a guarantee with `reviews_needed` reviews."""
 MOST_REVIEWS = 1_000_000
+MIN_GROUPS = 10
+"""The fewest groups whose answers give a guarantee."""
+MIN_EFFECTIVE = 30
+"""The smallest effective number of counted answers that gives one."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ReviewedAnswers:
     """Answers with a reviewer's verdict. All arrays are (rows,).
 
     `confidence` is in [0, 1], `correct` 0/1, `weight` that of `metrics.row_weights` (None: all answers were as likely
-    to be reviewed). `groups`: answers whose errors are correlated; None: all answers are independent.
+    to be reviewed). `groups`: answers whose errors may be correlated; None: each answer is a group.
     """
 
     confidence: np.ndarray
@@ -59,23 +59,11 @@ class ReviewedAnswers:
     groups: np.ndarray | None = None
 
     def checked(self, what: str) -> ReviewedAnswers:
-        """The same with float64 confidences and weights. Raises `AbstainError` for no rows, or nan."""
+        """The same with float64 confidences, weights and groups. Raises `AbstainError` for no rows, or nan."""
         if not len(self.confidence):
             raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
-        return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), self.groups)
-
-    def even(self, seed: int) -> ReviewedAnswers:
-        """An even sample of all answers, one a group where there are groups."""
-        kept = thin(self._weight, seed, self.groups)
-        return ReviewedAnswers(self.confidence[kept], self.correct[kept])
-
-    @property
-    def even_share(self) -> float:
-        """The share of these rows that `even` keeps, on average."""
-        weight = self._weight
-        if self.groups is not None:
-            weight = np.bincount(np.unique(self.groups, return_inverse=True)[1], weight)
-        return float(weight.sum() / weight.max() / len(self.correct))
+        groups = np.arange(len(self.confidence)) if self.groups is None else self.groups
+        return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), groups)
 
     def joined(self, other: ReviewedAnswers) -> ReviewedAnswers:
         """Both as one table, whose rows weigh as in their own (each table's heaviest 1); without groups."""
@@ -85,6 +73,16 @@ class ReviewedAnswers:
             np.concatenate([self.correct, other.correct]),
             np.concatenate(weights),
         )
+
+    @property
+    def documents(self) -> int:
+        """The number of groups."""
+        return len(self.correct) if self.groups is None else len(np.unique(self.groups))
+
+    def totals(self, thresholds: np.ndarray, metric: Metric) -> GroupTotals:
+        """`group_totals` of these answers, which must be `checked`."""
+        assert self.groups is not None
+        return group_totals(self.confidence, self.correct, self._weight, self.groups, thresholds, metric)
 
     @property
     def _weight(self) -> np.ndarray:
@@ -101,24 +99,32 @@ class _Outcome:
     error_rate: float
     coverage: float
     rows: int
+    groups: int
+    icc: float
     n_eff: int
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, whether anything is `guaranteed`, and its one-line `message`."""
         return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "message": str(self)}
 
-    def _counted(self) -> str:
-        n_eff = "" if self.n_eff == self.rows else f" (effective sample size {self.n_eff})"
-        return f"confidence {self.confidence:g} with {self.rows} reviewed answers{n_eff}"
+    def _reviews(self) -> str:
+        about = "" if self.groups == self.rows else f" about {self.groups:,} documents"
+        return f"confidence {self.confidence:g} with {self.rows:,} reviewed answers{about}"
+
+    def _worth(self) -> str:
+        """How many independent answers the counted ones are worth."""
+        return f"{self.n_eff:,} independent answers (intraclass correlation {self.icc:.2f})"
 
 
 @dataclass(frozen=True)
 class ControlledThreshold(_Outcome):
     """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
 
-    `rows` were reviewed, an effective sample size of `n_eff`. Of these, `shown` were shown (`coverage`),
-    `precision` of those correct, and `error_rate` of all shown and incorrect. `p_value` is the chance to see as few
-    incorrect ones, or fewer, if the guarantee were just broken at this threshold.
+    `rows` were reviewed, about `groups` documents, of which `shown` were shown (`coverage`), `precision` of those
+    correct, and `error_rate` of all shown and incorrect. The answers that `metric` counts (shown ones for a precision,
+    all for an error rate) are worth `n_eff` independent ones; `icc` is the estimated correlation of being incorrect
+    within a document. `p_value` is the chance to see as few incorrect ones, or fewer, if the guarantee were just broken
+    at this threshold.
     """
 
     shown: int
@@ -126,9 +132,10 @@ class ControlledThreshold(_Outcome):
 
     def __str__(self) -> str:
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
+        worth = "" if self.n_eff == (self.shown if self.metric == "precision" else self.rows) else f"; {self._worth()}"
         return (
-            f"{limit} {self.target:g} at {self._counted()}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} of them correct"
+            f"{limit} {self.target:g} at {self._reviews()}: threshold {self.threshold:.3f} shows "
+            f"{self.coverage:.0%}, {self.precision:.3f} of them correct{worth}"
         )
 
 
@@ -140,7 +147,8 @@ class NoControlledThreshold(_Outcome):
     answers. `reviews_needed` answers, sampled like these, would give a guarantee with a chance of 80 % if these
     estimates are true. Where the estimate is not better than the target, they are those `at_least` needed if the truth
     is the best that these answers do not exclude at 95 %; None where no number of them would do.
-    `more_reviews` are to be given for that, in all splits together.
+    `more_reviews` are to be given for that, in all splits together; about other documents where there are fewer than
+    `MIN_GROUPS`.
     """
 
     reviews_needed: int | None
@@ -148,7 +156,12 @@ class NoControlledThreshold(_Outcome):
     at_least: bool
 
     def __str__(self) -> str:
-        message = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._counted()}"
+        message = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._reviews()}"
+        if self.groups < min(MIN_GROUPS, self.rows):
+            return (
+                f"{message}: too few documents to tell how answers about one err together: review answers about at "
+                f"least {MIN_GROUPS}"
+            )
         change = "lower" if self.metric == "precision" else "raise"
         if self.more_reviews is not None:
             about = "at least" if self.at_least else "about"
@@ -162,6 +175,16 @@ class NoControlledThreshold(_Outcome):
             f"{self.coverage:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
             "or train a better probe"
         )
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """The thresholds tried, in the order in which they are tested, and what the tested answers say of each."""
+
+    thresholds: np.ndarray
+    icc: np.ndarray
+    n_eff: np.ndarray
+    p_values: np.ndarray
 
 
 def control_risk(
@@ -181,31 +204,30 @@ def control_risk(
     """
     tested = tested.checked("to test a threshold on")
     training = training.checked("in the training split, to learn from which threshold to try first")
-    even = tested.even(params.seed)
-    # Another seed: with the same draws, what is tried would depend on which of the tested rows were kept.
-    learn = replace(training, groups=None).even(params.seed + 1)
-    tried, p_values = _tried(learn, params)
-    threshold = _controlled(tried, p_values, learn, even, params)
-    if threshold is None:
-        return _no_guarantee(tried, tested, training, len(even.correct), params, tested_share)
-    point = operating_point(even.confidence, even.correct, threshold)
+    tests = _test(tested, training, params)
+    passed = int(np.cumprod(tests.p_values <= 1 - params.confidence).sum())
+    last = passed - 1
+    if (
+        not passed
+        or not (tested.confidence >= tests.thresholds[last]).any()
+        or tested.documents < MIN_GROUPS
+        or tests.n_eff[last] < MIN_EFFECTIVE
+    ):
+        return _no_guarantee(tests, tested, training, params, tested_share)
+    point = operating_point(tested.confidence, tested.correct, float(tests.thresholds[last]), tested.weight)
     return ControlledThreshold(
-        **_figures(point, params),
-        rows=len(tested.correct),
-        n_eff=len(even.correct),
-        shown=point.shown,
-        p_value=float(_p_values(np.array([threshold]), even, params)[0]),
+        **_figures(point, tests, last, tested, params), shown=point.shown, p_value=float(tests.p_values[last])
     )
 
 
 def reviews_needed(
-    metric: Metric, target: float, confidence: float, reached: float, coverage: float, even_share: float = 1.0
+    metric: Metric, target: float, confidence: float, reached: float, coverage: float, effective_share: float = 1.0
 ) -> int | None:
     """The number of reviewed answers needed for a guarantee with a chance of 80 %, to within two percent.
 
     Args:
         reached: the precision (error rate) at the threshold; coverage: the share of all answers that it shows.
-        even_share: evenly sampled answers per reviewed answer (`ReviewedAnswers.even_share`).
+        effective_share: independent answers that a counted one is worth.
 
     None where `reached` is not better than the target, or not by enough for a million reviews.
     """
@@ -221,87 +243,60 @@ def reviews_needed(
     enough = short[-1] + 1 if len(short) else 0
     if enough == len(size):
         return None
-    needed = size[enough] / (even_share * (coverage if metric == "precision" else 1))
+    needed = size[enough] / (effective_share * (coverage if metric == "precision" else 1))
     return int(np.ceil(needed)) if needed <= MOST_REVIEWS else None
 
 
-def _tried(learn: ReviewedAnswers, params: ThresholdParams) -> tuple[np.ndarray, np.ndarray]:
-    """The thresholds to try (ascending, (tried,)) and their p-values on the training rows."""
-    thresholds = np.unique(np.quantile(learn.confidence, np.arange(TRIED) / TRIED, method="lower"))
-    p_values = _p_values(thresholds, learn, params)
-    tried = slice(None if params.metric == "error_rate" else int(np.argmin(p_values)) + 1)
-    return thresholds[tried], p_values[tried]
-
-
-def _p_values(thresholds: np.ndarray, rows: ReviewedAnswers, params: ThresholdParams) -> np.ndarray:
-    """P(as few incorrect answers or fewer | guarantee just broken) for each of (thresholds,): exact, binomial."""
-    from scipy.stats import binom
-
-    order = np.argsort(rows.confidence, kind="stable")
-    first = np.searchsorted(rows.confidence[order], thresholds)
-    wrong_from = np.append(np.cumsum((1 - rows.correct[order])[::-1])[::-1], 0)
-    counted = len(order) - first if params.metric == "precision" else len(order)
-    return np.asarray(binom.cdf(wrong_from[first], counted, _tolerated(params)))
-
-
-def _controlled(
-    tried: np.ndarray, p_values: np.ndarray, learn: ReviewedAnswers, even: ReviewedAnswers, params: ThresholdParams
-) -> float | None:
-    from mapie.risk_control import BinaryClassificationController, BinaryRisk
-
-    def shown(correct: np.ndarray, decided: np.ndarray) -> np.ndarray:
-        return np.asarray(decided == 1)
-
-    def shown_and_wrong(correct: np.ndarray, decided: np.ndarray) -> np.ndarray:
-        return np.asarray((decided == 1) & (correct == 0))
-
-    def always(correct: np.ndarray, decided: np.ndarray) -> np.ndarray:
-        return np.ones(len(correct), bool)
-
-    learnt = params.metric == "precision"
-    controller = BinaryClassificationController(
-        predict_function=lambda confidence: np.column_stack([1 - confidence, confidence]),
-        risk=BinaryRisk(shown_and_wrong, shown if learnt else always, higher_is_better=False),
-        target_level=_tolerated(params),
-        confidence_level=params.confidence,
-        best_predict_param_choice=BinaryRisk(shown, always, higher_is_better=True),
-        list_predict_params=tried,
-        fwer_method="split_fixed_sequence" if learnt else "fixed_sequence",
+def _test(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> _Tests:
+    shares = np.arange(TRIED) / TRIED
+    thresholds = np.unique(
+        np.quantile(training.confidence, shares, weights=training.weight, method="inverted_cdf")  # evenly by coverage
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no threshold, or every one, is good enough: the caller reports it
-        if learnt:  # the order is read off at each threshold's own p-value, so that none is left out between two levels
-            controller.learn_fixed_sequence_order(learn.confidence, learn.correct, np.sort(p_values), binary=True)
-        controller.calibrate(even.confidence, even.correct)
-    best = controller.best_predict_param
-    return float(best) if best is not None and (even.confidence >= best).any() else None
+    counted, learnt = (rows.totals(thresholds, params.metric) for rows in (tested, training))
+    icc, safe_icc = intraclass_correlation(counted, learnt)
+    n_eff = counted.effective_size(safe_icc)
+    p_values = _p_values(counted.wrong_share, n_eff, params)
+    start = len(thresholds) - 1
+    if params.metric == "precision":
+        start = int(np.argmin(_p_values(learnt.wrong_share, learnt.effective_size(safe_icc), params)))
+    order = np.arange(start, -1, -1)
+    return _Tests(thresholds[order], icc[order], n_eff[order], p_values[order])
+
+
+def _p_values(wrong_share: np.ndarray, n_eff: np.ndarray, params: ThresholdParams) -> np.ndarray:
+    """P(as few incorrect answers or fewer | guarantee just broken), binomial, of `n_eff` answers; 1 of none."""
+    from scipy.special import betainc
+
+    wrong, some = wrong_share * n_eff, wrong_share < 1
+    right = np.where(some, n_eff - wrong, 1.0)
+    of_some = betainc(np.maximum(right, 1e-12), wrong + 1, 1 - _tolerated(params))  # binom.cdf, of any real numbers
+    return np.where(some & (n_eff > 0), of_some, 1.0)
 
 
 def _no_guarantee(
-    tried: np.ndarray,
-    tested: ReviewedAnswers,
-    training: ReviewedAnswers,
-    n_eff: int,
-    params: ThresholdParams,
-    tested_share: float,
+    tests: _Tests, tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams, tested_share: float
 ) -> NoControlledThreshold:
-    """The outcome without a guarantee, with the number of reviews needed, estimated at the first of `tried` at which
-    a tested answer is shown.
+    """The outcome without a guarantee, with the number of reviews needed, estimated at the first threshold tried at
+    which a tested answer is shown.
 
     The tested rows alone overestimate it, because this is reached where they looked bad by chance; the training rows,
     which chose the threshold, underestimate it. So both are joined. Where by both the available reviews should have
     been enough, the tested rows decide.
     """
-    rows = len(tested.correct)
-    showing = tried[tried <= tested.confidence.max()]
-    threshold = float(showing[-1] if len(showing) else tried[-1])
+    rows, groups = len(tested.correct), tested.documents
+    showing = np.flatnonzero(tests.thresholds <= tested.confidence.max())
+    at = int(showing[0]) if len(showing) else 0
+    threshold = float(tests.thresholds[at])
+    shown = operating_point(tested.confidence, tested.correct, threshold).shown
+    counted = shown if params.metric == "precision" else rows
+    effective_share = tests.n_eff[at] / counted if counted and tests.n_eff[at] else 1.0
 
     def needed_for(reached: float, coverage: float) -> int | None:
-        return reviews_needed(params.metric, params.target, params.confidence, reached, coverage, tested.even_share)
+        return reviews_needed(params.metric, params.target, params.confidence, reached, coverage, effective_share)
 
     def judge(answers: ReviewedAnswers) -> tuple[dict[str, Any], int | None]:
         point = operating_point(answers.confidence, answers.correct, threshold, answers.weight)
-        figures = _figures(point, params)
+        figures = _figures(point, tests, at, tested, params)
         return figures, needed_for(figures[params.metric], point.coverage)
 
     joined = tested.joined(training)
@@ -310,17 +305,20 @@ def _no_guarantee(
         if not len(showing):
             raise AbstainError(
                 Code.NO_THRESHOLD,
-                f"no reviewed answer of the validation split has a confidence of {tried[0]:.3f} or more, as every "
-                "training answer has: score both on one scale, the training split out of fold",
+                "no reviewed answer of the validation split has a confidence of "
+                f"{tests.thresholds[-1]:.3f} or more, as every training answer has: score both on one scale, the "
+                "training split out of fold",
             )
         figures, needed = judge(tested)
     at_least = needed is None
     if at_least:
         needed = needed_for(_best_not_excluded(joined, figures, params), figures["coverage"])
+    if needed is not None:
+        share = figures["coverage"] if params.metric == "precision" else 1.0
+        fewest = MIN_EFFECTIVE / (effective_share * share) if share else 0.0
+        needed = math.ceil(max(needed, fewest, rows * MIN_GROUPS / groups if groups < min(MIN_GROUPS, rows) else 0.0))
     more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
-    return NoControlledThreshold(
-        **figures, rows=rows, n_eff=n_eff, reviews_needed=needed, more_reviews=more, at_least=at_least
-    )
+    return NoControlledThreshold(**figures, reviews_needed=needed, more_reviews=more, at_least=at_least)
 
 
 def _best_not_excluded(answers: ReviewedAnswers, figures: dict[str, Any], params: ThresholdParams) -> float:
@@ -336,7 +334,9 @@ def _best_not_excluded(answers: ReviewedAnswers, figures: dict[str, Any], params
     return 1 - least if params.metric == "precision" else least
 
 
-def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
+def _figures(
+    point: Threshold, tests: _Tests, at: int, tested: ReviewedAnswers, params: ThresholdParams
+) -> dict[str, Any]:
     return {
         "metric": params.metric,
         "target": params.target,
@@ -345,6 +345,10 @@ def _figures(point: Threshold, params: ThresholdParams) -> dict[str, Any]:
         "precision": point.precision,
         "error_rate": point.error_rate,
         "coverage": point.coverage,
+        "rows": len(tested.correct),
+        "groups": tested.documents,
+        "icc": float(tests.icc[at]),
+        "n_eff": round(float(tests.n_eff[at])),
     }
 
 

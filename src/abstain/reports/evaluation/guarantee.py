@@ -51,13 +51,16 @@ def _guaranteed(evaluated: Evaluated) -> str:
     if not threshold["guaranteed"]:
         asked = f"{limit}, with a confidence of {share(threshold['confidence'])}"
         return labelled("Asked for", f"{asked}. It cannot be guaranteed: {threshold['message']}.")
-    rows, even = threshold["rows"], threshold["n_eff"]
-    n_eff = "" if even == rows else f", effective sample size {even:,}"
-    tested = f"{count(rows, 'reviewed answer')} of the validation split{n_eff}, where {_shows(threshold)}"
+    counted = "the shown ones" if evaluated.is_precision else "they"
+    tested = (
+        f"{count(threshold['rows'], 'reviewed answer')} of the validation split about "
+        f"{count(threshold['groups'], 'document')}, where {_shows(threshold)}; {counted} are worth "
+        f"{count(threshold['n_eff'], 'independent answer')} (intraclass correlation {figure(threshold['icc'], '.2f')})"
+    )
     return labelled(
         "Guaranteed, but not checked yet" if evaluated.too_few else "Guaranteed",
         f"{limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
-        f"{tested} (p = {figure(threshold['p_value'], '.2g')}).",
+        f"{tested}; p = {figure(threshold['p_value'], '.2g')}.",
     )
 
 

@@ -1,6 +1,5 @@
 """DVC stage `tune_threshold`: the served scorer's threshold, guarantee and calibration, on the validation split."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ def stage(params: Params) -> None:
     frame = frame[frame["interaction_id"].isin(served.index)]
     validation = reviewed(frame[frame["split"] == "validation"])
     tested = _answers(validation, served)
-    if params.threshold.exchangeable_unit == "groups":
-        tested = replace(tested, groups=validation["group"].to_numpy())
     train = frame[frame["split"] == "train"]
     if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
         train = judged
@@ -62,6 +59,7 @@ def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
         confidence=np.floor(confidence * 1e6) / 1e6,
         correct=rows["correct"].to_numpy(int),
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
+        groups=rows["group"].to_numpy(),
     )
 
 
