@@ -1,27 +1,99 @@
-"""The record of a promotion decision: as JSON in `approvals/`, as a table in the Prefect UI, and earlier records."""
+"""The records of promotion decisions: as JSON in `approvals/`, as a table in the Prefect UI, and what earlier ones say.
+
+Each record carries a seal over its content. It tells an edit, not a forger: who may push may promote, anyway.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.files import write_json
 from abstain.core.markdown import bold, document, heading, paragraph, records_table
 from abstain.release.gate import GateDecision
 from abstain.release.registry import Registry, without_guarantee
 
+Record = dict[str, Any]
+SAME_DECISION = ("champion", "gate", "erasure")
+"""With equal ones, equal candidates are decided on alike."""
 
-def earlier_rejection(record_file: Path, now: dict[str, Any]) -> list[str]:
-    """Why this candidate was rejected before against the same champion, figures, limits and erasure; else empty.
 
-    A rejection for latency does not count: the machine may have been busy.
+def write_record(file: Path, record: Record) -> None:
+    """Write `record` with its seal."""
+    write_json(file, {**record, "seal": _seal(record)})
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All records, oldest first. Raises `AbstainError` naming the one that was edited or cannot be read."""
+    records = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            whole = record.pop("seal") == _seal(record)
+        except (ValueError, AttributeError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise AbstainError(
+                Code.BAD_ARTIFACT,
+                f"{folder.name}/{file.name} was edited since the gate wrote it, so the comparisons on this hold-out "
+                f"cannot be counted: restore it from git (git log -- {folder.name}/{file.name})",
+            )
+        records.append(record)
+    return sorted(records, key=lambda record: str(record["decided_at"]))
+
+
+def next_look(records: Iterable[Record], holdout: str, accepting: bool) -> int:
+    """The how-manieth comparison on the hold-out with this digest the next one is, from 1.
+
+    All comparisons since the hold-out was accepted count, also those from before some of its answers were erased. While
+    another one is `accepting`, those on that one do.
     """
-    if not record_file.is_file():
-        return []
-    record = json.loads(record_file.read_text())
-    if any(check["name"] == "latency" and check["passed"] is False for check in record["checks"]):
-        return []
-    return list(record["reasons"]) if now == {key: record.get(key) for key in now} else []
+    looks: list[int] = []
+    for record in records:
+        if accepting:
+            if record["metrics"]["holdout"]["digest"] == holdout:
+                looks.append(record["look"] or 0)
+            continue
+        if record["approved"] and record["new_holdout"] is not None:
+            looks.clear()
+        looks.append(record["look"] or 0)
+    return 1 + max(looks, default=0)
+
+
+def earlier_rejection(records: Iterable[Record], now: Record) -> list[str]:
+    """Why this candidate was rejected before, by the same limits and beside the same champion; else empty.
+
+    `now` has what a record has before the decision. A candidate is the same with equal bytes and figures, and with
+    equal data, params and code, whose bytes differ only by the processor. A rejection for latency does not count: the
+    machine may have been busy.
+    """
+    for record in records:
+        if record["approved"] or any(record[key] != now[key] for key in SAME_DECISION):
+            continue
+        same_bytes = all(record[key] == now[key] for key in ("candidate_sha256", "metrics"))
+        same_inputs = now["inputs_sha256"] is not None and record["inputs_sha256"] == now["inputs_sha256"]
+        slow = any(check["name"] == "latency" and check["passed"] is False for check in record["checks"])
+        if (same_bytes or same_inputs) and not slow:
+            return list(record["reasons"])
+    return []
+
+
+def inputs_digest(lock_file: Path) -> str | None:
+    """sha256 (hex) over what the stages read that no stage makes: data, params and code; None without a lock."""
+    if not lock_file.is_file():
+        return None
+    stages = yaml.safe_load(lock_file.read_text())["stages"].values()
+    made = {out["path"] for stage in stages for out in stage.get("outs", ())}
+    read = {dep["path"]: dep.get("md5") for stage in stages for dep in stage.get("deps", ()) if dep["path"] not in made}
+    params = [stage.get("params") for stage in stages]
+    return hashlib.sha256(json.dumps([read, params], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def decision_table(decision: GateDecision, registry: Registry) -> str:
@@ -32,3 +104,7 @@ def decision_table(decision: GateDecision, registry: Registry) -> str:
     mark = f", {without_guarantee(decision.more_reviews)}" if decision.no_guarantee else ""
     title = heading(2, f"{'Approved' if decision.approved else 'Rejected'}{mark}")
     return document([title, *warning, records_table(rows, words=("check", "result", "why"))])
+
+
+def _seal(record: Record) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from abstain.config.params import load_params
+from abstain.config.params import Params, load_params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -23,10 +23,9 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 from abstain.release.gate import (
-    CHALLENGER,
     CandidateMeasurements,
-    EvaluationWindow,
     GateDecision,
     NoGuarantee,
     Rule,
@@ -40,7 +39,7 @@ from tasks.workspace import Workspace
 
 
 def judge(
-    workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule
+    workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule, look: int
 ) -> GateDecision:
     """Measure the candidate in `artifacts/` beside the champion and apply the gate.
 
@@ -49,6 +48,7 @@ def judge(
         new_holdout: the recorded reason for another hold-out or base model; then a champion that cannot be compared is
             left out.
         rule: what the gate requires of the candidate.
+        look: the how-manieth comparison on this hold-out this is.
 
     Raises:
         AbstainError: the champion cannot be scored, and no reason for that is given.
@@ -97,6 +97,7 @@ def judge(
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=took["p99_ms"],
         champion_threshold=champion_threshold,
+        same_target=champion is None or _same_target(workspace, champion, params),
         unguaranteed=unguaranteed,
         may_lack_guarantee=may_lack and (rival is None or rule == "accepted"),
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
@@ -105,7 +106,14 @@ def judge(
     erased: int | None = 0
     if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None:
         erased = _erased_from_holdout(workspace, rival, scores)
-    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule)
+    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule, look)
+
+
+def _same_target(workspace: Workspace, champion: str, params: Params) -> bool:
+    """Whether the champion's threshold was tuned for what is asked for now."""
+    record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
+    before, now = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
+    return all(before[key] == now[key] for key in ("metric", "target", "confidence"))
 
 
 def _erased_from_holdout(workspace: Workspace, event: Event, scores: pd.DataFrame) -> int | None:

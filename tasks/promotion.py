@@ -15,10 +15,17 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically, write_json
+from abstain.core.files import write_atomically
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
-from tasks.decision_record import decision_table, earlier_rejection
+from tasks.decision_record import (
+    decision_table,
+    earlier_rejection,
+    inputs_digest,
+    next_look,
+    read_records,
+    write_record,
+)
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
 from tasks.plan import LOCK, REQUIREMENTS
@@ -80,13 +87,22 @@ def promote_candidate(
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
     erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
-    now = {"champion": registry.version, "metrics": metrics, "gate": limits, "erasure": erasure}
-    if not again and new_holdout is None and (reasons := earlier_rejection(rejection, now)):
+    now = {
+        "champion": registry.version,
+        "metrics": metrics,
+        "gate": limits,
+        "erasure": erasure,
+        "candidate_sha256": candidate,
+        "inputs_sha256": inputs_digest(workspace.path / LOCK),
+    }
+    records = read_records(workspace.path / paths.APPROVALS)
+    if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
         _push_record(workspace, before)
         observe("promote", "cached")
         return _rejected(registry, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
-    decision = judge(workspace, registry, metrics, new_holdout, rule)
+    look = next_look(records, metrics["holdout"]["digest"], new_holdout is not None)
+    decision = judge(workspace, registry, metrics, new_holdout, rule, look)
     if same and decision.no_guarantee:  # still
         return _unchanged(workspace, registry, before)
     table = decision_table(decision, registry)
@@ -96,7 +112,7 @@ def promote_candidate(
         **decision.to_dict(),
         "version": version if decision.approved else None,
         **now,
-        "candidate_sha256": candidate,
+        "look": look if decision.compared and look <= params.gate.looks else None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": sha256(workspace.path / REQUIREMENTS),
@@ -112,7 +128,7 @@ def promote_candidate(
         return Promotion("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
     if before:
         withdraw(workspace, before)
-    write_json(rejection, record)
+    write_record(rejection, record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
@@ -181,7 +197,7 @@ def _publish(workspace: Workspace, registry: Registry, record: dict[str, Any]) -
     assert registry.prod is not None
     decided = [LOCK] if write_decided(workspace, registry.prod) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
-    write_json(workspace.path / paths.APPROVALS / f"{version}.json", record)
+    write_record(workspace.path / paths.APPROVALS / f"{version}.json", record)
     write_atomically(workspace.path / paths.REGISTRY, registry.to_json().encode())
     mark = f"\n\nIt is {registry.prod.mark}." if registry.prod.mark else ""
     commit(workspace, f"Promote probe {version}{mark}", *POINTER, paths.APPROVALS, paths.PARAMS, *decided)

@@ -167,7 +167,7 @@ def test_a_new_hold_out_needs_a_decision_and_can_be_rolled_back(refused: tuple[P
     approval = read_json(project.workspace / "approvals" / "v1.1.0.json")
     assert approval["new_holdout"] == "a fortnight [more] of questions"
     checks = {check["name"]: check["passed"] for check in approval["checks"]}
-    assert checks["same hold-out"] and checks["better than v1.0.0"] and "newest window" in checks
+    assert checks["same hold-out"] and checks["better than champion v1.0.0"] and "newest window" in checks
 
     back = project.abstain("rollback", "--reason", "complaints")
     assert back.returncode == 0 and "probe v1.0.0" in back.stdout, back.stderr

@@ -20,7 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import holdout_digest
 from abstain.data.store.state_table import write_table
-from abstain.release.gate import CHALLENGER
+from abstain.release.evaluation_window import CHALLENGER
 from abstain.release.registry import Registry, load_registry
 from tasks import gate_inputs, promotion
 from tasks.git_commit import commit, push

@@ -30,6 +30,7 @@ from flows import promote as promote_flow
 from flows import retrain as retrain_flow
 from tasks import promotion, publish
 from tasks.copies import remember_export
+from tasks.decision_record import write_record
 from tasks.erasure import erase_user
 from tasks.git_commit import commit, push
 from tasks.promotion import Promotion, promote_candidate, roll_back
@@ -199,8 +200,10 @@ def test_status_says_what_the_live_version_was_trained_on(
     figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"), 0.8)}, "rows": 400}
     figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "coverage"), 0.5)
     for version in ("v1.0.0", "v1.1.0"):
-        record = {"metrics": {"holdout": figures}}
-        (workspace.path / paths.APPROVALS / f"{version}.json").write_text(json.dumps(record))
+        file = workspace.path / paths.APPROVALS / f"{version}.json"
+        record = json.loads((workspace.path / paths.APPROVALS / "v1.0.0.json").read_text())
+        del record["seal"]
+        write_record(file, record | {"metrics": {"holdout": figures | record["metrics"]["holdout"]}})
 
     def status() -> str:
         commit(workspace, "Figures", paths.APPROVALS)

@@ -10,6 +10,7 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.errors import AbstainError
 from abstain.release.registry import Event, load_registry
 from tasks import promotion
 from tasks.git_commit import commit
@@ -135,7 +136,7 @@ def test_one_that_cannot_be_checked_replaces_none_that_was(
     first_candidates.write(1.6, drop=FEW)
     outcome = first_candidates.promote(new_holdout="fewer answers")
     assert (outcome.status, outcome.version) == ("rejected", "v1.0.0")
-    assert any(reason.startswith("A402 precision: ") for reason in outcome.reasons)
+    assert any(reason.startswith("A402 error rate: ") for reason in outcome.reasons)
 
 
 def test_where_versions_must_be_guaranteed_too_few_shown_answers_are_a_rejection(
@@ -144,7 +145,7 @@ def test_where_versions_must_be_guaranteed_too_few_shown_answers_are_a_rejection
     set_on_infeasible(workspace, "fail")
     first_candidates.write(1.5, drop=FEW)
     outcome = first_candidates.promote()
-    assert outcome.status == "rejected" and any(reason.startswith("A402 precision: ") for reason in outcome.reasons)
+    assert outcome.status == "rejected" and any(reason.startswith("A402 error rate: ") for reason in outcome.reasons)
     assert workspace.on_origin().prod is None
 
 
@@ -156,3 +157,30 @@ def test_a_frozen_hold_out_grows_by_no_review(
     first_candidates.write(1.5, drop=FEW)
     (said,) = first_candidates.promote().reasons
     assert "move split.holdout_frozen_at" in said and approval(workspace, "v1.0.0")["more_reviews"] is None
+
+
+def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_nothing(
+    workspace: Plain, candidates: Candidates
+) -> None:
+    edit_params(workspace, {"gate": {"looks": 2, "false_promotions": 0.1}})
+    commit(workspace, "Two looks", paths.PARAMS)
+    for look, strength in enumerate((1.18, 1.19), start=1):
+        candidates.write(strength)
+        assert candidates.promote().status == "rejected"
+        assert f"(look {look} of 2 at this hold-out)" in candidates.judged[-1]
+    candidates.write(2.4)
+    outcome = candidates.promote()
+    assert outcome.status == "rejected" and "compared on 2 times" in str(outcome.reasons)
+    assert candidates.promote(new_holdout="the same one again").status == "rejected"
+    candidates.write(2.4, drop=40)
+    assert candidates.promote(new_holdout="a new quarter").status == "promoted"
+    assert approval(workspace, "v1.1.0")["look"] == 1
+
+
+def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidates) -> None:
+    file = workspace.path / paths.APPROVALS / "v1.0.0.json"
+    file.write_text(file.read_text().replace('"look": null', '"look": 1'))
+    candidates.write(2.4)
+    with pytest.raises(AbstainError, match="v1.0.0.json was edited since the gate wrote it"):
+        candidates.promote()
+    assert workspace.on_origin().version == "v1.0.0"

@@ -219,9 +219,13 @@ class ThresholdParams(FrozenModel):
 class GateParams(FrozenModel):
     bootstrap: Annotated[int, Field(ge=100)]
     seed: int
+    false_promotions: OpenFraction
+    looks: Count
     confidence: OpenFraction
     erasure_margin: OpenFraction
+    false_refusals: OpenFraction
     max_newest_drop: Fraction
+    max_coverage_drop: Fraction
     max_precision_drop: Fraction
     max_error_rate_excess: Fraction
     max_slice_drop: Fraction

@@ -4,12 +4,15 @@ Every check is a `GateCheck` with the figure, the limit and one sentence; a figu
 has no champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows erased
 since is replaced by a challenger that is not worse by more than a margin. Figures are weighted as in the report, and
 answers are counted by their effective sample size (`metrics.effective_sample_size`).
+
+Night after night challengers are compared with the champion on one hold-out. The chance that any of them is promoted
+though it is no better is at most `gate.false_promotions`: each look has an equal part of it, for `gate.looks` looks.
+The further checks ask what got worse (`drops`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -20,62 +23,18 @@ from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap, paired
+from abstain.learning.metrics.bootstrap import Estimate, paired
+from abstain.release import drops
+from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
 
-CHALLENGER = "challenger"
-"""The challenger's live scorer, among the confidences of a window."""
 SAME = 1e-6
 """Confidences that differ by less are of one scorer: the champion's come from its ONNX files."""
 GUARANTEE = "guarantee"
 """The name of the check of a candidate without a guarantee that the hold-out can check."""
+BETTER_THAN_CHAMPION = "better than champion "
 Rule = Literal["better", "not_worse", "accepted"]
 """The required comparison with the champion. `not_worse`: the champion was trained on rows that were erased since.
 `accepted`: in addition a user accepts a worse challenger, so that the comparison is shown but not judged."""
-
-
-@dataclass(frozen=True)
-class EvaluationWindow:
-    """Answers that no version was trained on, with the scores of all. All arrays are (rows,).
-
-    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` the
-    challenger's calibrated ones (None: its confidences are probabilities already). `weight` is that of
-    `metrics.row_weights`; None: every answer counts the same.
-    """
-
-    correct: np.ndarray
-    groups: np.ndarray
-    products: np.ndarray
-    confidences: dict[str, np.ndarray]
-    weight: metrics.Weight = None
-    probability: np.ndarray | None = None
-
-    def precision(self, rows: np.ndarray) -> tuple[float, float]:
-        """The share of correct answers among `rows` (a mask), and their effective sample size."""
-        weight = np.ones(len(rows)) if self.weight is None else self.weight
-        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
-
-    def shown(self, threshold: float) -> np.ndarray:
-        """The mask of answers that the challenger shows from `threshold` on."""
-        return self.confidences[CHALLENGER] >= threshold
-
-    def auroc(self, name: str) -> float:
-        return float(metrics.auroc(self.correct, self.confidences[name], self.weight))
-
-    def bootstrap(self, figures: Mapping[str, Figure], params: GateParams) -> dict[str, Estimate]:
-        """`figures` on the same resamples of groups."""
-        return bootstrap(figures, self.groups, params.bootstrap, params.seed, self.weight)
-
-
-@dataclass(frozen=True)
-class GateCheck:
-    """One check of the gate; `code` is for its failure. `passed=None`: shown but not judged, for lack of rows."""
-
-    code: Code
-    name: str
-    passed: bool | None
-    value: float
-    limit: float
-    message: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +51,11 @@ class GateDecision:
     def approved(self) -> bool:
         judged = [check for check in self.checks if check.passed is not None]
         return bool(judged) and all(check.passed for check in judged)
+
+    @property
+    def compared(self) -> bool:
+        """Whether it took a look: whether the challenger was to be better than a champion on the hold-out."""
+        return any(check.name.startswith(BETTER_THAN_CHAMPION) for check in self.checks)
 
     @property
     def guaranteed(self) -> bool:
@@ -138,9 +102,10 @@ class CandidateMeasurements:
 
     `target_error_rate`: the largest share of all answers that may be shown and incorrect, where the threshold was tuned
     for it; `target_precision` is then the precision at that threshold. `champion_threshold` is the threshold that
-    production uses now, None for a first version. `unguaranteed`: None where something is guaranteed of the candidate
-    that the hold-out can check; `may_lack_guarantee`: whether it may be promoted all the same. `forward_tokens` and
-    `base_model_ms` are what the base model reads for an answer, and how long that takes here; not judged.
+    production uses now, None for a first version; `same_target`: whether it was tuned for the same metric and target.
+    `unguaranteed`: None where something is guaranteed of the candidate that the hold-out can check;
+    `may_lack_guarantee`: whether it may be promoted all the same. `forward_tokens` and `base_model_ms` are what the
+    base model reads for an answer, and how long that takes here; not judged.
     """
 
     threshold: float
@@ -148,6 +113,7 @@ class CandidateMeasurements:
     parity: float
     latency_p99_ms: float
     champion_threshold: float | None = None
+    same_target: bool = True
     target_error_rate: float | None = None
     unguaranteed: NoGuarantee | None = None
     may_lack_guarantee: bool = False
@@ -164,32 +130,45 @@ def decide(
     same_holdout: bool,
     erased: int = 0,
     rule: Rule = "better",
+    look: int = 1,
 ) -> GateDecision:
     """Judge the challenger on the frozen hold-out and on the newest window.
 
     `champion` names its column in the windows' confidences, None for a first version. `same_holdout`: the
     hold-out is the one the champion was promoted on, except for `erased` of its answers, or a decision to change it was
-    recorded. `rule`: how the two are compared. Of a candidate without a guarantee only that, parity and latency are
-    judged: there is nothing that the hold-out could bear out.
+    recorded. `rule`: how the two are compared. `look`: the how-manieth comparison on this hold-out this is. Of a
+    candidate without a guarantee only that, parity and latency are judged: there is nothing that the hold-out could
+    bear out.
     """
-    checks = [
-        _calibration(holdout, params),
-        _precision(holdout, measured, params),
-        *_error_rate(holdout, measured, params),
-        *_slices(holdout, measured, params),
-    ]
+    threshold, target = measured.threshold, measured.target_precision
+    checks: list[GateCheck] = []
+    found: list[drops.Drop] = []
+    if measured.target_error_rate is None:
+        checks.append(_precision(holdout, measured, params))
+    else:
+        checks.append(_error_rate(holdout, measured.target_error_rate, threshold, params))
+        found.append(drops.precision_drop(holdout, threshold, target, params))
+    found += drops.of_challenger(holdout, threshold, target, params)
     if champion is None:
         checks += [_better(holdout, LENGTH_ONLY, params), _better_than_base_rate(holdout, measured, params)]
+        checks += drops.judged(found, params)
     else:
-        compared = [*_against(holdout, champion, measured, params, rule), _newest(newest, champion, params)]
+        before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
+        found += [
+            drops.coverage_drop(holdout, threshold, champion, before, measured.same_target, params),
+            drops.newest_drop(newest, champion, params),
+        ]
+        compared = _against(holdout, champion, measured, params, rule, look)
+        worse = drops.judged(found, params)
         if rule == "accepted":
             compared = [_accepted(check) for check in compared]
-        checks += [_same_holdout(same_holdout, erased), *compared]
+            worse = [_accepted(check) if check.name in drops.BESIDE_CHAMPION else check for check in worse]
+        checks += [_same_holdout(same_holdout, erased), *compared, *worse]
     if measured.unguaranteed is not None:
         guarantee = _guarantee(measured.unguaranteed, measured.may_lack_guarantee, params.min_slice)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
     checks += [
-        _at_most(
+        at_most(
             Code.EXPORT_DIFFERS,
             "ONNX parity",
             measured.parity,
@@ -226,14 +205,14 @@ def unchecked_guarantee(
 
 
 def _guarantee(found: NoGuarantee, passed: bool, least: int) -> GateCheck:
-    state, value, limit = ("none", 0.0, 1) if found.shown is None else ("not checked", found.shown, least)
+    state, value, limit = ("none", 0.0, 1.0) if found.shown is None else ("not checked", found.shown, float(least))
     message = f"{state}{' yet' if passed else ''}: {found.why}"
-    return _check(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
+    return GateCheck(Code.NO_THRESHOLD, GUARANTEE, passed, value, limit, message)
 
 
 def _latency(measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     what = "p99 in ms of the scorer for one answer on one core"
-    check = _at_most(Code.GATE_LIMIT, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
+    check = at_most(Code.GATE_LIMIT, "latency", measured.latency_p99_ms, params.max_latency_ms, what)
     if not measured.forward_tokens:
         return replace(check, message=f"{check.message}; no pass of the base model")
     reads = f"the base model reads {measured.forward_tokens:.0f} tokens before"
@@ -249,18 +228,45 @@ def _same_holdout(same: bool, erased: int) -> GateCheck:
         )
     else:
         message = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
-    return _check(Code.NEW_HOLDOUT, "same hold-out", same, float(same), 1, message)
+    return GateCheck(Code.NEW_HOLDOUT, "same hold-out", same, float(same), 1.0, message)
+
+
+def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
+    """The guarantee itself, on answers that the threshold was not tuned on."""
+    shown = window.shown(measured.threshold)
+    precision, n_eff = window.precision(shown)
+    floor = measured.target_precision - params.max_precision_drop
+    count = counted(int(shown.sum()), n_eff)
+    message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
+    check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
+    return check if n_eff >= params.min_slice else replace(check, passed=False)
+
+
+def _error_rate(window: EvaluationWindow, target: float, threshold: float, params: GateParams) -> GateCheck:
+    """The guarantee itself where it is for the error rate."""
+    shown = window.shown(threshold)
+    _, n_eff = window.precision(shown)
+    value = metrics.mean(shown * (1 - window.correct), window.weight)
+    count = counted(int(shown.sum()), n_eff)
+    what = f"shown and incorrect, of all answers of the hold-out, {count} of them shown ({params.min_slice} are needed)"
+    check = at_most(Code.GUARANTEE_MISSED, "error rate", value, target + params.max_error_rate_excess, what)
+    return check if n_eff >= params.min_slice else replace(check, passed=False)
 
 
 def _against(
-    window: EvaluationWindow, champion: str, measured: CandidateMeasurements, params: GateParams, rule: Rule
+    window: EvaluationWindow,
+    champion: str,
+    measured: CandidateMeasurements,
+    params: GateParams,
+    rule: Rule,
+    look: int,
 ) -> list[GateCheck]:
     """The challenger beside the champion on the hold-out."""
     if rule != "better":
         return [_not_worse(window, champion, params), _as_precise(window, champion, measured, params)]
     if _same_confidences(window, champion):
         return [_new_threshold(measured)]
-    return [_better(window, champion, params)]
+    return [_better_than_champion(window, champion, params, look)]
 
 
 def _accepted(check: GateCheck) -> GateCheck:
@@ -275,37 +281,60 @@ def _same_confidences(window: EvaluationWindow, champion: str) -> bool:
 
 
 def _new_threshold(measured: CandidateMeasurements) -> GateCheck:
-    """The champion's own weights with another threshold: `precision` checks whether it keeps its guarantee."""
+    """The champion's own weights with another threshold, whose guarantee and coverage are checked like any other's."""
     before = float("nan") if measured.champion_threshold is None else measured.champion_threshold
     message = f"the champion's confidences; threshold {measured.threshold:.3f}, in production {before:.3f}"
-    return _check(
-        Code.NOT_BETTER, "new threshold", abs(measured.threshold - before) > 0, measured.threshold, before, message
+    moved = abs(measured.threshold - before) > 0
+    return GateCheck(Code.NOT_BETTER, "new threshold", moved, measured.threshold, before, message)
+
+
+def _better_than_champion(window: EvaluationWindow, champion: str, params: GateParams, look: int) -> GateCheck:
+    """A one-sided t-test of the paired difference in AUROC, at this look's part of `false_promotions`."""
+    from scipy.stats import t
+
+    own, other = _aurocs(window, champion, params)
+    difference, error = own.value - other.value, paired(own, other).standard_error
+    p_value = float(t.sf(difference / error, len(np.unique(window.groups)) - 1)) if error > 0 else float("nan")
+    level = params.false_promotions / params.looks
+    message = (
+        f"hold-out AUROC {own.value:.3f} against {other.value:.3f}, difference {difference:+.3f} (standard error "
+        f"{error:.3f}); p = {p_value:.2g}, at most {level:.2g} (look {look} of {params.looks} at this hold-out)"
     )
+    name = f"{BETTER_THAN_CHAMPION}{champion}"
+    if look > params.looks:
+        message = (
+            f"this hold-out was compared on {look - 1} times, as often as gate.looks allows: take a new one (docs/"
+            "thresholds.md, A hold-out that is used up)"
+        )
+        return GateCheck(Code.NOT_BETTER, name, False, p_value, level, message)
+    return GateCheck(Code.NOT_BETTER, name, p_value <= level, p_value, level, message)
 
 
 def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
-    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in (CHALLENGER, rival)}
-    drawn = window.bootstrap(aurocs, params)
-    own, other = drawn[CHALLENGER], drawn[rival]
+    own, other = _aurocs(window, rival, params)
     chance = paired(own, other).chance
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
-    return _check(
-        Code.NOT_BETTER, f"better than {rival}", chance >= params.confidence, chance, params.confidence, message
-    )
+    return at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
 
 
 def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
-    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in (CHALLENGER, champion)}
-    drawn = window.bootstrap(aurocs, params)
-    own, other, margin = drawn[CHALLENGER], drawn[champion], params.erasure_margin
+    own, other = _aurocs(window, champion, params)
+    margin = params.erasure_margin
     chance = float((paired(own, other).draws > -margin).mean())  # an undefined draw is not above it
     message = (
         f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
     )
-    return _check(
-        Code.NOT_BETTER, f"not worse than {champion}", chance >= params.confidence, chance, params.confidence, message
+    return at_least(Code.NOT_BETTER, f"not worse than {champion}", chance, params.confidence, message)
+
+
+def _aurocs(window: EvaluationWindow, rival: str, params: GateParams) -> tuple[Estimate, Estimate]:
+    """The challenger's AUROC and the rival's, on the same resamples."""
+    names = (CHALLENGER, rival)
+    drawn = window.bootstrap(
+        {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in names}, params
     )
+    return drawn[CHALLENGER], drawn[rival]
 
 
 def _as_precise(
@@ -313,111 +342,22 @@ def _as_precise(
 ) -> GateCheck:
     """The precision of each at its own threshold; not judged where the champion shows too few answers."""
     threshold = float("nan") if measured.champion_threshold is None else measured.champion_threshold
-    before, n_eff = window.precision(window.confidences[champion] >= threshold)
+    before, n_eff = window.precision(window.shown(threshold, champion))
     own, _ = window.precision(window.shown(measured.threshold))
     name, limit = f"as precise as {champion}", before - params.max_precision_drop
-    if n_eff < params.min_slice:
-        return GateCheck(
-            Code.GUARANTEE_MISSED,
-            name,
-            None,
-            own,
-            limit,
-            f"{champion} shows {n_eff:.0f} answers, too few to compare with",
-        )
     message = f"{own:.3f} of the shown answers, {before:.3f} of those that {champion} shows; at least {limit:.3f}"
-    return _check(Code.GUARANTEE_MISSED, name, own >= limit, own, limit, message)
+    check = at_least(Code.GUARANTEE_MISSED, name, own, limit, message)
+    if n_eff >= params.min_slice:
+        return check
+    return replace(check, passed=None, message=f"{champion} shows {n_eff:.0f} answers, too few to compare with")
 
 
 def _better_than_base_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
     of_shown = partial(metrics.precision, window.correct, window.confidences[CHALLENGER], threshold=measured.threshold)
     drawn = window.bootstrap({"shown": of_shown, "all": partial(metrics.mean, window.correct)}, params)
     lift = paired(drawn["shown"], drawn["all"])
-    chance = lift.chance
     message = (
         f"shown answers are correct {lift.value:+.3f} more often than all "
-        f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {chance:.3f}"
+        f"({metrics.mean(window.correct, window.weight):.3f}); so with chance {lift.chance:.3f}"
     )
-    return _check(
-        Code.NOT_BETTER, "better than base rate", chance >= params.confidence, chance, params.confidence, message
-    )
-
-
-def _newest(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
-    own, other = window.auroc(CHALLENGER), window.auroc(champion)
-    name, limit, rows = "newest window", -params.max_newest_drop, len(window.correct)
-    _, n_eff = window.precision(np.ones(rows, bool))
-    if n_eff < params.min_slice:
-        return GateCheck(
-            Code.NOT_BETTER,
-            name,
-            None,
-            own - other,
-            limit,
-            f"{_counted(rows, n_eff)} reviewed answers, too few to judge",
-        )
-    return _check(
-        Code.NOT_BETTER,
-        name,
-        own - other >= limit,
-        own - other,
-        limit,
-        f"AUROC {own:.3f} against {other:.3f}, {rows} answers",
-    )
-
-
-def _precision(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> GateCheck:
-    """The guarantee itself, on answers that the threshold was not tuned on."""
-    shown = window.shown(measured.threshold)
-    precision, n_eff = window.precision(shown)
-    floor = measured.target_precision - params.max_precision_drop
-    count = _counted(int(shown.sum()), n_eff)
-    message = f"{precision:.3f} of {count} shown answers; at least {floor:.3f} of {params.min_slice}"
-    return _check(
-        Code.GUARANTEE_MISSED, "precision", n_eff >= params.min_slice and precision >= floor, precision, floor, message
-    )
-
-
-def _error_rate(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
-    """The guarantee itself where it is for the error rate."""
-    if measured.target_error_rate is None:
-        return []
-    shown = window.shown(measured.threshold)
-    value = metrics.mean(shown * (1 - window.correct), window.weight)
-    limit = measured.target_error_rate + params.max_error_rate_excess
-    return [
-        _at_most(
-            Code.GUARANTEE_MISSED, "error rate", value, limit, "shown and incorrect, of all answers of the hold-out"
-        )
-    ]
-
-
-def _slices(window: EvaluationWindow, measured: CandidateMeasurements, params: GateParams) -> list[GateCheck]:
-    checks = []
-    shown = window.shown(measured.threshold)
-    floor = measured.target_precision - params.max_slice_drop
-    for product in sorted(set(window.products)):
-        rows = shown & (window.products == product)
-        precision, n_eff = window.precision(rows)
-        message = f"precision {precision:.3f} of {_counted(int(rows.sum()), n_eff)} shown answers"
-        passed = bool(precision >= floor) if n_eff >= params.min_slice else None
-        checks.append(GateCheck(Code.GUARANTEE_MISSED, f"slice {product}", passed, precision, floor, message))
-    return checks
-
-
-def _calibration(window: EvaluationWindow, params: GateParams) -> GateCheck:
-    said = window.confidences[CHALLENGER] if window.probability is None else window.probability
-    value = metrics.ece(window.correct, said, window.weight)
-    return _at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
-
-
-def _counted(rows: int, n_eff: float) -> str:
-    return f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.0f})"
-
-
-def _at_most(code: Code, name: str, value: float, limit: float, what: str) -> GateCheck:
-    return _check(code, name, value <= limit, value, limit, f"{what}: {value:.3g}, at most {limit:g}")
-
-
-def _check(code: Code, name: str, passed: bool, value: float, limit: float, message: str) -> GateCheck:
-    return GateCheck(code, name, bool(passed), float(value), float(limit), message)
+    return at_least(Code.NOT_BETTER, "better than base rate", lift.chance, params.confidence, message)

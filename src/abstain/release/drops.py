@@ -1,0 +1,148 @@
+"""The gate's checks for what got worse: coverage, precision, newest window, products, calibration.
+
+Each names a drop, and refuses where the figure is short of its reference (the champion's, the target) by more than that
+and by more than chance makes it. `gate.false_refusals` is the chance that any of a decision's checks refuses where
+nothing got worse, and each has an equal part of it (Bonferroni). With few rows only a larger drop can be told from
+chance; a figure in between is shown, and not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from abstain.config.params import GateParams
+from abstain.core.codes import Code
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import paired
+from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
+
+BESIDE_CHAMPION = ("coverage", "newest window")
+"""The checks that compare with the champion."""
+CALIBRATED_DRAWS = 200
+"""Draws of the calibration error of calibrated probabilities."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A check that its figure is not short of its reference by more than `drop`, and the figure's standard error."""
+
+    check: GateCheck
+    drop: float
+    error: float
+    groups: int
+
+
+def judged(found: Sequence[Drop], params: GateParams) -> list[GateCheck]:
+    """The checks of `found`; one that fails by no more than chance makes of it is not judged.
+
+    One whose figure or standard error is not defined, and one that is not judged for another reason, stays as it is.
+    """
+    from scipy.stats import t
+
+    level = params.false_refusals / max(1, sum(one.check.passed is not None for one in found))
+    checks = []
+    for one in found:
+        by_chance = float(t.isf(level, max(1, one.groups - 1))) * one.error
+        short = one.drop + abs(one.check.value - one.check.limit)
+        if one.check.passed is False and short < by_chance:
+            message = f"{one.check.message}; not judged: {by_chance:.2f} is what chance may make of it"
+            checks.append(replace(one.check, passed=None, message=message))
+        else:
+            checks.append(one.check)
+    return checks
+
+
+def of_challenger(
+    window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams
+) -> list[Drop]:
+    """The precision of every product beside the target, and the calibration, on the hold-out."""
+    return [*_slices(window, threshold, target_precision, params), _calibration(window, params)]
+
+
+def precision_drop(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> Drop:
+    """The precision at the threshold of an error rate, beside that on the validation split."""
+    shown = window.shown(threshold)
+    precision, _ = window.precision(shown)
+    floor = target_precision - params.max_precision_drop
+    error = _error_of_precision(window, shown, params)
+    message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
+    check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
+    return _drop(window, check, params.max_precision_drop, error)
+
+
+def coverage_drop(
+    window: EvaluationWindow,
+    threshold: float,
+    champion: str,
+    champion_threshold: float,
+    same_target: bool,
+    params: GateParams,
+) -> Drop:
+    """The share of answers shown, beside the champion's; not judged where another target was asked for."""
+    shown = {CHALLENGER: window.shown(threshold), champion: window.shown(champion_threshold, champion)}
+    drawn = window.bootstrap({name: partial(metrics.mean, mask.astype(float)) for name, mask in shown.items()}, params)
+    own, other = drawn[CHALLENGER], drawn[champion]
+    difference = paired(own, other)
+    message = f"{own.value:.0%} of the answers shown, {other.value:.0%} by {champion}"
+    check = at_least(Code.NOT_BETTER, "coverage", difference.value, -params.max_coverage_drop, message)
+    if not same_target:
+        check = replace(check, passed=None, message=f"{message}; another target was asked for")
+    return _drop(window, check, params.max_coverage_drop, difference.standard_error)
+
+
+def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> Drop:
+    """The AUROC on the newest window, beside the champion's."""
+    rows = len(window.correct)
+    names = (CHALLENGER, champion)
+    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in names}
+    drawn = window.bootstrap(aurocs, params)
+    difference = paired(drawn[CHALLENGER], drawn[champion])
+    _, n_eff = window.precision(np.ones(rows, bool))
+    message = f"AUROC {drawn[CHALLENGER].value:.3f} against {drawn[champion].value:.3f}, {rows} answers"
+    check = at_least(Code.NOT_BETTER, "newest window", difference.value, -params.max_newest_drop, message)
+    if n_eff < params.min_slice:
+        message = f"{counted(rows, n_eff)} reviewed answers, too few to judge"
+        check = replace(check, passed=None, message=message)
+    return _drop(window, check, params.max_newest_drop, difference.standard_error)
+
+
+def _slices(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> list[Drop]:
+    found = []
+    shown = window.shown(threshold)
+    floor = target_precision - params.max_slice_drop
+    for product in sorted(set(window.products)):
+        rows = shown & (window.products == product)
+        precision, n_eff = window.precision(rows)
+        message = f"precision {precision:.3f} of {counted(int(rows.sum()), n_eff)} shown answers"
+        check = at_least(Code.GUARANTEE_MISSED, f"slice {product}", precision, floor, message)
+        few = n_eff < params.min_slice
+        error = 0.0 if few else _error_of_precision(window, rows, params)
+        found.append(_drop(window, replace(check, passed=None) if few else check, params.max_slice_drop, error))
+    return found
+
+
+def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
+    """The expected calibration error. Its chance error is that of answers which are correct as often as is said."""
+    said = window.confidences[CHALLENGER] if window.probability is None else window.probability
+    value = metrics.ece(window.correct, said, window.weight)
+    check = at_most(Code.GATE_LIMIT, "calibration", value, params.max_ece, "expected calibration error on the hold-out")
+    generator = np.random.default_rng(params.seed)
+    by_chance = [
+        metrics.ece((generator.random(len(said)) < said).astype(int), said, window.weight)
+        for _ in range(CALIBRATED_DRAWS)
+    ]
+    # Calibrated answers have an error above 0, too: its mean is the reference.
+    return _drop(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
+
+
+def _error_of_precision(window: EvaluationWindow, rows: np.ndarray, params: GateParams) -> float:
+    figure = partial(metrics.precision, window.correct, rows.astype(float), threshold=1.0)
+    return window.bootstrap({"precision": figure}, params)["precision"].standard_error
+
+
+def _drop(window: EvaluationWindow, check: GateCheck, drop: float, error: float) -> Drop:
+    return Drop(check, drop, error, len(np.unique(window.groups)))

@@ -1,0 +1,74 @@
+"""Answers that no version was trained on, with the scores of all, and one check of them: what the gate works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from abstain.config.params import GateParams
+from abstain.core.codes import Code
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap
+
+CHALLENGER = "challenger"
+"""The challenger's live scorer, among the confidences of a window."""
+
+
+@dataclass(frozen=True)
+class EvaluationWindow:
+    """Answers that no version was trained on, with the scores of all. All arrays are (rows,).
+
+    `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` the
+    challenger's calibrated ones (None: its confidences are probabilities already). `weight` is that of
+    `metrics.row_weights`; None: every answer counts the same.
+    """
+
+    correct: np.ndarray
+    groups: np.ndarray
+    products: np.ndarray
+    confidences: dict[str, np.ndarray]
+    weight: metrics.Weight = None
+    probability: np.ndarray | None = None
+
+    def precision(self, rows: np.ndarray) -> tuple[float, float]:
+        """The share of correct answers among `rows` (a mask), and their effective sample size."""
+        weight = np.ones(len(rows)) if self.weight is None else self.weight
+        return metrics.mean(self.correct[rows], weight[rows]), metrics.effective_sample_size(weight[rows])
+
+    def shown(self, threshold: float, name: str = CHALLENGER) -> np.ndarray:
+        """The mask of answers that the scorer `name` shows from `threshold` on."""
+        return np.asarray(self.confidences[name] >= threshold)
+
+    def bootstrap(self, figures: Mapping[str, Figure], params: GateParams) -> dict[str, Estimate]:
+        """`figures` on the same resamples of groups."""
+        return bootstrap(figures, self.groups, params.bootstrap, params.seed, self.weight)
+
+
+@dataclass(frozen=True)
+class GateCheck:
+    """One check of the gate; `code` is for its failure. `passed=None`: shown but not judged, for lack of rows."""
+
+    code: Code
+    name: str
+    passed: bool | None
+    value: float
+    limit: float
+    message: str
+
+
+def at_least(code: Code, name: str, value: float, limit: float, message: str) -> GateCheck:
+    """The check that `value` is not below `limit`; nan fails."""
+    return GateCheck(code, name, bool(value >= limit), float(value), float(limit), message)
+
+
+def at_most(code: Code, name: str, value: float, limit: float, what: str) -> GateCheck:
+    """The check that `value` is not above `limit`; nan fails."""
+    message = f"{what}: {value:.3g}, at most {limit:g}"
+    return GateCheck(code, name, bool(value <= limit), float(value), float(limit), message)
+
+
+def counted(rows: int, n_eff: float) -> str:
+    """A number of rows, with their effective sample size where that is another one."""
+    return f"{rows}" if n_eff == rows else f"{rows} (n_eff {n_eff:.0f})"

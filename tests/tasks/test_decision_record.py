@@ -1,0 +1,116 @@
+"""How often a hold-out was compared on, and what was decided before, by the records in `approvals/`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from abstain.core.errors import AbstainError
+from tasks.decision_record import earlier_rejection, inputs_digest, next_look, read_records, write_record
+
+NOW = {
+    "champion": "v1.0.0",
+    "gate": {"looks": 60},
+    "erasure": None,
+    "candidate_sha256": "a",
+    "inputs_sha256": "b",
+    "metrics": {"holdout": {"digest": "h"}},
+}
+
+
+def record(day: int, look: int | None = None, *, approved: bool = False, **more: Any) -> dict[str, Any]:
+    decided = f"2026-11-{day:02}T00:00:00+00:00"
+    return {
+        **NOW,
+        "approved": approved,
+        "look": look,
+        "new_holdout": None,
+        "decided_at": decided,
+        "checks": [],
+        "reasons": ["not better"],
+    } | more
+
+
+def test_every_comparison_since_the_hold_out_was_accepted_counts() -> None:
+    assert next_look([], "h", accepting=False) == 1
+    records = [
+        record(1, approved=True),
+        record(2, 1),
+        record(3, 2, metrics={"holdout": {"digest": "erased"}}),
+        record(4),
+    ]
+    assert next_look(records, "h", accepting=False) == 3
+    accepted = [*records, record(5, approved=True, new_holdout="a new quarter"), record(6, 1)]
+    assert next_look(accepted, "h", accepting=False) == 2
+
+
+def test_while_another_is_accepted_those_on_it_count() -> None:
+    records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
+    assert next_look(records, "new", accepting=True) == 2
+    assert next_look(records, "other", accepting=True) == 1
+
+
+def test_records_come_back_in_their_order_and_an_edited_one_is_named(tmp_path: Path) -> None:
+    write_record(tmp_path / "rejected-b.json", record(3, 2))
+    write_record(tmp_path / "v1.0.0.json", record(1, approved=True))
+    assert [one["decided_at"][8:10] for one in read_records(tmp_path)] == ["01", "03"]
+    file = tmp_path / "rejected-b.json"
+    whole = file.read_text()
+    for broken in (whole.replace('"look": 2', '"look": 1'), whole.replace('"seal"', '"sealed"'), "[]", "{"):
+        file.write_text(broken)
+        with pytest.raises(
+            AbstainError, match="rejected-b.json was edited since the gate wrote it, .* restore it from git"
+        ):
+            read_records(tmp_path)
+
+
+def test_what_was_rejected_is_not_judged_again() -> None:
+    before = [record(2)]
+    assert earlier_rejection(before, NOW) == ["not better"]
+    other_bytes = NOW | {
+        "candidate_sha256": "of another processor",
+        "metrics": {"holdout": {"digest": "h", "auroc": 0.8}},
+    }
+    assert earlier_rejection(before, other_bytes) == ["not better"]
+    assert earlier_rejection(before, other_bytes | {"inputs_sha256": "more reviews"}) == []
+    for key, value in (("champion", "v1.1.0"), ("gate", {"looks": 30}), ("erasure", {"since": "2026-11-20"})):
+        assert earlier_rejection(before, NOW | {key: value}) == []
+    slow = [record(2, checks=[{"name": "latency", "passed": False}])]
+    assert earlier_rejection(slow, NOW) == []
+    assert earlier_rejection([record(2, approved=True)], NOW) == []
+
+
+def test_inputs_are_what_no_stage_makes(tmp_path: Path) -> None:
+    lock = {
+        "stages": {
+            "dataset": {
+                "deps": [{"path": "data", "md5": "1"}],
+                "params": {"params.yaml": {"split.seed": 3}},
+                "outs": [{"path": "artifacts/dataset.parquet", "md5": "2"}],
+            },
+            "train": {"deps": [{"path": "artifacts/dataset.parquet", "md5": "2"}, {"path": "src/x", "md5": "4"}]},
+        }
+    }
+    file = tmp_path / "dvc.lock"
+
+    def digest(*changes: tuple[str, ...]) -> str | None:
+        text = json.dumps(lock)
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        file.write_text(yaml.safe_dump(json.loads(text)))
+        return inputs_digest(file)
+
+    assert inputs_digest(file) is None
+    first = digest()
+    assert first == digest(('"md5": "2"', '"md5": "other bits of another processor"'))
+    changed = {
+        digest(('"md5": "1"', '"md5": "9"')),
+        digest(('"md5": "4"', '"md5": "9"')),
+        digest(('seed": 3', 'seed": 4')),
+    }
+    assert len(changed | {first}) == 4
