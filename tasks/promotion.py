@@ -107,7 +107,7 @@ def promote_candidate(
         return _unchanged(workspace, registry, before)
     table = decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
-    version = next_version(workspace.git("tag", "--list").split())
+    version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
     record = {
         **decision.to_dict(),
         "version": version if decision.approved else None,

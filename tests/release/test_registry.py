@@ -59,24 +59,30 @@ def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missi
 
 
 @pytest.mark.parametrize(
-    ("tags", "expected"),
+    ("promoted", "tags", "expected"),
     [
-        ([], "v1.0.0"),
-        (["probe@v1.0.0"], "v1.1.0"),
-        (["probe@v1.9.0", "probe@v1.10.3", "probe@v1.2.0"], "v1.11.0"),
-        (["probe@v2.0.1", "probe@v1.99.0"], "v2.1.0"),
-        (["encoder@v7.0.0", "v8.0.0", "probe#prod#1", "probe-v9"], "v1.0.0"),
-        (["probe@vnext", "probe@v1.0.0", "probe@v2.0.0-rc1", f"probe@v{'9' * 5000}.0.0", "probe@v٣.0.0"], "v1.1.0"),
+        ([], [], "v1.0.0"),
+        (["v1.0.0"], ["probe@v1.0.0"], "v1.1.0"),
+        (["v1.9.0", "v1.10.3", "v1.2.0"], [], "v1.11.0"),
+        (["v2.0.1", "v1.99.0"], [], "v2.1.0"),
+        ([], ["encoder@v1.0.0", "v1.0.0", "probe#prod#1", "probe-v1"], "v1.0.0"),
+        (["v1.0.0"], ["probe@vnext", f"probe@v{'9' * 5000}.0.0", "probe@v999999999.999999999.0"], "v1.1.0"),
+        ([], ["probe@v1.0.0", "probe@v1.1.0"], "v1.2.0"),
     ],
 )
-def test_the_next_version(tags: list[str], expected: str) -> None:
-    assert next_version(tags) == expected
+def test_the_next_version(promoted: list[str], tags: list[str], expected: str) -> None:
+    assert next_version(promoted, tags) == expected
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 30)] * 3), min_size=1))
-def test_the_next_version_is_above_all_there_are(known: list[tuple[int, int, int]]) -> None:
-    new = next_version([tag_of(f"v{a}.{b}.{c}") for a, b, c in known])
-    assert version_key(new) > max(known)
+VERSIONS = st.lists(st.tuples(*[st.integers(0, 30)] * 3).map(lambda three: "v{}.{}.{}".format(*three)), min_size=1)
+
+
+@given(VERSIONS, VERSIONS)
+def test_the_next_version_is_above_all_that_were_promoted_and_has_no_tag(
+    promoted: list[str], tagged: list[str]
+) -> None:
+    new = next_version(promoted, map(tag_of, tagged))
+    assert version_key(new) > max(map(version_key, promoted)) and new not in tagged
 
 
 NO_VERSIONS = ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n", "v01.0.0", "v٣.0.0", f"v{'9' * 5000}.0.0"]

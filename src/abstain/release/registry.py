@@ -200,13 +200,16 @@ def versions_of(tags: Iterable[str]) -> list[str]:
     return sorted(filter(VERSION.fullmatch, names), key=version_key)
 
 
-def next_version(tags: Iterable[str]) -> str:
-    """The next minor version after the highest among `tags`; v1.0.0 where there is none."""
-    known = versions_of(tags)
-    if not known:
-        return "v1.0.0"
-    major, minor, _ = version_key(known[-1])
-    return f"v{major}.{minor + 1}.0"
+def next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
+    """The next minor version after the highest of `promoted` whose tag is not among `tags`; v1.0.0 is the first.
+
+    Anybody's tag, such as `probe@v999999999.0.0`, takes its own number and no other.
+    """
+    taken = set(versions_of(tags))
+    major, minor, _ = max(map(version_key, promoted), default=(1, -1, 0))
+    while (version := f"v{major}.{minor + 1}.0") in taken:
+        minor += 1
+    return version
 
 
 def tag_of(version: str) -> str:
