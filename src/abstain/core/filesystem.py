@@ -22,7 +22,7 @@ S3 = ("s3", "s3a")
 BUCKETS = (*S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 """Protocols of object stores: their PUT is atomic, and they have no folders."""
 _PASSWORD = re.compile(r":(?!\d*$)[^\]]*$")
-"""A colon in a host that no port follows: there a password begins."""
+"""A colon before the first `/` or `@` that no port follows: there a password begins."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"`<>()]+", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 URL_REMEDY = "name a folder, a file, or a URL such as s3://bucket/prefix"
@@ -44,18 +44,23 @@ def protocol_of(url: str) -> str:
 def redacted_url(url: str) -> str:
     """`url` without user, password, query and fragment, which may hold a signature; a local path is unchanged.
 
-    A password that should have been quoted may contain `@` and `/`. The names of a bucket's objects may contain `#`.
+    A password that should have been quoted may contain `@`, `/`, `?` and `#`: everything before the last `@` is taken
+    for it, though a path may have one. The names of a bucket's objects may contain `#`.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
-    rest = rest.partition("?")[0]
-    if scheme not in BUCKETS:
-        rest = rest.partition("#")[0]
-    host, slash, path = rest.partition("/")
-    if "@" not in host and _PASSWORD.search(host):
-        host, slash, path = rest.rpartition("@")[2].partition("/")
+    place = _without_query(scheme, rest)
+    if _PASSWORD.search(re.split("[/@]", place, maxsplit=1)[0]):
+        place = _without_query(scheme, (place if "@" in place else rest).rpartition("@")[2])
+    host, slash, path = place.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _without_query(scheme: str, rest: str) -> str:
+    """What follows `scheme://` in a URL, up to its query or fragment."""
+    place = rest.partition("?")[0]
+    return place if scheme in BUCKETS else place.partition("#")[0]
 
 
 def without_secrets(text: str) -> str:
