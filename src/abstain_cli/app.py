@@ -15,7 +15,7 @@ import typer
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.filesystem import redacted_url
+from abstain.core.filesystem import name_at, redacted_url
 from abstain.core.scorer_names import PROBE
 from abstain.core.terminal import visible
 from abstain_cli import cache, explain, import_rows, init, kb, latency, perturb, plan, quarantine, review, score, study
@@ -84,8 +84,14 @@ def ingest(
     ] = None,
 ) -> None:
     """Validate feedback and documents and add accepted rows, as one commit."""
+    from abstain.data.store.dataset import is_review_queue
     from tasks.server import server_for_run
 
+    for name in map(name_at, files or ()):
+        if is_review_queue(name):  # its weights would count as drawn here
+            raise AbstainError(
+                Code.USAGE, f"{name}: such names are kept for the verdicts of `abstain review import`: rename it"
+            )
     with server_for_run():
         from flows.ingest import ingest as flow
 

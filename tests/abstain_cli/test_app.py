@@ -283,6 +283,7 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "tasks.server", SimpleNamespace(server_for_run=nullcontext))
     monkeypatch.setitem(sys.modules, "flows.ingest", SimpleNamespace(ingest=ingest))
     signed = "https://user:word@host/a.jsonl?X-Amz-Signature=secret"
+    monkeypatch.setenv("SIGNED", signed)
     cli.ingest([signed, "b.jsonl", "https://host/c.jsonl", "${SIGNED}"])
     cli.ingest()
     assert given[1] is None and given[0] is not None
@@ -291,6 +292,14 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
     assert not re.search("word|secret", first)
     assert with_variables(first, "x") == signed and name_at(first) == "a.jsonl"
     monkeypatch.delenv(first[2:-1])
+
+
+@pytest.mark.parametrize("name", ["review-queue-a.jsonl", "https://host/review-queue.csv?sig=secret"])
+def test_no_file_takes_the_name_of_verdicts_whose_weights_were_checked(name: str) -> None:
+    with pytest.raises(
+        AbstainError, match=r"^review-queue[^?]*: such names are kept for the verdicts of `abstain review"
+    ):
+        cli.ingest(["a.jsonl", name])
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import unicodedata
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,9 @@ def test_cell_too_long_is_cut_and_the_row_stays_valid(tmp_path: Path) -> None:
         assert row.refused is None and row.cells["complete"] == "yes"
         assert row.cells["answer"].endswith(f" [... cut: {len(text) + 1:,} characters in all]")
         assert len(str(load_workbook(path)["reviews"]["C2"].value).encode("utf-16-le")) <= 2 * MAX_CELL
-    for asked, cells in ((interaction("i" * 40_000), {}), (interaction(), {"ideal_answer": "i" * 40_000})):
-        with pytest.raises(AbstainError, match=r"'i{40}...' is longer than the 32,767 characters of a cell"):
-            write_file(path, asked, cells=cells)
+    write_file(tmp_path / "reviews.xlsx", interaction("\x00" * 1000))  # the longest id that there is
+    with pytest.raises(AbstainError, match=r"'i{40}...' is longer than the 32,767 characters of a cell"):
+        write_file(path, interaction(), cells={"ideal_answer": "i" * 40_000})
 
 
 def test_sheet_lets_a_reviewer_write_only_their_cells(file: Path) -> None:
@@ -216,10 +217,18 @@ def test_contexts_are_split_in_rank_order() -> None:
     assert split_contexts(write_contexts(tricky)) == [("a#1", tricky[0].text), ("b c#2", "z")]
 
 
+DISGUISED = [
+    "[2]\u00a0policy#99",
+    "[2]\tpolicy#99",
+    "[\u200b2] policy#99",
+    "\uff3b2\uff3d policy#99",
+    "[\uff12] policy#99",
+]
 LINES = st.builds(
     str.__add__,
-    st.sampled_from(["", " ", "\t", "\\", "\\\\"]),
-    st.sampled_from(["[1] a#1", "[2] policy#99", "[3] x", "[12] y", "[a] z", "text", "[2]", ""]) | st.text(max_size=5),
+    st.sampled_from(["", " ", "\t", "\\", "\\\\", "\u200b", "\u3000", "\ufeff \u00ad"]),
+    st.sampled_from(["[1] a#1", "[2] policy#99", "[3] x", "[12] y", "[a] z", "text", "[2]", "", *DISGUISED])
+    | st.text(max_size=5),
 )
 BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
 
@@ -228,8 +237,9 @@ BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
 def test_no_text_of_a_chunk_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
     texts = [(name, f"x{line_break.join(lines)}x{line_break}{lines[0]}y") for name, lines, line_break in parts]
     written = write_contexts(Context(chunk_id=name, text=text) for name, text in texts)
-    assert split_contexts(written) == texts
-    shown = [line for line in written.splitlines() if re.match(r"\s*\[\d+\] ", line)]
+    assert split_contexts(written) == [(name, text.replace("\r\n", "\n")) for name, text in texts]
+    seen = re.sub("[\u00ad\u200b\ufeff]", "", unicodedata.normalize("NFKC", written))
+    shown = [line for line in seen.splitlines() if re.match(r"\s*\[\d+\]", line)]
     assert len(shown) == len(texts), "what a reviewer sees in a spreadsheet"
 
 

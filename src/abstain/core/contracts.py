@@ -22,6 +22,8 @@ from abstain.core.timestamps import Timestamp
 CONTRACT_VERSION = 1
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+"""An interaction's id: a cell of a review file has to hold it whole, however it is escaped."""
 Name = Annotated[str, StringConstraints(pattern=r"\S")]
 Probability = Annotated[float, Field(gt=0, le=1)]
 SMALLEST_INCLUSION = 1e-6
@@ -68,7 +70,7 @@ class Context(Row):
 class Question(Row):
     """A question with its retrieved contexts, to be answered."""
 
-    interaction_id: Text
+    interaction_id: Id
     question: Text
     contexts: tuple[Context, ...] = Field(description="ranked, best first; may be empty")
 
@@ -76,7 +78,7 @@ class Question(Row):
 class Interaction(Row):
     """One answered question. The same id with the same content is a duplicate, with other content a conflict."""
 
-    interaction_id: Text
+    interaction_id: Id
     asked_at: Timestamp
     question: Text
     answer: Text
@@ -111,7 +113,7 @@ class Interaction(Row):
 class Feedback(Row):
     """A user's thumb: usefulness, a noisy stand-in for correctness."""
 
-    interaction_id: Text
+    interaction_id: Id
     given_at: Timestamp
     thumb: Literal["up", "down"]
     user: Text | None = Field(None, description="pseudonymous")
@@ -121,7 +123,7 @@ class Feedback(Row):
 class Review(Row):
     """A reviewer's verdict; outranks every thumb."""
 
-    interaction_id: Text
+    interaction_id: Id
     reviewed_at: Timestamp
     reviewer: Text
     complete: bool

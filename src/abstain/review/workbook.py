@@ -49,10 +49,17 @@ MAX_CELL = 32_767
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-F]{4}_)", re.IGNORECASE)
 _ESCAPED = re.compile(r"_x((?!D[89A-F])[0-9A-F]{4})_", re.IGNORECASE)
 
-_BREAK = r"(?:^|(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]))[ \t\xa0]*"  # wherever some program begins a line
+_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # wherever some program begins a line
+_UNSEEN = (
+    r"\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0"
+)
+_SPACE = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}])"
+_BREAK = rf"(?:^|(?<=[{_ENDS}])){_SPACE}*"
+_NUMBER = rf"[\[\uff3b]{_SPACE}*\d(?:\d|{_SPACE})*[\]\uff3d]"  # in any script's digits, as a reader may take it
 _MARK = r"\1" + r"\\"
-_LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*\[\d+\] )")
-_ESCAPED_CHUNK = re.compile(rf"({_BREAK})\\(?=\\*\[\d+\] )")
+_LIKE_A_CHUNK = re.compile(rf"({_BREAK})(?=\\*{_NUMBER})")
+_ESCAPED_CHUNK = re.compile(rf"({_BREAK})\\(?=\\*{_NUMBER})")
 
 
 @dataclass(frozen=True)

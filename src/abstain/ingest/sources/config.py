@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from abstain.config.yaml_model import FrozenModel, load
+from abstain.data.store.dataset import is_review_queue
 from abstain.ingest.sources.export import ExportSource
 from abstain.ingest.sources.files import FileSource
 from abstain.ingest.sources.sql import SqlSource
@@ -31,6 +32,8 @@ class _SourcesFile(FrozenModel):
                 raise ValueError(f"the name '{name}' may hold only lower-case letters, digits, - and _")
             if names.count(name) > 1:
                 raise ValueError(f"two sources are called '{name}': rename one, which is then read from its beginning")
+            if is_review_queue(name):
+                raise ValueError(f"the name '{name}' is kept for the verdicts of `abstain review import`: rename it")
         return sources
 
 
