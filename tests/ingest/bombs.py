@@ -72,6 +72,14 @@ def write(folder: Path) -> None:
     )
     (folder / "tables.html").write_text(HEAD + CELL * 5000)
     (folder / "tags.html").write_text(HEAD + "<b>x" * 1_000_000)
+    spanning = "<tr>" + "<td rowspan=1000>x" * 45
+    (folder / "spans.html").write_text(f"{HEAD}<h1>A</h1><table>{spanning * 1000}</table>")
+    (folder / "cells.html").write_text(f"{HEAD}<h1>A</h1><table><tr>{'<td>x' * 20_000}{'<tr><td>x' * 20_000}</table>")
+    header = f"| {'a' * 1_000_000} | b |\n| - | - |\n"
+    rows = "".join(f"| {at} | c |\n" for at in range(100_000))
+    (folder / "header.md").write_text(f"{FRONT.replace('doc_id: a', 'doc_id: header')}---\n# A\n\n{header}{rows}")
+    sections = "".join(f"## {at}\n\nx\n\n" for at in range(12_000))
+    (folder / "sections.md").write_text(f"{FRONT.replace('doc_id: a', 'doc_id: sections')}---\n# A\n\n{sections}")
     (folder / "z.jsonl").write_text(json.dumps(row("good")) + "\n")
 
 

@@ -10,7 +10,7 @@ Notes:
   can be fixed at its source alone.
 * A row is stored once, however often a source gives it again: its key is the digest of its raw text. The key of a thumb
   or review that came alone is the digest of its contents, because a held one has no other text.
-* A row that is refused for what a person typed does not count towards the failure limit (`was_typed`).
+* A row that is refused for what a person did does not count towards the failure limit (`caused_by_person`).
 * Rows in quarantine and discarded rows were reported before, so they do not count towards the failure limit again; the
   rows of a batch that was refused whole do, until a user decides on them.
 * A row that cites chunks of no ingested document waits here: it does not count as failed, and is validated again with
@@ -37,7 +37,8 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import to_json, write_atomically
 from abstain.core.json_lines import as_lines
 from abstain.data.store.dataset import Staging, read_rows
-from abstain.data.validation.checks import TOO_LONG, UNKNOWN_CONTEXTS
+from abstain.data.validation.checks import TOO_LATE, TOO_LONG, UNKNOWN_CONTEXTS
+from abstain.ingest.pipeline.deduplicate import SAME_MOMENT
 from abstain.ingest.pipeline.parsing import BLANK, ParsedRow, is_document, reparse
 from abstain.ingest.pipeline.report import count_reasons
 from abstain.ingest.privacy.refused_json import is_kept, named_in
@@ -270,18 +271,23 @@ def waits_for_documents(reasons: Iterable[str]) -> bool:
     return all(reason.startswith(UNKNOWN_CONTEXTS) for reason in reasons)
 
 
-def was_typed(row: ParsedRow, reasons: Iterable[str]) -> bool:
-    """Whether a person can cause all of `reasons` by what they type: a long or blank text, or half a character.
+def caused_by_person(row: ParsedRow, reasons: Sequence[str]) -> bool:
+    """Whether a person can cause all of `reasons`: by what they type (a long or blank text, half a character), by a
+    thumb on an old answer, or by two thumbs within a moment.
 
     Such rows do not count towards the failure limit, which is meant for exporters: one person could refuse every batch.
     """
-    return all(_is_typed(row, reason) for reason in reasons)
+    return all(_by_person(row, reason) for reason in reasons)
 
 
-def _is_typed(row: ParsedRow, reason: str) -> bool:
+def _by_person(row: ParsedRow, reason: str) -> bool:
     field, _, problem = reason.partition(": ")
     if field in ("row", "line"):
         return row.code is Code.TOO_LARGE or problem.startswith(_HALF)
+    if field == "thumb":
+        return problem.startswith(SAME_MOMENT)
+    if field == "given_at":
+        return problem.endswith(TOO_LATE)
     return field.rpartition(".")[2] in _TYPED and (problem.endswith(TOO_LONG) or problem == BLANK)
 
 

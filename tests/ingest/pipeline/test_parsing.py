@@ -45,6 +45,8 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
         (row(answer=" "), "answer: only white space"),
         (row(model=None), "model: this field is missing"),
         (row(anwser="None."), "anwser: unknown field, did you mean 'answer'?"),
+        (row(**{"z" * 90: 1}), "a key of 90 characters: unknown field"),
+        (row(interaction_id="i" * 1001), "interaction_id: string should have at most 1000 characters"),
         (row(zzz=1), "zzz: unknown field, known fields: interaction_id, asked_at"),
         (row(asked_at="2026-09-01T12:00:00"), "asked_at: value error, timestamp without a time zone"),
         (row(asked_at="0001-01-01T00:00:00+14:00"), "line: a timestamp lies outside the years 1 to 9999"),

@@ -23,7 +23,19 @@ from abstain.ingest.quarantine import NOT_KEPT, Quarantine, QuarantinedRow, requ
 from abstain.ingest.sources.files import FileSource, explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
-from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, markdown, row, thumb, verdict, write_lines
+from tests.data.builders import (
+    NOW,
+    PARAMS,
+    accept_all,
+    alone,
+    bytes_of,
+    later,
+    markdown,
+    row,
+    thumb,
+    verdict,
+    write_lines,
+)
 
 STRICT = PARAMS.model_copy(update={"max_failed_fraction": 0.0})
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
@@ -231,6 +243,19 @@ def test_a_document_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "documents").exists()
 
 
+def test_a_document_that_cannot_be_cut_is_quarantined_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("abstain.knowledge.documents.chunks.MAX_CHUNKS", 1)
+    bad = document_file(tmp_path, "bad.md", doc_id="long", body="Words.\n\n# More\n\nWords.")
+    report = take(tmp_path / "data", bad, document_file(tmp_path, "good.md"), validate=validate)
+    assert (report.accepted, report.quarantined) == (1, 1)
+    assert reasons_in(tmp_path / "data", report)[0][0].startswith(
+        "A104 document: the document has more than the 1 chunk"
+    )
+    assert report.validation is not None and report.validation.rows["documents"] == 1
+
+
 def test_rows_that_fail_validation_are_quarantined_and_the_rest_is_settled_without_them(tmp_path: Path) -> None:
     bad = [row("bad", thumb=thumb()), row("bad", review=verdict()), row("bad")]
     file = write_lines(tmp_path / "a.jsonl", *bad, row("fine", review=verdict()), row("fine"))
@@ -350,6 +375,7 @@ TYPED: dict[str, Any] = {
     "long question": row("t", question="x" * 201),
     "long comment": row("t", thumb=thumb(comment="x" * 201)),
     "blank comment": row("t", thumb=thumb(comment=" ")),
+    "emptied comment": row("t", thumb=thumb(comment="")),
     "blank question": row("t", question=" \t"),
     "half a character": row("t", question="\ud83d"),
     "half a character, first": row("t", question="\ude00 and more"),
@@ -363,6 +389,30 @@ def test_what_people_type_refuses_its_row_and_never_the_batch(tmp_path: Path, ty
     report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), typed), params=STRICT, validate=validate)
     assert (report.accepted, report.quarantined, report.newly_refused) == (1, 1, 0)
     require_unblocked(tmp_path / "data")
+
+
+def test_a_batch_of_nothing_but_what_people_type_says_that_no_row_is_left(tmp_path: Path) -> None:
+    note = "every row was refused, and the retrain goes on"
+    typed = TYPED["long question"]
+    report = take(tmp_path / "a", write_lines(tmp_path / "a.jsonl", typed), params=STRICT, validate=validate)
+    assert report.quarantined == 1 and note in report.to_markdown()
+    some = take(tmp_path / "b", write_lines(tmp_path / "b.jsonl", typed, row()), params=STRICT, validate=validate)
+    assert some.quarantined == 1 and note not in some.to_markdown()
+
+
+CLICKED = {
+    "thumb on an old answer": [alone(thumb("down", days=0))],
+    "two thumbs within a second": [alone(thumb(value, days=-365, user="u-1")) for value in ("up", "down")],
+}
+"""Thumbs of which one is refused, on an answer of a year ago."""
+
+
+@pytest.mark.parametrize("thumbs", CLICKED.values(), ids=CLICKED)
+def test_what_people_click_refuses_its_thumb_and_never_the_batch(tmp_path: Path, thumbs: list[dict[str, Any]]) -> None:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "a.jsonl", row(asked_at=later(-365).isoformat())))
+    report = take(data, write_lines(tmp_path / "b.jsonl", *thumbs), params=STRICT, validate=validate)
+    assert (report.accepted, report.quarantined, report.newly_refused) == (len(thumbs) - 1, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,20 @@ def test_a_table_that_is_cut_repeats_its_header() -> None:
     assert [line for _, text in found for line in text.split("\n")[2:]] == rows
 
 
+def test_a_long_header_stands_in_the_first_chunk_of_its_table_alone() -> None:
+    head = f"| {'x' * 2000} | Amount |\n|---|---|"
+    found = chunks("\n".join([head, *(f"| {n} | {n} euros |" for n in range(100))]), budget=100)
+    assert len(found) > 2 and found[0] == ("table", head)
+    assert all(kind == "table" and "x" not in text for kind, text in found[1:])
+
+
+def test_a_document_of_very_many_chunks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CHUNKS", 2)
+    assert len(chunk_document(document("# A\n\none\n\n# B\n\ntwo"))) == 2
+    with pytest.raises(AbstainError, match=r"^the document has more than the 2 chunks allowed: divide it$"):
+        chunk_document(document("# A\n\none\n\n# B\n\ntwo\n\n# C\n\nthree"))
+
+
 def test_a_table_without_rows_is_kept() -> None:
     assert chunks("| Fee | Amount |\n|---|---|\n") == [("table", "| Fee | Amount |\n|---|---|")]
 

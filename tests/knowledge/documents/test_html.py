@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.knowledge.documents.chunks import chunk_document
-from abstain.knowledge.documents.html import html_to_markdown
+from abstain.knowledge.documents.html import UnreadablePage, html_to_markdown
+from abstain.knowledge.documents.normalize_markdown import normalize_markdown
 from abstain.knowledge.documents.sections import sections
 from tests.knowledge.builders import document
 
@@ -144,11 +145,20 @@ def test_numbered_lists_start_where_they_say() -> None:
 
 
 @pytest.mark.slow
-def test_a_megabyte_of_items_or_of_spans_takes_seconds() -> None:
+def test_twenty_thousand_items_or_places_take_seconds() -> None:
     found = markdown("<ol>" + "".join(f"<li>item {n}" for n in range(20_000)) + "</ol>")
     assert found.endswith("\n20000. item 19999")
     wide = "<tr>" + "<td colspan=1000 rowspan=60000>x" * 300
-    assert len(grid := table(f"<table>{wide * 30}</table>")) == 31 and {len(row) for row in grid} == {len(grid[0])}
+    assert len(grid := table(f"<table>{wide * 10}</table>")) == 11 and {len(row) for row in grid} == {len(grid[0])}
+
+
+@pytest.mark.parametrize(
+    "rows", [("<tr>" + "<td rowspan=1000>x" * 10) * 300, "<tr>" + "<td>x" * 500 + "<tr><td>x" * 500]
+)
+def test_a_table_of_many_places_and_little_text_is_refused_in_a_page_and_left_in_markdown(rows: str) -> None:
+    with pytest.raises(UnreadablePage, match="a table has more than the 200,000 places allowed"):
+        markdown(f"<table>{rows}</table>")
+    assert normalize_markdown(f"<table>{rows}</table>") == f"<table>{rows}</table>"
 
 
 def test_a_glossary_is_a_list_and_code_stays_as_it_is() -> None:

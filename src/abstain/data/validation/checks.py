@@ -106,9 +106,13 @@ def _new(column: str, reason: str) -> tuple[Expectation, Expectation]:
     return unique(column, reason), one_of("known_before", [False], reason.replace("'{value}' ", ""))
 
 
+TOO_LATE = "allowed (validation.max_feedback_delay_days)"
+"""The end of the reason of a thumb or a review that came too late."""
+
+
 def _timely(name: str, params: ValidationParams) -> list[Expectation]:
     days = params.max_feedback_delay_days
-    late = f"{name}: {{value}} days after the question, {days:g} allowed (validation.max_feedback_delay_days)"
+    late = f"{name}: {{value}} days after the question, {days:g} {TOO_LATE}"
     skew = params.max_clock_skew_seconds / 86400
     return [
         between("delay_days", f"{name}: before the question was asked ({{value}} days)", min_value=-skew),

@@ -26,6 +26,9 @@ Outcome = Literal["accepted", "duplicate", "held", "quarantined"]
 Reasons = tuple[str, ...]
 Decision = tuple[Outcome, Reasons]
 
+SAME_MOMENT = "this user's thumb of the same time is known"
+"""The beginning of the reason, after its field, of a thumb that contradicts another one of the same user and time."""
+
 
 @dataclass(frozen=True)
 class Resolution:
@@ -156,6 +159,6 @@ def _difference(row: Stored, known: Stored) -> str:
             one_line = " ".join(row.interaction_id.split())
             return f"interaction_id: '{one_line}' is known with other content (differs in {differing})"
         case Feedback():
-            return f"thumb: this user's thumb of the same time is known with other content (differs in {differing})"
+            return f"thumb: {SAME_MOMENT} with other content (differs in {differing})"
         case Review():
             return f"review: this reviewer's verdict of the same time is known (differs in {differing})"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document, Interaction, Review, document_of
+from abstain.core.errors import AbstainError
 from abstain.core.json_lines import as_lines, read_lines
 from abstain.data.store.dataset import DataStore, DocumentVersion, Staging, suffix_of
 from abstain.data.store.key_index import AT_ONCE, IndexedWriter, KeyIndex
@@ -35,7 +36,14 @@ from abstain.ingest.pipeline.parsing import ParsedRow, parse_line
 from abstain.ingest.pipeline.report import kinds
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.refused_json import named_in
-from abstain.ingest.quarantine import Quarantine, QuarantinedRow, Writer, digest_of, waits_for_documents, was_typed
+from abstain.ingest.quarantine import (
+    Quarantine,
+    QuarantinedRow,
+    Writer,
+    caused_by_person,
+    digest_of,
+    waits_for_documents,
+)
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
@@ -90,18 +98,23 @@ class IngestPipeline:
         self.read += len(rows)
         known = {(version.doc_id, version.version) for version in self._versions if version.state == "current"}
         refused: dict[str, Reasons] = {}
+        is_checked = False
         while True:  # each turn refuses at least one version more, so it ends
             decisions, winners = settle_documents(
                 rows, self._documents, lambda doc_id, version: (doc_id, version) in known, refused
             )
-            revised = {doc_id: self._revise(doc_id, row.document) for doc_id, row in winners.items()}
+            revised, uncut = self._revise_all(winners)
+            if uncut:
+                refused |= uncut
+                continue
             if not revised:
                 break
             documents = [row.document for row in winners.values() if row.document]
             live = [chunk for chunks in revised.values() for chunk in chunks if chunk.removed_at is None]
             result = self._check(ValidatedRows(documents=documents, chunks=live), self._known(also=revised))
-            if not refused:
+            if not is_checked:
                 self.results.append(result)
+            is_checked = True
             failing = {_document_of(key): reasons for key, reasons in result.reasons.items()}
             if not failing:
                 break
@@ -118,6 +131,17 @@ class IngestPipeline:
 
     def _revise(self, doc_id: str, document: Document | None) -> tuple[Chunk, ...]:
         return update_chunks(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now).chunks
+
+    def _revise_all(self, rows: Mapping[str, ParsedRow]) -> tuple[dict[str, tuple[Chunk, ...]], dict[str, Reasons]]:
+        """The chunks by `doc_id`, and why others of these documents cannot be cut into chunks, by version."""
+        revised: dict[str, tuple[Chunk, ...]] = {}
+        uncut: dict[str, Reasons] = {}
+        for doc_id, row in rows.items():
+            try:
+                revised[doc_id] = self._revise(doc_id, row.document)
+            except AbstainError as error:
+                uncut[version_of(row.raw)] = (f"document: {error}",)
+        return revised, uncut
 
     def _adopt(self, doc_id: str, row: ParsedRow | None, chunks: tuple[Chunk, ...]) -> None:
         self._chunks[doc_id], self._changed[doc_id] = chunks, row
@@ -242,7 +266,7 @@ class IngestPipeline:
             self.reasons.update(kinds(redacted))
         if reasons == FORGOTTEN.reasons:
             return
-        is_new = not waits and not was_typed(row, reasons) and not self.quarantine.was_seen(row)
+        is_new = not waits and not caused_by_person(row, reasons) and not self.quarantine.was_seen(row)
         if outcomes is self.outcomes and is_new:
             self.newly_refused += 1
             self.refused_before = self.refused_before or (file.stem if file else "")

@@ -57,7 +57,9 @@ ROW_TOKENS = 100_000
 """The most values of `token_log_probs`."""
 
 BLANK = "only white space"
-"""The reason of a text in which something was typed, but no word; an empty one is another, which people cannot send."""
+"""The reason of a text without a word that a person can send: something was typed, or what may stay empty is."""
+
+_MAY_STAY_EMPTY = frozenset({"comment", "ideal_answer"})
 
 REASONS = 20
 """The most reasons that are kept of one row."""
@@ -225,14 +227,14 @@ def _said_twice(text: str) -> tuple[str, ...]:
 
 def _reason(problem: Any, contract: type[BaseModel]) -> str:
     """A pydantic problem as one line that begins with the field."""
-    where = ".".join(str(part) for part in problem["loc"]) or "row"
+    where = ".".join(one_line(str(part)) for part in problem["loc"]) or "row"
     message = " ".join(str(problem["msg"]).split())
     if isinstance(problem["input"], str) and (twice := _said_twice(problem["input"])):
         return f"{where}: {twice[0]}"  # JSON in a cell of a table, which was left as it is
     if problem["type"] == "json_invalid":
         detail = str(problem["ctx"]["error"])
         return f"line: {'truncated' if detail.startswith('EOF') else 'invalid'} JSON: {detail}"
-    if problem["type"] == "string_too_short" and problem["input"]:
+    if problem["type"] == "string_too_short" and (problem["input"] or problem["loc"][-1] in _MAY_STAY_EMPTY):
         return f"{where}: {BLANK}"
     if problem["type"] == "missing":
         return f"{where}: this field is missing"
@@ -240,5 +242,5 @@ def _reason(problem: Any, contract: type[BaseModel]) -> str:
         *parents, name = problem["loc"]
         model = _PARTS.get(str(parents[0]), contract) if parents else contract
         hint = did_you_mean(str(name), model.model_fields, "known fields")
-        return f"{' '.join(where.split())}: unknown field, {hint}"
+        return f"{where}: unknown field, {hint}"
     return f"{where}: {message[0].lower()}{message[1:]}"

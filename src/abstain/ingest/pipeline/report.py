@@ -75,6 +75,11 @@ class IngestReport:
 
     def _notes(self) -> list[str]:
         notes = [*self.validation.notes] if self.validation else []
+        if self.quarantined and not (self.accepted or self.duplicate or self.held or self.newly_refused):
+            notes.append(
+                "every row was refused, and the retrain goes on, because people can cause such rows or they were "
+                "reported before: if the exporter wrote them, correct it"
+            )
         if self.held > self.waiting:
             notes.append(f"{self.held - self.waiting:,} thumbs and reviews wait for their interaction")
         if self.waiting:

@@ -37,6 +37,12 @@ Count = Callable[[str], int]
 DEFAULT_BUDGET = 192
 """Tokens. all-MiniLM-L6-v2 reads 256, two of them its own, and an atom may need some more than the budget."""
 
+MAX_CHUNKS = 10_000
+"""The most chunks of a document: each repeats the path of its section, so many short ones hold far more than it."""
+
+MAX_HEADER = 2_000
+"""Characters; a longer header of a table is not repeated in each of its chunks, but stands in the first one."""
+
 ID_DIGITS = 10
 PATH_SEPARATOR = " > "
 
@@ -65,8 +71,9 @@ class _Block:
 def chunk_document(document: Document, budget: int = DEFAULT_BUDGET, count: Count | None = None) -> list[Chunk]:
     """Cut `document` into chunks of at most about `budget` tokens, in the order of the text.
 
-    `count` counts them; by default the embedded encoder's tokenizer does. Raises `AbstainError` where two different
-    chunks would have the same id, which in a document of a thousand chunks has a chance of one in a million.
+    `count` counts them; by default the embedded encoder's tokenizer does. Raises `AbstainError` for more than
+    `MAX_CHUNKS`, and where two different chunks would have the same id, which in a document of a thousand chunks has a
+    chance of one in a million.
     """
     count = count or token_counter()
     chunks: dict[str, Chunk] = {}
@@ -86,6 +93,10 @@ def chunk_document(document: Document, budget: int = DEFAULT_BUDGET, count: Coun
             if chunks.setdefault(chunk.chunk_id, chunk).content_hash != digest:
                 raise AbstainError(
                     Code.FAILED_CHECK, f"{chunk.chunk_id} would be the id of two chunks: change a word in one of them"
+                )
+            if len(chunks) > MAX_CHUNKS:
+                raise AbstainError(
+                    Code.TOO_LARGE, f"the document has more than the {MAX_CHUNKS:,} chunks allowed: divide it"
                 )
     return list(chunks.values())
 
@@ -121,6 +132,8 @@ def _blocks(section: DocumentSection) -> Iterator[_Block]:
             start, end = token.map
             header, *rows = (line.strip() for line in (lines[start], *lines[start + 2 : end]))
             head = f"{header}\n{lines[start + 1].strip()}"
+            if len(head) > MAX_HEADER:
+                head, rows = "", [head, *rows]
             yield _Block("table", tuple(_Piece("\n", row) for row in rows) or (_Piece("", ""),), head)
         elif token.type in ("bullet_list_open", "ordered_list_open"):
             yield _Block("list", tuple(_Piece("\n", _source(lines, item)) for item in _items(tokens, position)))

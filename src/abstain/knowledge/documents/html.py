@@ -19,6 +19,7 @@ from lxml import etree
 
 from abstain.core.suggest import nearest
 from abstain.knowledge.documents.html_converter import INVISIBLE, Converter
+from abstain.knowledge.documents.html_tables import MAX_CELLS, TooManyCells
 
 FIELDS = ("doc_id", "product", "entitlements", "updated_at")
 
@@ -36,21 +37,26 @@ _PARTS = ["caption", "thead", "tbody", "tfoot", "tr", "th", "td"]
 
 
 class UnreadablePage(ValueError):
-    """A page's fields cannot be read; the message is the reason."""
+    """A page cannot be read; the message is the reason."""
 
 
 def html_to_markdown(text: str) -> tuple[dict[str, Any], str]:
     """The fields of an HTML page (`FIELDS` from its `<meta>`, `title` from its `<title>`) and its content as Markdown.
 
-    A missing field is left out. Raises `UnreadablePage` where fields contradict or are misspelt, and RecursionError
-    where its tags are nested too deeply.
+    A missing field is left out. Raises `UnreadablePage` where fields contradict or are misspelt, or a table is too
+    large, and RecursionError where its tags are nested too deeply.
     """
     soup = _parsed(text)
-    return _fields(soup), _markdown(soup)
+    try:
+        return _fields(soup), _markdown(soup)
+    except TooManyCells:
+        raise UnreadablePage(
+            f"a table has more than the {MAX_CELLS:,} places allowed, rows x columns: divide it"
+        ) from None
 
 
 def read_fragment(text: str) -> str:
-    """A piece of HTML as Markdown. RecursionError where its tags are nested too deeply."""
+    """A piece of HTML as Markdown. RecursionError where its tags are nested too deeply, `TooManyCells` of a table."""
     return _markdown(_parsed(text))
 
 

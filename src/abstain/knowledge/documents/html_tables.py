@@ -9,17 +9,25 @@ from bs4.element import Tag
 MOST = 1000
 """Columns or rows that cells may span, as in browsers."""
 
+MAX_CELLS = 200_000
+"""The most places of a table, rows times columns: short rows and cells that span rows fill many from little text."""
+
+
+class TooManyCells(ValueError):
+    """A table has more than `MAX_CELLS` places."""
+
 
 def grid_of(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
     """The rows of `table`, equally long, the first of them its header (empty texts where it has none).
 
     `texts`: the text of each cell by its identity. A cell that spans columns or rows is repeated in each. An
-    invalid span counts as 1, and no span is wider than the row with the most cells.
+    invalid span counts as 1, and no span is wider than the row with the most cells. Raises `TooManyCells`.
     """
     rows = [row for row in table.find_all("tr") if row.find_parent("table") is table]
     cells = [row.find_all(["td", "th"], recursive=False) for row in rows]
     widest = max(map(len, cells), default=0)
     grid: list[dict[int, Tag]] = [{} for _ in rows]
+    filled = 0
     for at, row in enumerate(cells):
         column = 0
         for cell in row:
@@ -27,15 +35,18 @@ def grid_of(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
                 column += 1
             wide = _span(cell, "colspan", min(widest, MOST - column))
             high = _span(cell, "rowspan", min(len(rows) - at, MOST))
+            filled += wide * high
+            if max(filled, len(rows) * (column + wide)) > MAX_CELLS:
+                raise TooManyCells
             for line in grid[at : at + high]:
                 for offset in range(wide):
                     line.setdefault(column + offset, cell)
             column += wide
     columns = _columns(grid)
-    filled = [[texts.get(id(line.get(column)), "") for column in columns] for line in grid]
+    written = [[texts.get(id(line.get(column)), "") for column in columns] for line in grid]
     heads = _heads(rows, cells)
-    header = [_merged(texts_above) for texts_above in zip(*filled[:heads], strict=True)] or [""] * len(columns)
-    body = [line for line in filled[heads:] if any(line)]
+    header = [_merged(texts_above) for texts_above in zip(*written[:heads], strict=True)] or [""] * len(columns)
+    body = [line for line in written[heads:] if any(line)]
     return [header, *body] if any(header) or body else []
 
 

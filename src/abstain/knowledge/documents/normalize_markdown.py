@@ -101,10 +101,13 @@ def _unquoted(line: str) -> str:
 
 
 def _converted(source: str, before: int) -> str | None:
-    """`source` with all from the character `before` on as Markdown; None where its tags are nested too deeply."""
-    from abstain.knowledge.documents.html import read_fragment  # lazily: its parser costs a quarter of a second
+    """`source` with all from the character `before` on as Markdown; None where its tags are nested too deeply, or a
+    table is too large."""
+    # Lazily: the parser costs a quarter of a second.
+    from abstain.knowledge.documents.html import read_fragment
+    from abstain.knowledge.documents.html_tables import TooManyCells
 
     try:
         return f"{source[:before].rstrip()}\n\n{read_fragment(source[before:])}"
-    except RecursionError:
+    except (RecursionError, TooManyCells):
         return None
