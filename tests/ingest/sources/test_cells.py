@@ -18,6 +18,7 @@ from abstain.ingest.sources.cells import column_problem, object_of
         ({"thumb": "up", "comment": " "}, {"thumb": "up", "comment": " "}),
         ({"contexts": '[{"chunk_id": "a#1", "text": "x"}]'}, {"contexts": [{"chunk_id": "a#1", "text": "x"}]}),
         ({"contexts": "[broken"}, {"contexts": "[broken"}),
+        ({"contexts": '["\udcff"]'}, {"contexts": '["\udcff"]'}),  # a byte that is no UTF-8
         ({"thumb": '{"user": "a", "user": "b"}'}, {"thumb": '{"user": "a", "user": "b"}'}),
         ({"review": '{"correct": "true"}'}, {"review": {"correct": "true"}}),  # JSON has its own true
         ({"correct": 1, "complete": 0, "truthful": 2}, {"correct": True, "complete": False, "truthful": 2}),

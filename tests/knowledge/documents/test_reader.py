@@ -171,6 +171,11 @@ def test_a_page_is_read_in_the_charset_that_it_declares(declaration: str, encodi
             "declares the unknown charset 'ascii-7': save it",
         ),
         (
+            page("+2AA-", '<meta charset="utf-7">' + HEAD).encode(),
+            "a.html",
+            "not valid utf-7, which it declares to be (half a character): save it as UTF-8",
+        ),
+        (
             page("é", '<meta charset="base64">' + HEAD).encode(),
             "a.html",
             "declares the unknown charset 'base64': save it",

@@ -124,6 +124,6 @@ def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
         if field in _TIMES and naive_is_utc:
             moment = datetime.fromisoformat(value)
             return value if moment.tzinfo else moment.replace(tzinfo=UTC).isoformat()
-    except ValueError:
+    except (ValueError, TypeError):  # a TypeError of JSON in which a surrogate stands for a byte
         pass
     return value

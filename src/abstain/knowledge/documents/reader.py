@@ -84,7 +84,13 @@ def _decode(content: bytes, kind: Kind) -> str:
             encoding, declared = found, True
             encoding = "windows-1252" if found.lower() in _WINDOWS else found
     try:
-        return content.decode(encoding)
+        text = content.decode(encoding)
+        text.encode()
+        return text
+    except UnicodeEncodeError:  # UTF-7 and others can write half a character, which nothing can store
+        raise _Unreadable(
+            f"not valid {encoding}, which it declares to be (half a character): save it as UTF-8"
+        ) from None
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{content[error.start]:02x}"
         if declared:
