@@ -1,7 +1,12 @@
 import io
 import json
+import subprocess
+import sys
+from base64 import b64decode
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,6 +111,11 @@ types = st.one_of(
 )
 
 
+UNWATCHED = patch.object(parquet_file, "_ends_its_reader", lambda file, size: False)
+"""For examples by the hundred, which are whole files: another process for each takes long."""
+
+
+@UNWATCHED
 @settings(max_examples=100, deadline=None)
 @given(types, st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=4), st.booleans())
 def test_parquet_any_time_is_a_row_or_a_reason(kind: pa.DataType, moments: list[int | None], nested: bool) -> None:
@@ -144,6 +154,24 @@ def test_parquet_damaged_file_is_an_error() -> None:
     assert "\n" not in str(refused.value)
 
 
+ABORTS = (
+    "UEFSMRUAFRYVFiwVBBUAFQYVBhwAAAACAAAAAwEBAAAAdRUEGSw1ABgGc2NoZW1hFQIAFQwlAhgEdXNlciUATBwAAAAWBBkcGRwmABwVDBklBgAZGAR1"
+    "c2VyFQAWBBY8FjwmCEkcFQAVABUCADwWAgkGGSYCAgAAABY8FgQmCBY8ACggcGFycXVldC1jcHAtYXJyb3cgdmVyc2lvbiAyNi4wLjEZHBwAAACIAAAA"
+    "UEFSMQ=="
+)
+"""A file of which one byte was changed, in what it says of its column: Arrow ends the process that reads it."""
+
+
+def test_parquet_file_that_would_end_the_process_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b64decode(ABORTS))
+    read = "import sys; from abstain.ingest.sources.parquet_file import read_parquet as read; list(read(open(sys.argv[1], 'rb'), 'a', 'a'))"
+    done = subprocess.run([sys.executable, "-c", read, tmp_path / "a.parquet"], capture_output=True, text=True)
+    assert done.returncode == 1, done
+    assert done.stderr.endswith(
+        "AbstainError: a: what it says of its columns is damaged: write it again, or leave it out\n"
+    )
+
+
 def native(fields: dict[str, Any]) -> dict[str, Any]:
     """Return an object with its moments as timestamps."""
     return {
@@ -163,6 +191,7 @@ kinds = st.one_of(
 )
 
 
+@UNWATCHED
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(kinds)
 def test_parquet_round_trip_keeps_every_row(fields: dict[str, Any]) -> None:
