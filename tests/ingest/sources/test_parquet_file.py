@@ -172,6 +172,13 @@ def test_parquet_file_that_would_end_the_process_is_an_error(tmp_path: Path) -> 
     )
 
 
+def test_parquet_page_that_names_a_text_it_has_not_is_an_error() -> None:
+    made_up = pa.DictionaryArray.from_arrays(pa.array([5], pa.int32()), pa.array(["a"]), safe=False)
+    batch = pa.RecordBatch.from_arrays([made_up], ["user"])
+    with pytest.raises(AbstainError, match=r"^a\.parquet: cannot be read: index 5 is out of bounds"):
+        list(parquet_file._records(batch, batch.schema, "a.parquet", 100))
+
+
 def native(fields: dict[str, Any]) -> dict[str, Any]:
     """Return an object with its moments as timestamps."""
     return {

@@ -164,7 +164,8 @@ def _texts(parquet: Any) -> tuple[list[str], list[str]]:
 
 def _records(batch: Any, schema: Any, shown: str, limit: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
     """Yield the cells of each row of a batch, by `schema`, and its bytes; of a row beyond `limit` the bytes alone."""
-    sizes = sum((_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, dtype=np.int64))
+    with _translate_errors(shown):
+        sizes = sum((_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, dtype=np.int64))
     if sizes.sum() <= LIMIT and sizes.max(initial=0) <= limit:
         with _translate_errors(shown):
             dense = batch.cast(schema)  # which is faster to convert
@@ -235,7 +236,7 @@ def _translate_errors(shown: str) -> Iterator[None]:
     with translate_errors(Code.NOT_READABLE, message):
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, IndexError) as error:  # an IndexError of a place that a page makes up
             is_of_place = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) is not None
             with translate_errors(Code.NOT_READABLE if is_of_place else Code.WRONG_FORMAT, message):
                 raise
