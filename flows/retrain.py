@@ -23,6 +23,7 @@ from tasks.pipeline import StageResult, run_stage
 from tasks.plan import find_stale, read_graph, up_to
 from tasks.progress import observe
 from tasks.promotion import Promotion, promote_candidate
+from tasks.promotion_params import refill_holdout
 from tasks.publish import publish_artifacts, publish_validation
 from tasks.run_params import commit_params
 from tasks.site_choice import choose_site, wants_choice
@@ -51,18 +52,22 @@ def retrain(
     force: bool = False,
     params: str | None = None,
     choose_layer: bool = False,
+    refill: bool = False,
 ) -> Retrained:
     """Run the DAG's stale stages, publish artifacts, judge and promote the candidate.
 
     `promote=False` stops before the gate. `new_holdout` is the recorded reason why the hold-out may differ from the one
     the champion was promoted on. `force` runs cached stages too. `params` is a file of parameters that differ from
     params.yaml for this run, whose commits reach the origin only if its version is promoted. `choose_layer` chooses the
-    probe's layer and site again, as with `llm.layer: auto`. Fails while production was trained on erased rows, the
+    probe's layer and site again, as with `llm.layer: auto`. `refill` replaces a used-up hold-out by the answers about
+    its groups that were asked since it was frozen. Fails while production was trained on erased rows, the
     candidate without them is worse, and no decision is recorded.
     """
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
         before, ran_already = None, {}
+        if refill:
+            new_holdout = refill_holdout(workspace)
         try:
             if choose_layer or wants_choice(workspace, None if params is None else Path(params)):
                 ran_already = {stage.stage: stage for stage in run_dag(workspace, last=BEFORE_THE_CHOICE)}

@@ -67,6 +67,12 @@ def next_look(records: Iterable[Record], holdout: str, accepting: bool) -> int:
     return 1 + max(looks, default=0)
 
 
+def accepted_before(records: Iterable[Record], holdout: str) -> str | None:
+    """The reason for which the hold-out with this digest was accepted, whatever became of the candidate then."""
+    reasons = [one["new_holdout"] for one in records if one["metrics"]["holdout"]["digest"] == holdout]
+    return next((reason for reason in reversed(reasons) if reason is not None), None)
+
+
 def earlier_rejection(records: Iterable[Record], now: Record) -> list[str]:
     """Why this candidate was rejected before, by the same limits and beside the same champion; else empty.
 

@@ -19,6 +19,7 @@ from abstain.core.files import write_atomically
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
 from tasks.decision_record import (
+    accepted_before,
     decision_table,
     earlier_rejection,
     inputs_digest,
@@ -60,7 +61,8 @@ def promote_candidate(
 
     Where production was trained on rows that were erased since, the candidate counts as new even with equal bytes, and
     only has to be not worse than the champion. Equal bytes whose guarantee could not be checked are judged again, since
-    the hold-out may have grown. `new_holdout`: the reason for a changed hold-out, which is recorded.
+    the hold-out may have grown. `new_holdout`: the reason for a changed hold-out, which is recorded, and holds for
+    later candidates on the same one, too.
     `again`: judge a candidate that was rejected before even where nothing has changed since.
     `accept_erasure`: the reason why the candidate may be worse than the tainted champion.
     `before`: the commit before a run with parameters of its own (tasks/run_params.py). Its commits are pushed only with
@@ -95,14 +97,17 @@ def promote_candidate(
         "candidate_sha256": candidate,
         "inputs_sha256": inputs_digest(workspace.path / LOCK),
     }
-    records = read_records(workspace.path / paths.APPROVALS)
+    records, holdout = read_records(workspace.path / paths.APPROVALS), metrics["holdout"]["digest"]
+    accepted = new_holdout
+    if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
+        accepted = accepted_before(records, holdout)
     if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
         _push_record(workspace, before)
         observe("promote", "cached")
         return _rejected(registry, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
-    look = next_look(records, metrics["holdout"]["digest"], new_holdout is not None)
-    decision = judge(workspace, registry, metrics, new_holdout, rule, look)
+    look = next_look(records, holdout, accepted is not None)
+    decision = judge(workspace, registry, metrics, accepted, rule, look)
     if same and decision.no_guarantee:  # still
         return _unchanged(workspace, registry, before)
     table = decision_table(decision, registry)
@@ -116,11 +121,11 @@ def promote_candidate(
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": sha256(workspace.path / REQUIREMENTS),
-        "new_holdout": new_holdout,
+        "new_holdout": accepted,
         "params": params.model_dump(mode="json"),
     }
     if decision.approved:
-        event = build_bundle(workspace.path, record, candidate, metrics["holdout"]["digest"])
+        event = build_bundle(workspace.path, record, candidate, holdout)
         if before:
             restore_params(workspace, before)  # the bundle has the run's own
         _publish(workspace, registry.promoted(event), record)

@@ -13,10 +13,12 @@ from typing import Any
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.registry import Event
+from tasks.git_commit import commit
 from tasks.run_params import edit_params
 from tasks.workspace import Workspace
 
@@ -46,6 +48,24 @@ def write_decided(workspace: Workspace, event: Event) -> bool:
     for stage in (READ_BY[section] for section in values if READ_BY[section] not in stale):
         workspace.dvc("repro", "--quiet", "--single-item", stage)
     return True
+
+
+def refill_holdout(workspace: Workspace) -> str:
+    """Write to params.yaml that the hold-out is what was asked since it was frozen; returns the reason for the record.
+
+    It is committed; the retrain's push takes it along. No comparison has chosen a version by these answers: that the newest window of a promoted one
+    was not much worse on them makes it no worse champion. Raises `AbstainError` where nothing was frozen.
+    """
+    split = load_params(workspace.path / paths.PARAMS).split
+    if split.holdout_frozen_at is None:
+        raise AbstainError(
+            Code.NEW_HOLDOUT,
+            "the hold-out is not frozen yet, so it takes in new answers by itself: leave out --refill-holdout",
+        )
+    since = split.holdout_frozen_at.isoformat().replace("+00:00", "Z")
+    edit_params(workspace, {"split": {"holdout_from": since, "holdout_frozen_at": _after_all_rows(workspace)}})
+    commit(workspace, f"Refill the hold-out with what was asked since {since}", paths.PARAMS)
+    return f"refilled with the answers asked since {since}"
 
 
 def write_rolled_back(workspace: Workspace, event: Event) -> None:

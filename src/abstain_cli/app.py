@@ -136,15 +136,23 @@ def retrain(
     choose_layer: Annotated[
         bool, typer.Option("--choose-layer", help="choose the probe's layer and site again, by out-of-fold AUROC")
     ] = False,
+    refill_holdout: Annotated[
+        bool, typer.Option("--refill-holdout", help="take what was asked since the freeze for a used-up hold-out")
+    ] = False,
 ) -> None:
     """Run stale stages; promote the result if the gate approves."""
+    if refill_holdout and (params is not None or accept_new_holdout is not None):
+        raise AbstainError(
+            Code.USAGE, "--refill-holdout is a new hold-out for every later run: give it without --params and a reason"
+        )
     from tasks.server import server_for_run
 
     with server_for_run():
         from flows.retrain import retrain as flow
 
     with step_progress(console):
-        result = flow(promote, accept_new_holdout, force, None if params is None else str(params), choose_layer)
+        own = None if params is None else str(params)
+        result = flow(promote, accept_new_holdout, force, own, choose_layer, refill_holdout)
     for stage in result.stages:
         console.print(f"{stage.stage:16} {stage.status:7} {stage.seconds:6.1f} s")
     console.print(f"report of this run: {result.report}", soft_wrap=True)

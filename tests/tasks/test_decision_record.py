@@ -10,7 +10,14 @@ import pytest
 import yaml
 
 from abstain.core.errors import AbstainError
-from tasks.decision_record import earlier_rejection, inputs_digest, next_look, read_records, write_record
+from tasks.decision_record import (
+    accepted_before,
+    earlier_rejection,
+    inputs_digest,
+    next_look,
+    read_records,
+    write_record,
+)
 
 NOW = {
     "champion": "v1.0.0",
@@ -52,6 +59,12 @@ def test_while_another_is_accepted_those_on_it_count() -> None:
     records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
     assert next_look(records, "new", accepting=True) == 2
     assert next_look(records, "other", accepting=True) == 1
+
+
+def test_a_hold_out_that_was_accepted_once_stays_so() -> None:
+    records = [record(1, approved=True), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
+    assert accepted_before(records, "new") == "why"
+    assert accepted_before(records, "h") is None
 
 
 def test_records_come_back_in_their_order_and_an_edited_one_is_named(tmp_path: Path) -> None:

@@ -172,9 +172,12 @@ def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_n
     outcome = candidates.promote()
     assert outcome.status == "rejected" and "compared on 2 times" in str(outcome.reasons)
     assert candidates.promote(new_holdout="the same one again").status == "rejected"
+    candidates.write(1.19, drop=40)
+    assert candidates.promote(new_holdout="a new quarter").status == "rejected"
     candidates.write(2.4, drop=40)
-    assert candidates.promote(new_holdout="a new quarter").status == "promoted"
-    assert approval(workspace, "v1.1.0")["look"] == 1
+    assert candidates.promote().status == "promoted"
+    record = approval(workspace, "v1.1.0")
+    assert (record["look"], record["new_holdout"]) == (2, "a new quarter"), "accepted once, it stays so"
 
 
 def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidates) -> None:

@@ -8,15 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import pytest
 import yaml
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.registry import Event
-from tasks.promotion_params import write_decided, write_rolled_back
+from tasks.promotion_params import refill_holdout, write_decided, write_rolled_back
+from tasks.run_params import edit_params
 from tasks.workspace import Workspace, open_workspace
 from tests.conftest import Project, read_lock
 
@@ -127,3 +130,21 @@ def test_the_date_is_written_so_that_yaml_reads_a_text(project: Project) -> None
         assert write_decided(workspace, event())
         written = yaml.safe_load((workspace.path / "params.yaml").read_text())["split"]["holdout_frozen_at"]
         assert isinstance(written, str) and Path("params.yaml").read_text().count("\n") > 100
+
+
+def test_a_refill_moves_the_hold_out_to_what_was_asked_since_the_freeze(project: Project) -> None:
+    with open_workspace() as workspace:
+        with pytest.raises(AbstainError, match="not frozen yet, .*leave out --refill-holdout"):
+            refill_holdout(workspace)
+        edit_params(workspace, {"split": {"holdout_frozen_at": "2026-09-01T00:00:00Z"}})
+        assert refill_holdout(workspace) == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+        split = load_params(workspace.path / paths.PARAMS).split
+        newest = read_frames(DataStore(workspace.path / paths.DATA)).interactions["asked_at"].max()
+        assert split.holdout_from == datetime(2026, 9, 1, tzinfo=UTC)
+        assert split.holdout_frozen_at is not None and split.holdout_frozen_at > newest
+        assert "Refill the hold-out" in workspace.git("log", "-1", "--format=%s")
+        workspace.dvc("repro", "--quiet", "--single-item", "dataset")
+        asked = read_frames(DataStore(workspace.path / paths.DATA)).interactions.set_index("interaction_id")["asked_at"]
+        frame = pd.read_parquet(workspace.path / paths.DATASET)
+        held = frame[frame["split"] == "holdout"]
+        assert (asked[held["interaction_id"]] >= pd.Timestamp("2026-09-01", tz="UTC")).all()

@@ -92,10 +92,11 @@ class SplitParams(FrozenModel):
     def _leave_something_to_train_on(self) -> SplitParams:
         if self.by == "group" and self.validation + self.holdout >= 1:
             raise ValueError("validation + holdout leave nothing to train on: together they must stay below 1")
-        if self.by == "time":
-            end = self.holdout_frozen_at
-            if self.holdout_from is None or (end is not None and self.holdout_from >= end):
-                raise ValueError("by: time needs a holdout_from before holdout_frozen_at: the hold-out is between them")
+        start, end = self.holdout_from, self.holdout_frozen_at
+        if (self.by == "time" and start is None) or (start is not None and end is not None and start >= end):
+            raise ValueError(
+                f"by: {self.by} needs a holdout_from before holdout_frozen_at: the hold-out is between them"
+            )
         return self
 
 

@@ -125,6 +125,15 @@ def test_the_freezing_moment_itself_is_newest() -> None:
     assert split([("a", FROZEN), ("b", OPENS)], BY_TIME) == ["newest", "holdout"]
 
 
+def test_a_refilled_hold_out_begins_where_the_former_one_ended() -> None:
+    group = next(f"g{n}" for n in range(100) if uniform(11, f"g{n}") < 0.25)
+    other = next(f"g{n}" for n in range(100) if uniform(11, f"g{n}") > 0.75)
+    refilled = BY_GROUP.model_copy(update={"holdout_from": FROZEN, "holdout_frozen_at": FROZEN + timedelta(days=30)})
+    days = [FROZEN - timedelta(seconds=1), FROZEN, FROZEN + timedelta(days=30)]
+    assert split([(group, day) for day in days], refilled) == ["excluded", "holdout", "newest"]
+    assert split([(other, day) for day in days], refilled) == ["train"] * 3
+
+
 def test_the_index_is_kept() -> None:
     groups = pd.Series(["a", "b"], index=[7, 3], dtype="str")
     found = assign_splits(groups, pd.Series([FROZEN, OPENS], index=[7, 3]), BY_TIME)

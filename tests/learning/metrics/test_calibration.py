@@ -244,7 +244,7 @@ def test_thinned_rows_are_an_even_sample() -> None:
 
 
 def biased(rows: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Confidences of tests.learning.thresholds.test_risk_control's population, and the probabilities that they stand for."""
+    """Confidences that say too little of liked answers, and the probabilities that they stand for."""
     liked = generator.random(rows) < 0.7
     confidence = np.where(liked, generator.beta(5, 2, rows), generator.beta(3, 3, rows))
     of_liked, of_others = 0.7 * beta.pdf(confidence, 5, 2), 0.3 * beta.pdf(confidence, 3, 3)

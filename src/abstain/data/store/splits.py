@@ -3,7 +3,8 @@
 Notes:
 
 * A group never straddles training and evaluation. By group, a hash of (seed, group) assigns the split, which never
-  changes as data grows. By time, the hold-out are the questions asked in [`holdout_from`, `holdout_frozen_at`), and
+  changes as data grows; of the hold-out's groups the questions from `holdout_from` on are the hold-out, and those
+  before it are `excluded`. By time, the hold-out are the questions asked in [`holdout_from`, `holdout_frozen_at`), and
   earlier rows of a group with questions then or later are `excluded`: used neither for training nor for evaluation.
 * The hold-out is frozen by date, with the same rows for every challenger; questions from `holdout_frozen_at` on are
   `newest`, the window that shows drift (by group: only in the hold-out's groups). Neither is trained on. The date is
@@ -50,7 +51,9 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
     frozen = since(asked_at, params.holdout_frozen_at)
     if params.by == "group":
         held, drawn = position < params.holdout, position < params.holdout + params.validation
-        split = np.where(held[codes], np.where(frozen, "newest", "holdout"), _train_or(drawn[codes]))
+        late = np.ones(len(codes), bool) if params.holdout_from is None else since(asked_at, params.holdout_from)
+        of_held = np.where(frozen, "newest", np.where(late, "holdout", "excluded"))
+        split = np.where(held[codes], of_held, _train_or(drawn[codes]))
     else:
         late = (asked_at >= params.holdout_from).to_numpy(bool)
         held = np.zeros(len(names), bool)
