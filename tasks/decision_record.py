@@ -95,7 +95,7 @@ def inputs_digest(lock_file: Path) -> str | None:
     """sha256 (hex) over what the stages read that no stage makes: data, params and code; None without a lock."""
     if not lock_file.is_file():
         return None
-    stages = yaml.safe_load(lock_file.read_text())["stages"].values()
+    stages = yaml.safe_load(lock_file.read_text()).get("stages", {}).values()
     made = {out["path"] for stage in stages for out in stage.get("outs", ())}
     read = {dep["path"]: dep.get("md5") for stage in stages for dep in stage.get("deps", ()) if dep["path"] not in made}
     params = [stage.get("params") for stage in stages]

@@ -53,8 +53,9 @@ def write_decided(workspace: Workspace, event: Event) -> bool:
 def refill_holdout(workspace: Workspace) -> str:
     """Write to params.yaml that the hold-out is what was asked since it was frozen; returns the reason for the record.
 
-    It is committed; the retrain's push takes it along. No comparison has chosen a version by these answers: that the newest window of a promoted one
-    was not much worse on them makes it no worse champion. Raises `AbstainError` where nothing was frozen.
+    It is committed; the retrain's push takes it along. No comparison has chosen a version by these answers: that the
+    newest window of a promoted one was not much worse on them makes it no worse a champion. Raises `AbstainError` where
+    nothing was frozen.
     """
     split = load_params(workspace.path / paths.PARAMS).split
     if split.holdout_frozen_at is None:

@@ -157,6 +157,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "confidence": 0.9,
         "rows": 206,
         "groups": 31,
+        "drawn": True,
         "icc": 0.04,
         "n_eff": 90,
         "guaranteed": guaranteed,
@@ -170,7 +171,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "effective_shown": 104.5,
         "rows": 206,
     }
-    own["heuristic"] = tuned if heuristic else None
+    own |= {"heuristic": tuned if heuristic else None, "volunteered": None}
     if guaranteed:
         return own | {
             "threshold": GUARANTEED,

@@ -18,7 +18,7 @@ from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
-from abstain.learning.thresholds.risk_control import MIN_EFFECTIVE, MIN_GROUPS
+from abstain.learning.thresholds.risk_control import MIN_GROUPS
 from abstain.llm.engine.prompts import load_layout
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.export_onnx import __main__ as export_onnx
@@ -50,7 +50,7 @@ def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: 
     rows, confidence = validation_rows()
     asked = {name: getattr(bank.threshold, name) for name in ("metric", "target", "confidence")}
     assert found.items() >= {"guaranteed": True, **asked}.items()
-    assert found["rows"] == len(rows) > found["shown"] > found["n_eff"] >= MIN_EFFECTIVE
+    assert found["rows"] == len(rows) > found["shown"] > found["n_eff"] > 10
     assert found["groups"] == rows["group"].nunique() >= MIN_GROUPS and 0 <= found["icc"] <= 1
     weight, correct = metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows["correct"].to_numpy()
     heuristic = found["heuristic"]
@@ -66,6 +66,23 @@ def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: 
     assert stored["method"] == bank.calibration.method == "isotonic"
     assert np.average(probability, weights=weight) == pytest.approx(np.average(correct, weights=weight), abs=0.01)
     assert metrics.brier(correct, probability, weight) < metrics.brier(correct, confidence, weight)
+
+
+def test_reviews_that_were_not_drawn_are_apart_where_enough_were(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = artifacts.read_dataset_frame()
+    rows = reviewed(frame[frame["split"] == "validation"]).index
+    frame.loc[rows[: len(rows) // 4], "inclusion_probability"] = np.nan
+    frame.to_parquet(paths.DATASET)
+    volunteers = int(frame.loc[rows, "inclusion_probability"].isna().sum())
+    assert volunteers > 0
+    tune_threshold.stage(bank)
+    together = artifacts.read_json(paths.THRESHOLD)
+    assert (together["drawn"], together["volunteered"], together["rows"]) == (False, None, len(rows))
+    monkeypatch.setattr(tune_threshold, "MIN_DRAWN", 20)
+    tune_threshold.stage(bank)
+    apart = artifacts.read_json(paths.THRESHOLD)
+    assert apart["drawn"] is True and apart["rows"] == len(rows) - volunteers
+    assert apart["volunteered"]["rows"] == volunteers
 
 
 def test_where_not_even_a_heuristic_reaches_the_target_the_nearest_threshold_is_evaluated(bank: Params) -> None:

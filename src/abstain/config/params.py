@@ -220,7 +220,7 @@ class ThresholdParams(FrozenModel):
 class GateParams(FrozenModel):
     bootstrap: Annotated[int, Field(ge=100)]
     seed: int
-    false_promotions: OpenFraction
+    false_promotions: Positive
     looks: Count
     confidence: OpenFraction
     erasure_margin: OpenFraction

@@ -18,7 +18,6 @@ from scipy.stats import beta, binom
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.risk_control import (
-    MIN_EFFECTIVE,
     MIN_GROUPS,
     ControlledThreshold,
     NoControlledThreshold,
@@ -96,14 +95,6 @@ def test_few_documents_guarantee_nothing_and_say_so() -> None:
     )
 
 
-def test_a_few_answers_that_are_all_correct_guarantee_nothing() -> None:
-    """11 of 11 have a p-value of 0.086 for a precision of 0.8, and would be as many of the guarantees that fail."""
-    made = control_risk(graded((0.9, 20, 0)), TRAINING, asked(0.8))
-    assert isinstance(made, NoControlledThreshold)
-    assert made.reviews_needed is not None and made.reviews_needed >= MIN_EFFECTIVE
-    assert isinstance(control_risk(graded((0.9, MIN_EFFECTIVE, 0)), TRAINING, asked(0.8)), ControlledThreshold)
-
-
 def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in_five() -> None:
     population, params = Population(0.75), asked(0.85)
 
@@ -146,12 +137,13 @@ def test_a_guarantee_by_hand() -> None:
         "coverage": pytest.approx(0.6),
         "rows": 100,
         "groups": 100,
+        "drawn": True,
         "icc": 0.0,
         "n_eff": 60,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
-        "message": "precision of at least 0.9 at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows 60%, "
-        "0.967 of them correct",
+        "message": "precision of at least 0.9 of all answers at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows "
+        "60%, 0.967 of them correct; void for another handbook, model or kind of question",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 
@@ -163,7 +155,17 @@ def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_
         assert isinstance(made, ControlledThreshold)
         assert (made.threshold, made.error_rate, made.shown) == (0.6, pytest.approx(0.02), 60)
         assert made.p_value == pytest.approx(sum(math.comb(100, k) * 0.06**k * 0.94 ** (100 - k) for k in range(3)))
-        assert str(made).startswith("error rate of at most 0.06 at confidence 0.9 with 100 reviewed answers: thresh")
+        assert str(made).startswith(
+            "error rate of at most 0.06 of all answers at confidence 0.9 with 100 reviewed answers: t"
+        )
+
+
+def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> None:
+    volunteered = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, drawn=False)
+    made = control_risk(volunteered, TRAINING, asked(0.9))
+    assert isinstance(made, ControlledThreshold) and made.drawn is False
+    assert "of answers like the reviewed ones" in str(made) and "that were not drawn at random" in str(made)
+    assert "about 20 documents" in str(made) and "independent answers (intraclass correlation 0.0" in str(made)
 
 
 def test_too_few_reviews_say_how_many_are_needed() -> None:

@@ -12,8 +12,7 @@ Notes (each measured, docs/thresholds.md):
   rejected: from the one that looks most significant on rows that do not test (the training split, out of fold)
   downwards. Only those rows decide which thresholds are tried, and in which order. An error rate falls as the threshold
   rises: there, from the highest down.
-* Few documents tell too little of how their answers err together, and few effective answers are right by chance: below
-  `MIN_GROUPS` and `MIN_EFFECTIVE` nothing is guaranteed.
+* Few documents tell too little of how their answers err together: below `MIN_GROUPS` nothing is guaranteed.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ POWER = 0.8
 MOST_REVIEWS = 1_000_000
 MIN_GROUPS = 10
 """The fewest groups whose answers give a guarantee."""
-MIN_EFFECTIVE = 30
-"""The smallest effective number of counted answers that gives one."""
+MIN_DRAWN = 100
+"""With fewer answers drawn with known probabilities, the others are tested, too."""
+VOID = "void for another handbook, model or kind of question"
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,22 @@ class ReviewedAnswers:
     """Answers with a reviewer's verdict. All arrays are (rows,).
 
     `confidence` is in [0, 1], `correct` 0/1, `weight` that of `metrics.row_weights` (None: all answers were as likely
-    to be reviewed). `groups`: answers whose errors may be correlated; None: each answer is a group.
+    to be reviewed). `groups`: answers whose errors may be correlated; None: each answer is a group. `drawn`: whether
+    all were drawn with known probabilities, so that they stand for all answers; volunteered reviews chose themselves.
     """
 
     confidence: np.ndarray
     correct: np.ndarray
     weight: Weight = None
     groups: np.ndarray | None = None
+    drawn: bool = True
 
     def checked(self, what: str) -> ReviewedAnswers:
         """The same with float64 confidences, weights and groups. Raises `AbstainError` for no rows, or nan."""
         if not len(self.confidence):
             raise AbstainError(Code.TOO_FEW_LABELS, f"no reviewed answers {what}: bring reviews")
         groups = np.arange(len(self.confidence)) if self.groups is None else self.groups
-        return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), groups)
+        return ReviewedAnswers(*checked_rows(self.confidence, self.correct, self.weight), groups, self.drawn)
 
     def joined(self, other: ReviewedAnswers) -> ReviewedAnswers:
         """Both as one table, whose rows weigh as in their own (each table's heaviest 1); without groups."""
@@ -100,6 +102,7 @@ class _Outcome:
     coverage: float
     rows: int
     groups: int
+    drawn: bool
     icc: float
     n_eff: int
 
@@ -109,7 +112,8 @@ class _Outcome:
 
     def _reviews(self) -> str:
         about = "" if self.groups == self.rows else f" about {self.groups:,} documents"
-        return f"confidence {self.confidence:g} with {self.rows:,} reviewed answers{about}"
+        chosen = "" if self.drawn else " that were not drawn at random"
+        return f"confidence {self.confidence:g} with {self.rows:,} reviewed answers{about}{chosen}"
 
     def _worth(self) -> str:
         """How many independent answers the counted ones are worth."""
@@ -119,6 +123,8 @@ class _Outcome:
 @dataclass(frozen=True)
 class ControlledThreshold(_Outcome):
     """A `threshold` that keeps `metric` at `target` with `confidence`. Fractions are in [0, 1].
+
+    It holds for all answers where the reviewed ones were `drawn` with known probabilities, else for answers like these.
 
     `rows` were reviewed, about `groups` documents, of which `shown` were shown (`coverage`), `precision` of those
     correct, and `error_rate` of all shown and incorrect. The answers that `metric` counts (shown ones for a precision,
@@ -133,9 +139,10 @@ class ControlledThreshold(_Outcome):
     def __str__(self) -> str:
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
         worth = "" if self.n_eff == (self.shown if self.metric == "precision" else self.rows) else f"; {self._worth()}"
+        of = "all answers" if self.drawn else "answers like the reviewed ones"
         return (
-            f"{limit} {self.target:g} at {self._reviews()}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} of them correct{worth}"
+            f"{limit} {self.target:g} of {of} at {self._reviews()}: threshold {self.threshold:.3f} shows "
+            f"{self.coverage:.0%}, {self.precision:.3f} of them correct{worth}; {VOID}"
         )
 
 
@@ -207,12 +214,7 @@ def control_risk(
     tests = _test(tested, training, params)
     passed = int(np.cumprod(tests.p_values <= 1 - params.confidence).sum())
     last = passed - 1
-    if (
-        not passed
-        or not (tested.confidence >= tests.thresholds[last]).any()
-        or tested.documents < MIN_GROUPS
-        or tests.n_eff[last] < MIN_EFFECTIVE
-    ):
+    if not passed or not (tested.confidence >= tests.thresholds[last]).any() or tested.documents < MIN_GROUPS:
         return _no_guarantee(tests, tested, training, params, tested_share)
     point = operating_point(tested.confidence, tested.correct, float(tests.thresholds[last]), tested.weight)
     return ControlledThreshold(
@@ -313,10 +315,8 @@ def _no_guarantee(
     at_least = needed is None
     if at_least:
         needed = needed_for(_best_not_excluded(joined, figures, params), figures["coverage"])
-    if needed is not None:
-        share = figures["coverage"] if params.metric == "precision" else 1.0
-        fewest = MIN_EFFECTIVE / (effective_share * share) if share else 0.0
-        needed = math.ceil(max(needed, fewest, rows * MIN_GROUPS / groups if groups < min(MIN_GROUPS, rows) else 0.0))
+    if needed is not None and groups < min(MIN_GROUPS, rows):
+        needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
     more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
     return NoControlledThreshold(**figures, reviews_needed=needed, more_reviews=more, at_least=at_least)
 
@@ -347,6 +347,7 @@ def _figures(
         "coverage": point.coverage,
         "rows": len(tested.correct),
         "groups": tested.documents,
+        "drawn": tested.drawn,
         "icc": float(tests.icc[at]),
         "n_eff": round(float(tests.n_eff[at])),
     }

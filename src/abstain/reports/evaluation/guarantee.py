@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.markdown import defined, key_figures, labelled
+from abstain.learning.thresholds.risk_control import VOID
 from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
 from abstain.reports.formatting import beside, bounds, count, figure, percent, share
 from abstain.reports.page import State, verdict
@@ -16,6 +17,7 @@ def guarantee_section(evaluated: Evaluated) -> list[str]:
     state, headline = _judged(evaluated)
     lines = [
         _guaranteed(evaluated),
+        *_volunteered(evaluated),
         _measured(evaluated),
         _without_twins(evaluated),
         _heuristic(evaluated),
@@ -57,11 +59,21 @@ def _guaranteed(evaluated: Evaluated) -> str:
         f"{count(threshold['groups'], 'document')}, where {_shows(threshold)}; {counted} are worth "
         f"{count(threshold['n_eff'], 'independent answer')} (intraclass correlation {figure(threshold['icc'], '.2f')})"
     )
+    of = "of all answers" if threshold["drawn"] else "of answers like the reviewed ones, which were not drawn at random"
     return labelled(
         "Guaranteed, but not checked yet" if evaluated.too_few else "Guaranteed",
-        f"{limit}, with a confidence of {share(threshold['confidence'])}, of answers like those it was tested on: "
+        f"{limit}, with a confidence of {share(threshold['confidence'])}, {of}; {VOID}. Tested on "
         f"{tested}; p = {figure(threshold['p_value'], '.2g')}.",
     )
+
+
+def _volunteered(evaluated: Evaluated) -> list[str]:
+    """What the threshold gave of reviews that chose themselves, where enough others were drawn."""
+    apart = evaluated.threshold["volunteered"]
+    if apart is None:
+        return []
+    count_of = count(apart["rows"], "review")
+    return [labelled("Reviews that were not drawn", f"{count_of} are not counted in this: of these, {_shows(apart)}.")]
 
 
 def _measured(evaluated: Evaluated) -> str:
