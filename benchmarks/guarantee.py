@@ -21,6 +21,7 @@ from scipy.special import betainc, stdtr, stdtrit
 from scipy.stats import binom, norm
 
 from abstain.config.params import ThresholdParams
+from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import thin
 from abstain.learning.thresholds.design_effect import GroupTotals, intraclass_correlation
 from abstain.learning.thresholds.risk_control import (
@@ -29,6 +30,7 @@ from abstain.learning.thresholds.risk_control import (
     ReviewedAnswers,
     control_risk,
 )
+from abstain.learning.thresholds.selection import tune_threshold
 
 SHAPES = ((8, 30), (20, 30), (50, 10), (150, 10))
 """Documents, and reviewed answers about each."""
@@ -124,6 +126,13 @@ Procedure = Callable[[ReviewedAnswers, ReviewedAnswers, ThresholdParams], float 
 def guaranteed(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
     found = control_risk(tested, training, params)
     return found.threshold if isinstance(found, ControlledThreshold) else None
+
+
+def heuristic(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
+    try:
+        return tune_threshold(tested.confidence, tested.correct, params, tested.weight).threshold
+    except AbstainError:
+        return None
 
 
 @dataclass(frozen=True)

@@ -25,23 +25,16 @@ from abstain.learning.thresholds.risk_control import (
     control_risk,
     reviews_needed,
 )
-from abstain.learning.thresholds.selection import tune_threshold
 from benchmarks.guarantee import (
     Cell,
     Population,
     as_if_independent,
     asked,
     guaranteed,
+    heuristic,
     in_sequence,
     most_that_are_broken,
 )
-
-
-def heuristic(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
-    try:
-        return tune_threshold(tested.confidence, tested.correct, params, tested.weight).threshold
-    except AbstainError:
-        return None
 
 
 def ignoring_weights(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:

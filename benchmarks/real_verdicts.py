@@ -1,0 +1,324 @@
+"""What the guarantee is worth on people's verdicts: `python -m benchmarks.real_verdicts FOLDER`.
+
+FOLDER holds `user_feedback.jsonl.gz` of *Continually Improving Extractive QA via Human Feedback* (Gao et al., EMNLP
+2023): answers of several systems in nine rounds, each judged by the user who had asked; in each round a system is
+another version. An answer, refusals included, is correct if the verdict is Correct. The scorer `writer` is served, the
+only one that can be without a forward pass. Thresholds are `guaranteed`, or for comparison `heuristic`: these just
+reach the target on the answers by which they are chosen.
+
+Without shift: the long-term system's rounds before `SET_ASIDE`, pooled, and split by topic as params.yaml says, again
+and again. The scorer is fitted to the training answers, the threshold chosen on the validation answers, and judged on
+the test answers (`refutation`).
+
+With shift: the answers of one round, all systems, by the verdicts of the rounds before it on other topics. Scores of a
+new version have no ranks before some of its answers are at hand: `FRESH` of the round's answers are drawn, at most half
+of them, and all figures are of the others. Two set-ups judge the same answers:
+
+* `past`: the drawn answers give ranks, and no verdict of the round is known.
+* `fresh`: threshold and calibrator are fitted to the verdicts on the drawn answers, the scorer stays.
+
+Each round is evaluated with many divisions of the past and draws of the round, so that no seed decides. Figures are of
+all of these together; their 95 % intervals are of a bootstrap by topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.special import betainc
+
+from abstain.config.params import Params, load_params
+from abstain.core.labels import Labels
+from abstain.core.refusals import is_refusal
+from abstain.data.store.splits import assign_splits, uniform
+from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap
+from abstain.learning.metrics.calibration import fit_calibrator
+from abstain.learning.thresholds.design_effect import intraclass_correlation
+from abstain.learning.thresholds.risk_control import ReviewedAnswers
+from abstain.llm.signals.base import Answers, Scorer
+from abstain.llm.signals.out_of_fold import fit_scorer
+from abstain.llm.signals.writer import WriterScores
+from benchmarks.guarantee import Procedure, asked, guaranteed, heuristic
+from benchmarks.scorers import DRAWS, FILE, ROOT, SEED, Judged, read_judged
+
+SYSTEM = "long-term"
+ROUNDS = (3, 4, 5, 6, 7, 8, 9)
+SET_ASIDE = 8
+"""The first of the rounds by which nothing was chosen."""
+TARGETS = (0.8, 0.75)
+REFUTED = 0.05
+"""A p-value below this refutes the target."""
+FRESH = 200
+VALIDATION = 1 / 3
+"""The share of the past's topics that choose the threshold: as many as in params.yaml, where a hold-out is taken, too.
+"""
+
+
+THRESHOLDS: dict[str, Procedure] = {"guaranteed": guaranteed, "heuristic": heuristic}
+
+
+@dataclass(frozen=True)
+class Served:
+    """The fitted scorer, and its out-of-fold confidences of the training answers."""
+
+    judged: Judged
+    scorer: Scorer
+    training: ReviewedAnswers
+
+    def confidence(self, rows: np.ndarray) -> np.ndarray:
+        """(rows,), nan of answers without a score."""
+        return self.scorer.score(Answers(self.judged.take(rows), {}))
+
+    def reviewed(self, rows: np.ndarray) -> ReviewedAnswers:
+        """Those of the answers at `rows` that have a score."""
+        return scored(self.judged, rows, self.confidence(rows))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a threshold shows of answers on which it was not chosen: their places in the data, `rows`, and `shown`, of
+    bool, each (rows,); and the p-value of `refutation`."""
+
+    rows: np.ndarray
+    shown: np.ndarray
+    p_value: float
+
+
+def scored(judged: Judged, rows: np.ndarray, confidence: np.ndarray) -> ReviewedAnswers:
+    known = ~np.isnan(confidence)
+    return ReviewedAnswers(confidence[known], judged.correct[rows[known]], groups=judged.topic[rows[known]])
+
+
+def fit(judged: Judged, params: Params, train: np.ndarray, ranked: np.ndarray) -> Served:
+    """The scorer, fitted to the answers at `train`. Those at `ranked` give ranks; their verdicts are not used."""
+    rows, learnt = np.concatenate([train, ranked]), np.repeat([True, False], [len(train), len(ranked)])
+    labels = Labels(judged.correct[rows] * learnt, learnt.astype(float), judged.topic[rows])
+    folds = labels.folds(params.probe.folds, params.probe.seed)
+    fitted = fit_scorer(WriterScores(params.labels.refusals), Answers(judged.take(rows), {}), labels, folds)
+    return Served(judged, fitted.scorer, scored(judged, train, fitted.out_of_fold[: len(train)]))
+
+
+def refutation(answers: ReviewedAnswers, training: ReviewedAnswers, threshold: float, target: float) -> float:
+    """The chance of as many incorrect answers, or more, among the shown ones if their true precision were `target`.
+
+    It is binomial, of as many independent answers as the shown ones are worth, as the guarantee's own test is. But the
+    intraclass correlation (of `answers` and `training` together) is the estimate, and not what is safely above it: that
+    would make a broken guarantee harder to see.
+    """
+    shown, learnt = (rows.checked("").totals(np.array([threshold]), "precision") for rows in (answers, training))
+    n_eff, wrong_share = shown.effective_size(intraclass_correlation(shown, learnt)[0])[0], shown.wrong_share[0]
+    if not wrong_share:
+        return 1.0
+    return float(betainc(wrong_share * n_eff, (1 - wrong_share) * n_eff + 1, 1 - target))
+
+
+def shown_by(
+    procedure: Procedure, target: float, served: Served, tested: ReviewedAnswers, rows: np.ndarray
+) -> Shown | None:
+    """What the threshold that `procedure` chooses on `tested` shows of the answers at `rows`; None: it finds none."""
+    threshold = procedure(tested, served.training, asked(target))
+    if threshold is None:
+        return None
+    confidence = served.confidence(rows)
+    answers = scored(served.judged, rows, confidence)
+    return Shown(rows, confidence >= threshold, refutation(answers, served.training, threshold, target))
+
+
+def all_thresholds(served: Served, tested: ReviewedAnswers, rows: np.ndarray) -> dict[tuple[float, str], Shown | None]:
+    """`shown_by`, by target and name of the threshold."""
+    return {
+        (target, name): shown_by(procedure, target, served, tested, rows)
+        for target in TARGETS
+        for name, procedure in THRESHOLDS.items()
+    }
+
+
+def not_refuted(made: Sequence[Shown]) -> str:
+    return f"{np.mean([one.p_value >= REFUTED for one in made]):.0%}"
+
+
+def without_shift(judged: Judged, params: Params, splits: int) -> Iterator[str]:
+    """The lines of the table; of it rounds from `SET_ASIDE` on are no part."""
+    system = np.array([one.product == SYSTEM for one in judged.interactions])
+    pooled = part_of(judged, np.flatnonzero(system & (judged.round < SET_ASIDE)))
+    found: defaultdict[tuple[float, str], list[Shown]] = defaultdict(list)
+    for seed in range(splits):
+        for key, one in in_one_split(pooled, params, seed).items():
+            found[key] += [] if one is None else [one]
+    answers, topics = len(pooled.correct), len(set(pooled.topic))
+    yield f"Without shift: {answers:,} answers about {topics} topics, {pooled.correct.mean():.1%} correct\n"
+    yield "| target | threshold | splits that have one | mean share shown | mean precision | not refuted |"
+    yield "| --: | --- | --: | --: | --: | --: |"
+    for (target, name), made in found.items():
+        yield f"| {target:g} | {name} | {len(made)} of {splits} | {' | '.join(mean_figures(pooled, made))} |"
+
+
+def mean_figures(judged: Judged, made: Sequence[Shown]) -> list[str]:
+    """The mean share of answers shown, the mean share of these that are correct, and how often they do not refute."""
+    if not made:
+        return ["-"] * 3
+    shown = np.mean([one.shown.mean() for one in made])
+    precision = np.mean([judged.correct[one.rows[one.shown]].mean() for one in made if one.shown.any()])
+    return [f"{shown:.3f}", f"{precision:.3f}", not_refuted(made)]
+
+
+def in_one_split(judged: Judged, params: Params, seed: int) -> dict[tuple[float, str], Shown | None]:
+    by_topic = params.split.model_copy(update={"by": "group", "seed": seed, "holdout_frozen_at": None})
+    asked_at = pd.Series([one.asked_at for one in judged.interactions])
+    split = assign_splits(pd.Series(judged.topic), asked_at, by_topic).to_numpy()
+    train, validation, test = (np.flatnonzero(split == part) for part in ("train", "validation", "holdout"))
+    served = fit(judged, params, train, test[:0])
+    return all_thresholds(served, served.reviewed(validation), test)
+
+
+def part_of(judged: Judged, rows: np.ndarray) -> Judged:
+    return Judged(judged.take(rows), judged.correct[rows], judged.topic[rows], judged.round[rows])
+
+
+@dataclass(frozen=True)
+class Division:
+    """What each set-up shows (by set-up, target and threshold) and says (by set-up) of the same answers of a round.
+
+    `rows` are the answers' places in the data, (rows,). Their raw `confidence`, (rows,), and the calibrated
+    `probability`, (rows,) by set-up, are nan without a score.
+    """
+
+    rows: np.ndarray
+    confidence: np.ndarray
+    shown: dict[tuple[str, float, str], Shown | None]
+    probability: dict[str, np.ndarray]
+
+
+def divided(judged: Judged, number: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The places of the past's training and validation answers, and of the drawn and other answers of round `number`.
+
+    No topic of the round is in the past, and none of the training answers' topics among the validation answers.
+    """
+    of_round = np.flatnonzero(judged.round == number)
+    past = np.flatnonzero((judged.round < number) & ~np.isin(judged.topic, judged.topic[of_round]))
+    validates = np.array([uniform(seed, topic) < VALIDATION for topic in judged.topic[past]])
+    drawn = np.random.default_rng([SEED, seed]).permutation(of_round)
+    fresh = min(FRESH, len(of_round) // 2)
+    return past[~validates], past[validates], drawn[:fresh], drawn[fresh:]
+
+
+def in_one_division(judged: Judged, params: Params, number: int, seed: int) -> Division:
+    train, validation, drawn, others = divided(judged, number, seed)
+    served = fit(judged, params, train, drawn)
+    confidence = served.confidence(others)
+    shown, probability = {}, {}
+    for set_up, rows in {"past": validation, "fresh": drawn}.items():
+        tested = served.reviewed(rows)
+        shown |= {(set_up, *key): one for key, one in all_thresholds(served, tested, others).items()}
+        calibrator = fit_calibrator(params.calibration.method, tested.confidence, tested.correct)
+        probability[set_up] = calibrator.apply(confidence)
+    return Division(others, confidence, shown, probability)
+
+
+def slices(judged: Judged, params: Params, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """By name the mask, over all data, of the slices that have at least `gate.min_slice` of the answers at `rows`."""
+    refusal = np.array([is_refusal(one.answer, params.labels.refusals) for one in judged.interactions])
+    system = np.array([str(one.product) for one in judged.interactions])
+    masks = {"all": np.ones(len(refusal), bool), "answers": ~refusal, "refusals": refusal}
+    masks |= {name: system == name for name in np.unique(system[rows])}
+    return {name: mask for name, mask in masks.items() if mask[rows].sum() >= params.gate.min_slice}
+
+
+def with_shift(judged: Judged, params: Params, rounds: Sequence[int], divisions: int) -> Iterator[str]:
+    """The lines of two tables: what is shown, of each slice at the first target alone, and the probabilities."""
+    found = {number: [in_one_division(judged, params, number, seed) for seed in range(divisions)] for number in rounds}
+    parts = {number: slices(judged, params, np.flatnonzero(judged.round == number)) for number in rounds}
+    yield "\nWith shift, what is shown:\n"
+    yield (
+        "| round | slice | set-up | target | threshold | divisions that have one | shown | precision "
+        "| incorrect withheld | correct withheld | not refuted |"
+    )
+    yield "| --: | --- | --- | --: | --- | --: | --- | --- | --- | --- | --: |"
+    for number, of_round in found.items():
+        for part, (set_up, target, name) in product(parts[number], of_round[0].shown):
+            if part == "all" or target == TARGETS[0]:
+                made = [one for division in of_round if (one := division.shown[set_up, target, name])]
+                figures = " | ".join(shown_figures(judged, made, parts[number][part]))
+                stands = not_refuted(made) if made and part == "all" else "-"
+                yield (
+                    f"| {number} | {part} | {set_up} | {target:g} | {name} | {len(made)} of {divisions} "
+                    f"| {figures} | {stands} |"
+                )
+    yield "\nWith shift, the probabilities:\n"
+    yield "| round | slice | answers | correct | with a score | AUROC | ECE, past | ECE, fresh |"
+    yield "| --: | --- | --: | --: | --: | --- | --- | --- |"
+    for number, of_round in found.items():
+        for part, mask in parts[number].items():
+            at_hand = mask & (judged.round == number)
+            counts = f"{at_hand.sum()} | {judged.correct[at_hand].mean():.1%}"
+            yield f"| {number} | {part} | {counts} | {' | '.join(said_figures(judged, of_round, mask))} |"
+
+
+def shown_figures(judged: Judged, made: Sequence[Shown], mask: np.ndarray) -> list[str]:
+    """The shares of all answers that are shown, of the shown ones that are correct, and of incorrect and of correct
+    ones that are withheld; of those of `mask`, over all data, and of all of `made` together."""
+    if not made:
+        return ["-"] * 4
+    rows, shown = (np.concatenate([getattr(one, name) for one in made]) for name in ("rows", "shown"))
+    rows, shown = rows[mask[rows]], shown[mask[rows]].astype(float)
+    correct = judged.correct[rows]
+    figures = {
+        "shown": partial(metrics.mean, shown),
+        "precision": partial(metrics.precision, correct, shown, threshold=1.0),
+        "incorrect withheld": partial(metrics.recall, 1 - correct, 1 - shown, threshold=1.0),
+        "correct withheld": partial(metrics.recall, correct, 1 - shown, threshold=1.0),
+    }
+    return estimates(judged, rows, figures)
+
+
+def said_figures(judged: Judged, divisions: Sequence[Division], mask: np.ndarray) -> list[str]:
+    """The share of answers with a score, and of these the AUROC and by set-up the ECE."""
+    rows, confidence = (np.concatenate([getattr(one, name) for one in divisions]) for name in ("rows", "confidence"))
+    known = ~np.isnan(confidence)
+    kept = known & mask[rows]
+    correct = judged.correct[rows[kept]]
+    figures: dict[str, Figure] = {"AUROC": partial(metrics.auroc, correct, confidence[kept])}
+    for set_up in divisions[0].probability:
+        probability = np.concatenate([one.probability[set_up] for one in divisions])
+        figures[set_up] = partial(metrics.ece, correct, probability[kept])
+    return [f"{known[mask[rows]].mean():.0%}", *estimates(judged, rows[kept], figures)]
+
+
+def estimates(judged: Judged, rows: np.ndarray, figures: Mapping[str, Figure]) -> list[str]:
+    """Each with its interval, unless that has no width; "-" for what is not defined."""
+    return [written(found) for found in bootstrap(figures, judged.topic[rows], DRAWS, SEED).values()]
+
+
+def written(figure: Estimate) -> str:
+    low, high = figure.interval
+    interval = f" ({low:.3f} to {high:.3f})" if low < high else ""
+    return "-" if np.isnan(figure.value) else f"{figure.value:.3f}{interval}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.real_verdicts", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="holds user_feedback.jsonl.gz")
+    parser.add_argument("--splits", type=int, default=100, help="without shift")
+    parser.add_argument("--divisions", type=int, default=20, help="of each round, with shift")
+    parser.add_argument("--rounds", type=int, nargs="+", choices=ROUNDS, default=ROUNDS, help="evaluated with shift")
+    chosen = parser.parse_args(arguments)
+    params, judged = load_params(ROOT / "params.yaml"), read_judged(chosen.folder / FILE.name)
+    for line in without_shift(judged, params, chosen.splits):
+        print(line, flush=True)
+    for line in with_shift(judged, params, chosen.rounds, chosen.divisions):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The guarantee on people's verdicts: on made-up ones, and on a small part of the published ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import betainc
+from scipy.stats import binom
+
+from abstain.config.params import Params
+from abstain.learning.thresholds.risk_control import ReviewedAnswers
+from benchmarks import real_verdicts
+from benchmarks.real_verdicts import Shown, divided, in_one_division, mean_figures, refutation, shown_figures
+from benchmarks.scorers import FILE, Judged, read_judged
+from tests.checkout import shipped_params
+from tests.ingest.importers.upstream import judged, write_records
+
+NEEDS_VERDICTS = pytest.mark.skipif(not FILE.exists(), reason="../shared/data/qa_from_hf is not here")
+CORRECT, WRONG = "Correct", "Wrong"
+PARAMS: Params = shipped_params()
+
+
+def records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
+    """Of each round half of the long-term system, two to a topic, a third refusals; `log_prob` says much and
+    `class_log_prob` nothing."""
+    drawn, made = np.random.default_rng(1), []
+    for number in rounds:
+        for at in range(answers):
+            log_prob = drawn.normal()
+            verdict = CORRECT if log_prob + 0.5 * drawn.normal() > -0.7 else WRONG
+            changes = {"study": "long-term" if at % 2 else "parallel", "round": number, "title": f"{number}.{at // 4}"}
+            changes |= {"log_prob": number * log_prob, "class_log_prob": drawn.normal()}
+            changes |= {"model_answer": "[Unanswerable given the paragraph below]"} if at % 3 == 0 else {}
+            made.append(judged(f"{number}.{at}", verdict, **changes))
+    return made
+
+
+def flipped(records: list[dict[str, Any]], since: int) -> list[dict[str, Any]]:
+    """With the opposite verdicts from round `since` on."""
+    other = {CORRECT: WRONG, WRONG: CORRECT}
+    return [row | {"user_feedback": other[row["user_feedback"]]} if row["round"] >= since else row for row in records]
+
+
+def read(folder: Path, rows: list[dict[str, Any]]) -> Judged:
+    return read_judged(write_records(folder / FILE.name, *rows))
+
+
+def reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
+    """All equally confident; the first `wrong` are incorrect."""
+    at = np.arange(rows)
+    return ReviewedAnswers(np.full(rows, 0.5), (at >= wrong).astype(int), groups=at // a_topic)
+
+
+def test_a_target_is_refuted_as_a_binomial_test_refutes_it() -> None:
+    p_value = refutation(reviewed(30, 100), reviewed(30, 100), 0.5, 0.8)
+    assert p_value == pytest.approx(binom.sf(29, 100, 0.2)) and p_value < real_verdicts.REFUTED
+    assert refutation(reviewed(0, 100), reviewed(30, 100), 0.5, 0.8) == 1
+    assert refutation(reviewed(30, 100), reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
+
+
+def test_answers_that_err_together_refute_less() -> None:
+    together = reviewed(30, 100, a_topic=10)
+    assert refutation(together, together, 0.5, 0.8) == pytest.approx(binom.sf(2, 10, 0.2))
+    correct = [0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30
+    pairs = ReviewedAnswers(np.full(100, 0.5), np.array(correct), groups=np.arange(100) // 2)
+    icc = (10 * 0.7**2 - 10 * 0.3 * 0.7 + 30 * 0.3**2) / 50 / (0.3 * 0.7)
+    n_eff = 100 / (1 + icc)
+    assert refutation(pairs, pairs, 0.5, 0.8) == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
+
+
+def test_no_topic_of_a_round_and_none_of_the_validation_answers_is_trained_on(tmp_path: Path) -> None:
+    rows = [*records((1, 2, 3)), judged("again", title="3.0")]
+    found = read(tmp_path, rows)
+    train, validation, drawn, others = divided(found, 3, 0)
+    topics = [set(found.topic[rows]) for rows in (train, validation)]
+    assert not topics[0] & topics[1] and len(topics[0]) > len(topics[1]) > 0
+    assert not (topics[0] | topics[1]) & set(found.topic[found.round == 3])
+    assert len(train) + len(validation) == 240, "all of the past but the one answer on a topic of the round"
+    assert len(drawn) == len(others) == 60 and set(drawn) | set(others) == set(np.flatnonzero(found.round == 3))
+    assert {*divided(found, 3, 1)[2]} != {*drawn}
+
+
+def test_only_fresh_reviews_know_a_round(tmp_path: Path) -> None:
+    rows = records((1, 2, 3))
+    before, after = (in_one_division(read(tmp_path, of), PARAMS, 3, 0) for of in (rows, flipped(rows, 3)))
+    assert np.array_equal(before.confidence, after.confidence) and not np.isnan(before.confidence).any()
+    assert np.array_equal(before.probability["past"], after.probability["past"])
+    assert not np.allclose(before.probability["fresh"], after.probability["fresh"])
+    guarantee = ("past", 0.8, "guaranteed")
+    kept, broken = before.shown[guarantee], after.shown[guarantee]
+    assert kept is not None and broken is not None and np.array_equal(kept.shown, broken.shown)
+    assert broken.p_value < real_verdicts.REFUTED <= kept.p_value, "the test sees that the verdicts are the opposite"
+    assert after.shown["fresh", 0.8, "guaranteed"] is None, "and fresh reviews guarantee nothing"
+
+
+def test_figures_count_withheld_answers(tmp_path: Path) -> None:
+    verdicts = (CORRECT, CORRECT, WRONG, CORRECT, CORRECT, WRONG, WRONG)
+    found = read(tmp_path, [judged(str(at), verdict, title=str(at)) for at, verdict in enumerate(verdicts)])
+    rows = np.arange(7)
+    one = Shown(rows, rows < 3, 1.0)
+    none = Shown(rows, np.zeros(7, bool), 0.01)
+    assert mean_figures(found, [one, none]) == ["0.214", "0.667", "50%"], "the mean precision is of those that show any"
+    assert [figure[:5] for figure in shown_figures(found, [one], rows >= 0)] == ["0.429", "0.667", "0.667", "0.500"]
+    assert [figure[:5] for figure in shown_figures(found, [one], rows < 2)] == ["1.000", "1.000", "-", "0.000"]
+
+
+def table(said: str, heading: str) -> list[list[str]]:
+    """The rows of the table below `heading`."""
+    lines = said.partition(heading)[2].strip().split("\n\n")[1 if "Without" in heading else 0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def printed(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    write_records(folder / FILE.name, *rows)
+    real_verdicts.main([str(folder), "--splits", "4", "--divisions", "2", "--rounds", *arguments])
+    return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_later_round_changes_nothing_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(real_verdicts, "DRAWS", 50)
+    rows = records((1, 2, 3, 8))
+    said = printed(tmp_path, rows, capsys, "3")
+    assert said == printed(tmp_path, flipped(rows, 8), capsys, "3")
+    assert said != printed(tmp_path, flipped(rows, 3), capsys, "3")
+    for target, _, made, shown, precision, stands in table(said, "Without shift"):
+        assert re.fullmatch("[1-4] of 4", made) and 0.3 < float(shown) < 1 and float(precision) > float(target) - 0.1
+        assert stands in ("75%", "100%")
+    with_shift = table(said, "what is shown:")
+    assert {row[1] for row in with_shift} == {"all", "answers", "refusals", "long-term", "parallel"}
+    assert all(re.fullmatch(r"[012] of 2", row[5]) for row in with_shift) and len(with_shift) == 8 + 4 * 4
+    assert {row[2] for row in table(said, "the probabilities:")} == {"120", "80", "40", "60"}
+
+
+@NEEDS_VERDICTS
+@pytest.mark.slow
+def test_published_verdicts_are_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(real_verdicts, "DRAWS", 20)
+    real_verdicts.main([str(FILE.parent), "--splits", "3", "--divisions", "1", "--rounds", "3"])
+    said = capsys.readouterr().out
+    assert "Without shift: 1,064 answers about 696 topics" in said, "the long-term system's first seven rounds"
+    assert table(said, "the probabilities:")[0][:3] == ["3", "all", "790"]
