@@ -254,8 +254,11 @@ def with_shift(judged: Judged, params: Params, rounds: Sequence[int], divisions:
                     f"| {figures} | {stands} |"
                 )
     yield "\nWith shift, the probabilities:\n"
-    yield "| round | slice | answers | correct | with a score | AUROC | ECE, past | ECE, fresh |"
-    yield "| --: | --- | --: | --: | --: | --- | --- | --- |"
+    yield (
+        "| round | slice | answers | correct | with a score | AUROC "
+        "| Brier, past | ECE, past | ECE of one, past | Brier, fresh | ECE, fresh | ECE of one, fresh |"
+    )
+    yield "| --: | --- | --: | --: | --: | --- | --- | --- | --- | --- | --- | --- |"
     for number, of_round in found.items():
         for part, mask in parts[number].items():
             at_hand = mask & (judged.round == number)
@@ -281,16 +284,27 @@ def shown_figures(judged: Judged, made: Sequence[Shown], mask: np.ndarray) -> li
 
 
 def said_figures(judged: Judged, divisions: Sequence[Division], mask: np.ndarray) -> list[str]:
-    """The share of answers with a score, and of these the AUROC and by set-up the ECE."""
+    """The share of answers with a score, and of these the AUROC, and by set-up Brier score, ECE and `ece_of_one`."""
     rows, confidence = (np.concatenate([getattr(one, name) for one in divisions]) for name in ("rows", "confidence"))
+    division = np.repeat(np.arange(len(divisions)), [len(one.rows) for one in divisions])
     known = ~np.isnan(confidence)
     kept = known & mask[rows]
     correct = judged.correct[rows[kept]]
     figures: dict[str, Figure] = {"AUROC": partial(metrics.auroc, correct, confidence[kept])}
     for set_up in divisions[0].probability:
-        probability = np.concatenate([one.probability[set_up] for one in divisions])
-        figures[set_up] = partial(metrics.ece, correct, probability[kept])
+        probability = np.concatenate([one.probability[set_up] for one in divisions])[kept]
+        figures[f"Brier, {set_up}"] = partial(metrics.brier, correct, probability)
+        figures[f"ECE, {set_up}"] = partial(metrics.ece, correct, probability)
+        figures[f"ECE of one, {set_up}"] = partial(ece_of_one, correct, probability, division[kept])
     return [f"{known[mask[rows]].mean():.0%}", *estimates(judged, rows[kept], figures)]
+
+
+def ece_of_one(correct: np.ndarray, probability: np.ndarray, division: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The mean ECE of the divisions, (draws,) of a weight (draws, rows): that of all together is lower, because what
+    calibrators err in one division evens out."""
+    parts = [division == one for one in np.unique(division)]
+    found = [metrics.ece(correct[part], probability[part], weight[..., part]) for part in parts]
+    return np.asarray(np.mean(found, axis=0))
 
 
 def estimates(judged: Judged, rows: np.ndarray, figures: Mapping[str, Figure]) -> list[str]:

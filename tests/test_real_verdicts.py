@@ -15,7 +15,15 @@ from scipy.stats import binom
 from abstain.config.params import Params
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from benchmarks import real_verdicts
-from benchmarks.real_verdicts import Shown, divided, in_one_division, mean_figures, refutation, shown_figures
+from benchmarks.real_verdicts import (
+    Shown,
+    divided,
+    ece_of_one,
+    in_one_division,
+    mean_figures,
+    refutation,
+    shown_figures,
+)
 from benchmarks.scorers import FILE, Judged, read_judged
 from tests.checkout import shipped_params
 from tests.ingest.importers.upstream import judged, write_records
@@ -107,6 +115,14 @@ def test_figures_count_withheld_answers(tmp_path: Path) -> None:
     assert mean_figures(found, [one, none]) == ["0.214", "0.667", "50%"], "the mean precision is of those that show any"
     assert [figure[:5] for figure in shown_figures(found, [one], rows >= 0)] == ["0.429", "0.667", "0.667", "0.500"]
     assert [figure[:5] for figure in shown_figures(found, [one], rows < 2)] == ["1.000", "1.000", "-", "0.000"]
+
+
+def test_errors_of_calibrators_do_not_even_out_in_the_ece_of_one_division() -> None:
+    correct, probability, division = np.array([1, 0]), np.array([0.55, 0.55]), np.array([0, 1])
+    weight = np.array([[1.0, 1.0], [2.0, 1.0], [1.0, 0.0]])
+    assert ece_of_one(correct, probability, division, weight) == pytest.approx([0.5, 0.5, np.nan], nan_ok=True)
+    assert ece_of_one(correct, probability, np.zeros(2), weight) == pytest.approx([0.05, 2 / 3 - 0.55, 0.45])
+    assert ece_of_one(correct, probability, division, weight[0]) == pytest.approx(0.5)
 
 
 def table(said: str, heading: str) -> list[list[str]]:
