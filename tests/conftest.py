@@ -262,7 +262,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
         # So few answers guarantee little, and no probe is surely better than another: the machinery is what is tested.
         "threshold": {"target": 0.25},
         "calibration": {"method": "isotonic"},
-        "gate": {"min_slice": 10, "confidence": 0.001, "false_promotions": 60} | dict.fromkeys(LENIENT, 1.0),
+        "gate": {"min_slice": 5, "confidence": 0.001, "false_promotions": 60} | dict.fromkeys(LENIENT, 1.0),
     }
     cut_sample(project, every=3, params=params)
     return project
