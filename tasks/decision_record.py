@@ -109,7 +109,17 @@ def decision_table(decision: GateDecision, registry: Registry) -> str:
     warning = [paragraph(bold(registry.warning))] if registry.warning else []
     mark = f", {without_guarantee(decision.more_reviews)}" if decision.no_guarantee else ""
     title = heading(2, f"{'Approved' if decision.approved else 'Rejected'}{mark}")
-    return document([title, *warning, records_table(rows, words=("check", "result", "why"))])
+    compared = [
+        {
+            "figure": one.figure,
+            "challenger": f"{one.challenger:.3f}",
+            "champion": f"{one.champion:.3f}",
+            "difference": f"{one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f})",
+        }
+        for one in decision.comparison
+    ]
+    beside = [heading(2, "Beside the champion"), records_table(compared)] if compared else []
+    return document([title, *warning, records_table(rows, words=("check", "result", "why")), *beside])
 
 
 def _seal(record: Record) -> str:

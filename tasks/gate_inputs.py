@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def judge(
     if rival:
         champion = rival.version
         try:
-            scores[champion], champion_threshold = champion_scores(workspace, rival, scores["interaction_id"])
+            found = champion_scores(workspace, rival, scores["interaction_id"])
+            scores[champion], scores["champion_probability"] = found.confidences, found.probabilities
+            champion_threshold = found.threshold
             names.append(champion)
         except AbstainError as error:
             if new_holdout is None:
@@ -140,8 +143,17 @@ def _labels(scores: pd.DataFrame) -> dict[str, bool]:
     return dict(zip(holdout["interaction_id"], holdout["correct"].astype(bool).tolist(), strict=True))
 
 
-def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> tuple[list[float], float]:
-    """The champion's confidences of the same answers, read through its own layer and base model; its threshold."""
+@dataclass(frozen=True)
+class ChampionScores:
+    """The champion's confidences and calibrated probabilities of the same answers, and its threshold."""
+
+    confidences: list[float]
+    probabilities: list[float]
+    threshold: float
+
+
+def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> ChampionScores:
+    """The champion's scores, read through its own layer and base model."""
     from abstain.serving.predictor import Predictor
 
     bundle = fetch_release(workspace.path, event)
@@ -150,10 +162,12 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> t
     # Its layer or model may differ from the candidate's; the cache keeps what is computed for the next decision.
     predictor.compute_missing(interactions)
     # An answer that the champion cannot read is not shown.
-    confidences = [
-        0.0 if verdict.confidence is None else verdict.confidence for verdict in predictor.score(interactions)
-    ]
-    return confidences, predictor.threshold
+    verdicts = list(predictor.score(interactions))
+    return ChampionScores(
+        [verdict.confidence or 0.0 for verdict in verdicts],
+        [verdict.probability or 0.0 for verdict in verdicts],
+        predictor.threshold,
+    )
 
 
 def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:
@@ -163,5 +177,8 @@ def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:
         products=scores["product"].fillna("(none)").to_numpy(),
         confidences={name: scores[name].fillna(0.0).to_numpy(float) for name in names},
         probability=scores["probability"].to_numpy(float),
+        champion_probability=scores["champion_probability"].to_numpy(float)
+        if "champion_probability" in scores
+        else None,
         weight=row_weights(scores["inclusion_probability"].to_numpy(float)),
     )

@@ -165,10 +165,11 @@ class Candidates:
         write_table(root / paths.FEATURES, [len(one) for one in states], D, torch.float32, enumerate(states), "m@1")
         self.last = scores.set_index("interaction_id")["confidence"], threshold
 
-    def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> tuple[list[float], float]:
+    def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> gate_inputs.ChampionScores:
         assert self.champion is not None
         confidences, threshold = self.champion
-        return confidences.loc[list(ids)].tolist(), threshold
+        found = confidences.loc[list(ids)].tolist()
+        return gate_inputs.ChampionScores(found, found, threshold)
 
     def promote(self, **options: Any) -> Promotion:
         outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)

@@ -25,6 +25,7 @@ from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, paired
 from abstain.release import drops
+from abstain.release.comparison import Compared, compare
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
 
 SAME = 1e-6
@@ -42,10 +43,12 @@ class GateDecision:
     """The gate's decision. Approved when every judged check passed and at least one was judged.
 
     `more_reviews`: about how many more a guarantee takes; None with a guarantee, and where no number of them is known.
+    `comparison`: further figures beside the champion's, which are not judged.
     """
 
     checks: tuple[GateCheck, ...] = field(default=())
     more_reviews: int | None = None
+    comparison: tuple[Compared, ...] = ()
 
     @property
     def approved(self) -> bool:
@@ -80,6 +83,7 @@ class GateDecision:
             "more_reviews": self.more_reviews,
             "reasons": self.reasons,
             "checks": checks,
+            "comparison": [one.to_dict() for one in self.comparison],
         }
 
 
@@ -177,7 +181,9 @@ def decide(
         ),
         _latency(measured, params),
     ]
-    return GateDecision(tuple(checks), measured.unguaranteed.more_reviews if measured.unguaranteed else None)
+    more_reviews = measured.unguaranteed.more_reviews if measured.unguaranteed else None
+    beside = compare(holdout, champion, params) if champion is not None else []
+    return GateDecision(tuple(checks), more_reviews, tuple(beside))
 
 
 def unchecked_guarantee(
