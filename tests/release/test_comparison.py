@@ -41,7 +41,7 @@ def test_a_champion_without_probabilities_has_no_brier_score() -> None:
 
 def test_the_decision_carries_it_and_a_first_version_has_none() -> None:
     decision = judged()
-    assert [row["figure"] for row in decision.to_dict()["comparison"]][0] == "AUROC"  # type: ignore[attr-defined]
+    assert [one.figure for one in decision.comparison][:2] == ["AUROC", "AURC"]
     assert decision.approved == all(check.passed is not False for check in decision.checks)
     assert judged(champion=None).comparison == ()
 

@@ -21,8 +21,8 @@ class EvaluationWindow:
     """Answers that no version was trained on, with the scores of all. All arrays are (rows,).
 
     `confidences` holds the challenger's, the champion's where there is one, and the baselines'; `probability` the
-    challenger's calibrated ones (None: its confidences are probabilities already), `champion_probability` the champion's
-    (None: not known). `weight` is that of `metrics.row_weights`; None: every answer counts the same.
+    challenger's calibrated ones (None: its confidences are probabilities already), `champion_probability` those of the
+    champion (None: not known). `weight` is that of `metrics.row_weights`; None: every answer counts the same.
     """
 
     correct: np.ndarray
