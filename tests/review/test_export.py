@@ -92,6 +92,12 @@ def weights(data: Path) -> pd.Series:
     return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
 
 
+def test_withheld_answers_that_reviewers_see_are_counted(tmp_path: Path) -> None:
+    rows = [row(f"q-{n}", decision="withheld" if n < 10 else "shown") for n in range(40)]
+    take(tmp_path / "data", *rows)
+    assert "of the 10 answers withheld from users 5 are drawn (50%)" in described(tmp_path / "data", 20)
+
+
 def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
     design, path = export(data, 40)
     assert [cells["interaction_id"] for cells in cells_of(path)] == list(design.rows.index)

@@ -25,6 +25,7 @@ def population(rows: int, seed: int = 0, lines: int = 2) -> pd.DataFrame:
         "asked_at": pd.Timestamp("2026-11-01", tz="UTC") + pd.to_timedelta(np.arange(rows), unit="min"),
         "product": pd.Categorical(product),
         "line_of_business": pd.Categorical(generator.choice([f"line-{n}" for n in range(lines)], rows)),
+        "decision": None,
         "thumb": thumb,
         "reviewed": False,
         "queued": False,
@@ -138,11 +139,22 @@ def test_window_no_larger_than_the_sample_is_taken_whole() -> None:
 def test_few_rows_are_stratified_by_less() -> None:
     frame = population(2000, lines=40)
     assert draw(frame, 400, 1.0, 1).strata == STRATA
-    assert draw(frame, 100, 1.0, 1).strata == ("product", "thumb")
-    assert draw(frame, 5, 1.0, 1).strata == ("thumb",)
-    assert draw(frame, 1, 1.0, 1).strata == ()
+    assert draw(frame, 100, 1.0, 1).strata == ("decision", "product", "thumb")
+    assert draw(frame, 5, 1.0, 1).strata == ("decision", "thumb")
+    assert draw(frame, 1, 1.0, 1).strata == ("decision",)  # of one kind here
     for size in (1, 5, 100):
         assert (1 / draw(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
+
+
+def test_withheld_answers_are_drawn_with_a_known_probability_in_every_sample() -> None:
+    frame = population(2000)
+    withheld = np.arange(2000) % 50 == 0
+    frame["decision"] = np.where(withheld, "withheld", "shown")
+    frame.loc[withheld, "thumb"] = "none"  # nobody saw them
+    for size in (2, 30, 200):
+        rows = draw(frame, size, 1.0, 1).rows
+        own = rows[rows.index.isin(frame.index[withheld])]
+        assert len(own) >= 1 and (1 / own["probability"]).sum() == pytest.approx(40)
 
 
 @pytest.mark.parametrize(("size", "share"), [(0, 0.5), (10, 0.0), (10, 1.1)])

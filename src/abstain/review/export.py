@@ -60,6 +60,10 @@ def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
     if window.left_out:
         yield f"{window.left_out:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
     yield f"to review now: {drawn}" + (f"; {before} drawn ones were reviewed before" if before else "")
+    withheld = window.frame.index[window.frame["decision"] == "withheld"]
+    if len(withheld):
+        own = int(design.rows.index.isin(withheld).sum())
+        yield f"of the {len(withheld):,} answers withheld from users {own:,} are drawn ({own / len(withheld):.0%})"
     if len(design.strata) < len(STRATA):
         by = " and ".join(design.strata).replace("_", " ") or "nothing"
         yield f"so few rows are stratified by {by}: one a stratum of {', '.join(STRATA).replace('_', ' ')} takes more"

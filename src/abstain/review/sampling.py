@@ -20,9 +20,16 @@ from abstain.data.store.splits import uniform
 
 Why = Literal["random", "uncertain", "drift"]
 
-STRATA = ("product", "line_of_business", "thumb")
-COARSER: tuple[tuple[str, ...], ...] = (STRATA, ("product", "thumb"), ("thumb",), ())
-"""Stratifications of the rows, from fine to coarse; the first with no more strata than rows to sample is used."""
+STRATA = ("decision", "product", "line_of_business", "thumb")
+COARSER: tuple[tuple[str, ...], ...] = (
+    STRATA,
+    ("decision", "product", "thumb"),
+    ("decision", "thumb"),
+    ("decision",),
+    (),
+)
+"""Stratifications of the rows, from fine to coarse; the first with no more strata than rows to sample is used. The
+decision goes last: withheld answers, which no user can rate, are seen by reviewers alone."""
 
 
 @dataclass(frozen=True)

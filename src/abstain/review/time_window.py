@@ -27,7 +27,7 @@ class TimeWindow:
     """The interactions asked from `since` on and before `until`.
 
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
-    thumb (up, down or none: the last one given), reviewed, queued (the review came through this queue), and
+    decision (shown or withheld, null where it is not known), thumb (up, down or none: the last one given), reviewed, queued (the review came through this queue), and
     recorded_probability, the inclusion probability that the review carries (nan where it has none). `reviews` are each
     reviewer's latest review of the reviewed ones. `left_out` interactions are not in it, because a verdict on them
     would count nowhere.
@@ -53,7 +53,7 @@ def read_time_window(
     begins before it, and for a window without questions; the message has the range of the data.
     """
     frames = read_frames(store.require_interactions())
-    asked = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business"]]
+    asked = frames.interactions[["interaction_id", "asked_at", "product", "line_of_business", "decision"]]
     first, newest = asked["asked_at"].min().to_pydatetime(), asked["asked_at"].max().to_pydatetime()
     until = until or newest + timedelta(microseconds=1)
     if oldest and (until <= oldest or (since and since < oldest)):

@@ -21,6 +21,7 @@ INTERACTIONS = {
     "group": "str",
     "product": "str",
     "line_of_business": "str",
+    "decision": "str",
     "batch": "str",
 }
 FEEDBACK = {"interaction_id": "str", "given_at": "datetime64[us, UTC]", "thumb": "str", "user": "str"}
