@@ -27,10 +27,10 @@ class TimeWindow:
     """The interactions asked from `since` on and before `until`.
 
     `frame` has one row each, by `interaction_id`: asked_at, product, line_of_business (null where there is none),
-    decision (shown or withheld, null where it is not known), thumb (up, down or none: the last one given), reviewed, queued (the review came through this queue), and
-    recorded_probability, the inclusion probability that the review carries (nan where it has none). `reviews` are each
-    reviewer's latest review of the reviewed ones. `left_out` interactions are not in it, because a verdict on them
-    would count nowhere.
+    decision (shown or withheld, null where it is not known), thumb (up, down or none: the last one given), reviewed,
+    queued (the review came through this queue), and recorded_probability, the inclusion probability that the review
+    carries (nan where it has none). `reviews` are each reviewer's latest review of the reviewed ones. `left_out`
+    interactions are not in it, because a verdict on them would count nowhere.
     """
 
     since: datetime

@@ -135,8 +135,8 @@ def test_a_guarantee_by_hand() -> None:
         "n_eff": 60,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
-        "message": "precision of at least 0.9 of all answers at confidence 0.9 with 100 reviewed answers: threshold 0.600 shows "
-        "60%, 0.967 of them correct; void for another handbook, model or kind of question",
+        "message": "precision of at least 0.9 of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
+        "correct, by 100 reviews drawn at random; void if handbook, model or questions change",
     }
     assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 
@@ -148,17 +148,16 @@ def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_
         assert isinstance(made, ControlledThreshold)
         assert (made.threshold, made.error_rate, made.shown) == (0.6, pytest.approx(0.02), 60)
         assert made.p_value == pytest.approx(sum(math.comb(100, k) * 0.06**k * 0.94 ** (100 - k) for k in range(3)))
-        assert str(made).startswith(
-            "error rate of at most 0.06 of all answers at confidence 0.9 with 100 reviewed answers: t"
-        )
+        assert str(made).startswith("error rate of at most 0.06 of all answers at confidence 0.9: threshold")
 
 
 def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> None:
     volunteered = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, drawn=False)
     made = control_risk(volunteered, TRAINING, asked(0.9))
     assert isinstance(made, ControlledThreshold) and made.drawn is False
-    assert "of answers like the reviewed ones" in str(made) and "that were not drawn at random" in str(made)
-    assert "about 20 documents" in str(made) and "independent answers (intraclass correlation 0.0" in str(made)
+    assert "of answers like those reviewed" in str(made) and "by 61 reviews not drawn about 20 documents" in str(made)
+    assert "(worth 59 independent, ICC 0.0" in str(made)
+    assert len(str(made)) <= 250, "two lines"
 
 
 def test_too_few_reviews_say_how_many_are_needed() -> None:

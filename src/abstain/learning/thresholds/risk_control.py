@@ -42,7 +42,7 @@ MIN_GROUPS = 10
 """The fewest groups whose answers give a guarantee."""
 MIN_DRAWN = 100
 """With fewer answers drawn with known probabilities, the others are tested, too."""
-VOID = "void for another handbook, model or kind of question"
+VOID = "void if handbook, model or questions change"
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,6 @@ class _Outcome:
         chosen = "" if self.drawn else " that were not drawn at random"
         return f"confidence {self.confidence:g} with {self.rows:,} reviewed answers{about}{chosen}"
 
-    def _worth(self) -> str:
-        """How many independent answers the counted ones are worth."""
-        return f"{self.n_eff:,} independent answers (intraclass correlation {self.icc:.2f})"
-
 
 @dataclass(frozen=True)
 class ControlledThreshold(_Outcome):
@@ -138,11 +134,14 @@ class ControlledThreshold(_Outcome):
 
     def __str__(self) -> str:
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
-        worth = "" if self.n_eff == (self.shown if self.metric == "precision" else self.rows) else f"; {self._worth()}"
-        of = "all answers" if self.drawn else "answers like the reviewed ones"
+        of, drawn = ("all answers", "drawn at random") if self.drawn else ("answers like those reviewed", "not drawn")
+        about = "" if self.groups == self.rows else f" about {self.groups:,} documents"
+        counted = self.shown if self.metric == "precision" else self.rows
+        worth = f" (worth {self.n_eff:,} independent, ICC {self.icc:.2f})"
         return (
-            f"{limit} {self.target:g} of {of} at {self._reviews()}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} of them correct{worth}; {VOID}"
+            f"{limit} {self.target:g} of {of} at confidence {self.confidence:g}: threshold {self.threshold:.3f} shows "
+            f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{about}"
+            f"{'' if self.n_eff == counted else worth}; {VOID}"
         )
 
 
