@@ -81,6 +81,14 @@ def test_records_come_back_in_their_order_and_an_edited_one_is_named(tmp_path: P
             read_records(tmp_path)
 
 
+def test_a_record_from_before_comparisons_were_counted_is_taken_as_one_without(tmp_path: Path) -> None:
+    old = {key: value for key, value in record(1, approved=True).items() if key not in ("look", "inputs_sha256")}
+    (tmp_path / "v1.0.0.json").write_text(json.dumps(old))
+    (read,) = read_records(tmp_path)
+    assert (read["look"], read["inputs_sha256"], read["approved"]) == (None, None, True)
+    assert next_look([read], "h", accepting=False) == 1
+
+
 def test_what_was_rejected_is_not_judged_again() -> None:
     before = [record(2)]
     assert earlier_rejection(before, NOW) == ["not better"]
