@@ -146,7 +146,7 @@ def main() -> None:
                 equal = Nights(*shape, max(2, shape[1] // 5), correlation, carried=carried)
                 false = simulate(equal, 60, chosen.runs)
                 better = Nights(*shape, max(2, shape[1] // 5), correlation, carried=carried, better=0.05)
-                found = simulate(better, 5, chosen.runs)
+                found = simulate(better, 5, 4 * chosen.runs)  # of a twelfth of the nights
                 refused = ", ".join(f"{name} {share:.1%}" for name, share in false.by.items())
                 print(
                     f"{shape[0]} x {shape[1]} | {correlation} | {carried} | {false.promoted:.1%} | {false.refused:.1%} "
