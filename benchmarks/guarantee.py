@@ -25,9 +25,9 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import thin
 from abstain.learning.thresholds.design_effect import GroupTotals, intraclass_correlation
 from abstain.learning.thresholds.risk_control import (
-    TRIED,
     ControlledThreshold,
     ReviewedAnswers,
+    candidate_thresholds,
     control_risk,
 )
 from abstain.learning.thresholds.selection import tune_threshold
@@ -199,7 +199,7 @@ def in_sequence(test: Test, true_correlation: float | None = None) -> Procedure:
     """The same thresholds in the same order, tested in another way."""
 
     def procedure(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
-        thresholds = np.unique(np.quantile(training.confidence, np.arange(TRIED) / TRIED))
+        thresholds = candidate_thresholds(training)
         counted, learnt = (rows.checked("").totals(thresholds, params.metric) for rows in (tested, training))
         icc = intraclass_correlation(counted, learnt)[1]
         if true_correlation is not None:

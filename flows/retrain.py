@@ -67,7 +67,7 @@ def retrain(
         require_unblocked(workspace.path / paths.DATA)
         before, ran_already = None, {}
         if refill:
-            new_holdout = refill_holdout(workspace)
+            refill_holdout(workspace)
         try:
             if choose_layer or wants_choice(workspace, None if params is None else Path(params)):
                 ran_already = {stage.stage: stage for stage in run_dag(workspace, last=BEFORE_THE_CHOICE)}

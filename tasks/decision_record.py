@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from abstain.config.params import SplitParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
@@ -39,7 +40,7 @@ def read_records(folder: Path) -> list[Record]:
             if "look" not in record and "approved" in record:  # from before comparisons were counted
                 record |= {"look": None, "inputs_sha256": None}
                 record["seal"] = _seal(record)
-            whole = record.pop("seal") == _seal(record)
+            whole = record.pop("seal") == _seal(record) and isinstance(record["decided_at"], str)
         except (ValueError, AttributeError, KeyError, TypeError):
             whole = False
         if not whole:
@@ -74,6 +75,17 @@ def accepted_before(records: Iterable[Record], holdout: str) -> str | None:
     """The reason for which the hold-out with this digest was accepted, whatever became of the candidate then."""
     reasons = [one["new_holdout"] for one in records if one["metrics"]["holdout"]["digest"] == holdout]
     return next((reason for reason in reversed(reasons) if reason is not None), None)
+
+
+def refilled_since(records: Iterable[Record], champion: str, split: SplitParams) -> str | None:
+    """The reason for another hold-out than the champion's where params.yaml says that it was refilled since."""
+    before = next(
+        (one["params"]["split"] for one in records if one.get("version") == champion and "params" in one), None
+    )
+    now = split.model_dump(mode="json")
+    if before is None or split.holdout_from is None or before["holdout_from"] == now["holdout_from"]:
+        return None
+    return f"refilled with the answers asked since {now['holdout_from']}"
 
 
 def earlier_rejection(records: Iterable[Record], now: Record) -> list[str]:

@@ -40,7 +40,13 @@ from tasks.workspace import Workspace
 
 
 def judge(
-    workspace: Workspace, registry: Registry, metrics: dict[str, Any], new_holdout: str | None, rule: Rule, look: int
+    workspace: Workspace,
+    registry: Registry,
+    metrics: dict[str, Any],
+    new_holdout: str | None,
+    rule: Rule,
+    look: int = 1,
+    accepted: bool = False,
 ) -> GateDecision:
     """Measure the candidate in `artifacts/` beside the champion and apply the gate.
 
@@ -50,6 +56,7 @@ def judge(
             left out.
         rule: what the gate requires of the candidate.
         look: the how-manieth comparison on this hold-out this is.
+        accepted: whether the hold-out was accepted before; other than a reason given now, it leaves no champion out.
 
     Raises:
         AbstainError: the champion cannot be scored, and no reason for that is given.
@@ -107,15 +114,17 @@ def judge(
         base_model_ms=took["base_model_ms"],
     )
     erased: int | None = 0
-    if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None:
+    if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None and not accepted:
         erased = _erased_from_holdout(workspace, rival, scores)
     return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule, look)
 
 
 def _same_target(workspace: Workspace, champion: str, params: Params) -> bool:
     """Whether the champion's threshold was tuned for what is asked for now."""
-    record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
-    before, now = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
+    file = workspace.path / paths.APPROVALS / f"{champion}.json"
+    if not file.is_file():
+        return True
+    before, now = json.loads(file.read_text())["gate"]["threshold"], params.threshold.model_dump(mode="json")
     return all(before[key] == now[key] for key in ("metric", "target", "confidence"))
 
 

@@ -25,6 +25,7 @@ from tasks.decision_record import (
     inputs_digest,
     next_look,
     read_records,
+    refilled_since,
     write_record,
 )
 from tasks.gate_inputs import judge
@@ -85,7 +86,6 @@ def promote_candidate(
             why = f"{Code.NO_VERSION} it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
             return _rejected(registry, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
-    rejection = workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}.json"
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
     erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
@@ -100,14 +100,14 @@ def promote_candidate(
     records, holdout = read_records(workspace.path / paths.APPROVALS), metrics["holdout"]["digest"]
     accepted = new_holdout
     if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
-        accepted = accepted_before(records, holdout)
+        accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)
     if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
         _push_record(workspace, before)
         observe("promote", "cached")
         return _rejected(registry, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
     look = next_look(records, holdout, accepted is not None)
-    decision = judge(workspace, registry, metrics, accepted, rule, look)
+    decision = judge(workspace, registry, metrics, new_holdout, rule, look, accepted is not None)
     if same and decision.no_guarantee:  # still
         return _unchanged(workspace, registry, before)
     table = decision_table(decision, registry)
@@ -133,7 +133,7 @@ def promote_candidate(
         return Promotion("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
     if before:
         withdraw(workspace, before)
-    write_record(rejection, record)
+    write_record(workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)

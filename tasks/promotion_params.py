@@ -17,6 +17,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
+from abstain.data.store.splits import assign_splits
+from abstain.learning.thresholds.risk_control import MIN_GROUPS
 from abstain.release.registry import Event
 from tasks.git_commit import commit
 from tasks.run_params import edit_params
@@ -50,23 +52,38 @@ def write_decided(workspace: Workspace, event: Event) -> bool:
     return True
 
 
-def refill_holdout(workspace: Workspace) -> str:
-    """Write to params.yaml that the hold-out is what was asked since it was frozen; returns the reason for the record.
+def refill_holdout(workspace: Workspace) -> None:
+    """Write to params.yaml that the hold-out is what was asked since it was frozen.
 
     It is committed; the retrain's push takes it along. No comparison has chosen a version by these answers: that the
     newest window of a promoted one was not much worse on them makes it no worse a champion. Raises `AbstainError` where
-    nothing was frozen.
+    nothing was frozen, and where too few of these answers were reviewed to judge a version by.
     """
-    split = load_params(workspace.path / paths.PARAMS).split
+    params = load_params(workspace.path / paths.PARAMS)
+    split, least = params.split, params.gate.min_slice
+    if split.by != "group":
+        raise AbstainError(
+            Code.NEW_HOLDOUT, "split.by: time has no groups to refill: move split.holdout_from and holdout_frozen_at"
+        )
     if split.holdout_frozen_at is None:
         raise AbstainError(
             Code.NEW_HOLDOUT,
             "the hold-out is not frozen yet, so it takes in new answers by itself: leave out --refill-holdout",
         )
+    frames = read_frames(DataStore(workspace.path / paths.DATA))
+    asked = frames.interactions
+    newest = assign_splits(asked["group"], asked["asked_at"], split) == "newest"
+    fresh = asked[newest & asked["interaction_id"].isin(frames.reviews["interaction_id"])]
+    documents = fresh["group"].nunique()
+    if len(fresh) < least or documents < MIN_GROUPS:
+        raise AbstainError(
+            Code.TOO_FEW_LABELS,
+            f"only {len(fresh)} reviewed answers about {documents} documents of the hold-out were asked since it was "
+            f"frozen ({split.holdout_frozen_at:%Y-%m-%d}): review at least {least} about {MIN_GROUPS}, then refill it",
+        )
     since = split.holdout_frozen_at.isoformat().replace("+00:00", "Z")
     edit_params(workspace, {"split": {"holdout_from": since, "holdout_frozen_at": _after_all_rows(workspace)}})
     commit(workspace, f"Refill the hold-out with what was asked since {since}", paths.PARAMS)
-    return f"refilled with the answers asked since {since}"
 
 
 def write_rolled_back(workspace: Workspace, event: Event) -> None:

@@ -141,9 +141,11 @@ def retrain(
     ] = False,
 ) -> None:
     """Run stale stages; promote the result if the gate approves."""
-    if refill_holdout and (params is not None or accept_new_holdout is not None):
+    if refill_holdout and (params is not None or accept_new_holdout is not None or not promote):
         raise AbstainError(
-            Code.USAGE, "--refill-holdout is a new hold-out for every later run: give it without --params and a reason"
+            Code.USAGE,
+            "--refill-holdout changes the hold-out of every later run, too: give it without --params, --no-promote and "
+            "--accept-new-holdout",
         )
     from tasks.server import server_for_run
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from abstain.config.params import load_params
 from abstain.core.errors import AbstainError
 from tasks.decision_record import (
     accepted_before,
@@ -16,8 +18,10 @@ from tasks.decision_record import (
     inputs_digest,
     next_look,
     read_records,
+    refilled_since,
     write_record,
 )
+from tests.conftest import ROOT
 
 NOW = {
     "champion": "v1.0.0",
@@ -65,6 +69,18 @@ def test_a_hold_out_that_was_accepted_once_stays_so() -> None:
     records = [record(1, approved=True), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
     assert accepted_before(records, "new") == "why"
     assert accepted_before(records, "h") is None
+
+
+def test_a_refill_in_params_is_the_reason_whatever_record_there_is() -> None:
+    split = load_params(ROOT / "params.yaml").split
+    before = [record(1, approved=True, version="v1.0.0", params={"split": split.model_dump(mode="json")})]
+    assert refilled_since(before, "v1.0.0", split) is None
+    opens = datetime(2026, 9, 1, tzinfo=UTC)
+    refilled = split.model_copy(update={"holdout_from": opens})
+    assert refilled_since(before, "v1.0.0", refilled) == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+    assert refilled_since([], "v1.0.0", refilled) is None
+    since = [record(2, approved=True, version="v1.1.0", params={"split": refilled.model_dump(mode="json")})]
+    assert refilled_since(since, "v1.1.0", refilled) is None, "it is production's own now"
 
 
 def test_records_come_back_in_their_order_and_an_edited_one_is_named(tmp_path: Path) -> None:

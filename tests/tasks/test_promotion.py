@@ -10,9 +10,10 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core import paths
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Event, load_registry
-from tasks import promotion
+from tasks import gate_inputs, promotion
 from tasks.git_commit import commit
 from tasks.promotion import Promotion
 from tasks.run_params import edit_params
@@ -185,5 +186,21 @@ def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidate
     file.write_text(file.read_text().replace('"look": null', '"look": 1'))
     candidates.write(2.4)
     with pytest.raises(AbstainError, match="v1.0.0.json was edited since the gate wrote it"):
+        candidates.promote()
+    assert workspace.on_origin().version == "v1.0.0"
+
+
+def test_a_champion_that_cannot_be_scored_stays_although_another_hold_out_was_accepted_before(
+    workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates.write(1.19, drop=40)
+    assert candidates.promote(new_holdout="a new quarter").status == "rejected"
+
+    def unreachable(*_: object) -> None:
+        raise AbstainError(Code.FAILED_STEP, "the remote is down")
+
+    monkeypatch.setattr(gate_inputs, "champion_scores", unreachable)
+    candidates.write(1.0, drop=40)
+    with pytest.raises(AbstainError, match="v1.0.0 cannot be compared with: the remote is down"):
         candidates.promote()
     assert workspace.on_origin().version == "v1.0.0"

@@ -18,6 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.registry import Event
+from tasks import promotion_params
 from tasks.promotion_params import refill_holdout, write_decided, write_rolled_back
 from tasks.run_params import edit_params
 from tasks.workspace import Workspace, open_workspace
@@ -132,12 +133,18 @@ def test_the_date_is_written_so_that_yaml_reads_a_text(project: Project) -> None
         assert isinstance(written, str) and Path("params.yaml").read_text().count("\n") > 100
 
 
-def test_a_refill_moves_the_hold_out_to_what_was_asked_since_the_freeze(project: Project) -> None:
+def test_a_refill_moves_the_hold_out_to_what_was_asked_since_the_freeze(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_workspace() as workspace:
         with pytest.raises(AbstainError, match="not frozen yet, .*leave out --refill-holdout"):
             refill_holdout(workspace)
         edit_params(workspace, {"split": {"holdout_frozen_at": "2026-09-01T00:00:00Z"}})
-        assert refill_holdout(workspace) == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+        with pytest.raises(AbstainError, match="reviewed answers about .* documents .* were asked since it was frozen"):
+            refill_holdout(workspace)
+        monkeypatch.setattr(promotion_params, "MIN_GROUPS", 1)
+        edit_params(workspace, {"gate": {"min_slice": 1}})
+        refill_holdout(workspace)
         split = load_params(workspace.path / paths.PARAMS).split
         newest = read_frames(DataStore(workspace.path / paths.DATA)).interactions["asked_at"].max()
         assert split.holdout_from == datetime(2026, 9, 1, tzinfo=UTC)

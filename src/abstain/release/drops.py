@@ -17,7 +17,7 @@ import numpy as np
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import paired
+from abstain.learning.metrics.bootstrap import bootstrap, paired
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
 
 BESIDE_CHAMPION = ("coverage", "newest window")
@@ -28,7 +28,10 @@ CALIBRATED_DRAWS = 200
 
 @dataclass(frozen=True)
 class Drop:
-    """A check that its figure is not short of its reference by more than `drop`, and the figure's standard error."""
+    """A check that its figure is not short of its reference by more than `drop`.
+
+    `error` is the figure's standard error, `groups` the number of documents that it is estimated from.
+    """
 
     check: GateCheck
     drop: float
@@ -37,18 +40,20 @@ class Drop:
 
 
 def judged(found: Sequence[Drop], params: GateParams) -> list[GateCheck]:
-    """The checks of `found`; one that fails by no more than chance makes of it is not judged.
+    """The checks of `found`, of which those are not judged whose rows could not tell their drop from chance.
 
-    One whose figure or standard error is not defined, and one that is not judged for another reason, stays as it is.
+    Where a figure is so short that even chance does not explain it, it fails all the same. One whose figure is not
+    defined, and one that is not judged for another reason, stays as it is.
     """
     from scipy.stats import t
 
     level = params.false_refusals / max(1, sum(one.check.passed is not None for one in found))
     checks = []
     for one in found:
-        by_chance = float(t.isf(level, max(1, one.groups - 1))) * one.error
         short = one.drop + abs(one.check.value - one.check.limit)
-        if one.check.passed is False and short < by_chance:
+        by_chance = float(t.isf(level, one.groups - 1)) * one.error if one.groups > 1 else float("inf")
+        blind = one.drop < by_chance if one.check.passed else short < by_chance
+        if one.check.passed is not None and blind:
             message = f"{one.check.message}; not judged: {by_chance:.2f} is what chance may make of it"
             checks.append(replace(one.check, passed=None, message=message))
         else:
@@ -71,7 +76,7 @@ def precision_drop(window: EvaluationWindow, threshold: float, target_precision:
     error = _error_of_precision(window, shown, params)
     message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
     check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
-    return _drop(window, check, params.max_precision_drop, error)
+    return _drop(window, check, params.max_precision_drop, error, shown)
 
 
 def coverage_drop(
@@ -104,9 +109,9 @@ def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> 
     _, n_eff = window.precision(np.ones(rows, bool))
     message = f"AUROC {drawn[CHALLENGER].value:.3f} against {drawn[champion].value:.3f}, {rows} answers"
     check = at_least(Code.NOT_BETTER, "newest window", difference.value, -params.max_newest_drop, message)
-    if n_eff < params.min_slice:
-        message = f"{counted(rows, n_eff)} reviewed answers, too few to judge"
-        check = replace(check, passed=None, message=message)
+    if n_eff < params.min_slice or len(np.unique(window.correct)) < 2:
+        kind = "too few to judge" if n_eff < params.min_slice else "all of one kind"
+        check = replace(check, passed=None, message=f"{counted(rows, n_eff)} reviewed answers, {kind}")
     return _drop(window, check, params.max_newest_drop, difference.standard_error)
 
 
@@ -121,7 +126,8 @@ def _slices(window: EvaluationWindow, threshold: float, target_precision: float,
         check = at_least(Code.GUARANTEE_MISSED, f"slice {product}", precision, floor, message)
         few = n_eff < params.min_slice
         error = 0.0 if few else _error_of_precision(window, rows, params)
-        found.append(_drop(window, replace(check, passed=None) if few else check, params.max_slice_drop, error))
+        check = replace(check, passed=None) if few else check
+        found.append(_drop(window, check, params.max_slice_drop, error, rows))
     return found
 
 
@@ -139,10 +145,20 @@ def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
     return _drop(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
 
 
+def _drop(
+    window: EvaluationWindow, check: GateCheck, drop: float, error: float, rows: np.ndarray | None = None
+) -> Drop:
+    """`rows`: the mask of the answers that the figure is of; None: all. The bootstrap of g documents spreads by the
+    factor sqrt((g - 1) / g) too little."""
+    groups = len(np.unique(window.groups if rows is None else window.groups[rows]))
+    return Drop(check, drop, error * np.sqrt(groups / (groups - 1)) if groups > 1 else error, groups)
+
+
 def _error_of_precision(window: EvaluationWindow, rows: np.ndarray, params: GateParams) -> float:
-    figure = partial(metrics.precision, window.correct, rows.astype(float), threshold=1.0)
-    return window.bootstrap({"precision": figure}, params)["precision"].standard_error
-
-
-def _drop(window: EvaluationWindow, check: GateCheck, drop: float, error: float) -> Drop:
-    return Drop(check, drop, error, len(np.unique(window.groups)))
+    """The standard error of the precision of `rows` (a mask), by resampling their documents."""
+    if not rows.any():
+        return float("nan")
+    figure = {"precision": partial(metrics.mean, window.correct[rows])}
+    weight = None if window.weight is None else window.weight[rows]
+    drawn = bootstrap(figure, window.groups[rows], params.bootstrap, params.seed, weight)
+    return drawn["precision"].standard_error

@@ -58,7 +58,7 @@ class GateDecision:
     @property
     def compared(self) -> bool:
         """Whether it took a look: whether the challenger was to be better than a champion on the hold-out."""
-        return any(check.name.startswith(BETTER_THAN_CHAMPION) for check in self.checks)
+        return any(check.name.startswith(BETTER_THAN_CHAMPION) and check.passed is not None for check in self.checks)
 
     @property
     def guaranteed(self) -> bool:

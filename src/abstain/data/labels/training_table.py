@@ -64,7 +64,7 @@ def uncounted_verdicts(store: DataStore, labels: LabelParams, split: SplitParams
     if split.holdout_frozen_at is not None and at >= split.holdout_frozen_at:
         frozen = f"the hold-out, whose verdicts are those given before {split.holdout_frozen_at:%Y-%m-%d %H:%M} UTC"
         reasons[splits["split"] == "holdout"] = frozen
-    reasons[splits["split"] == "excluded"] = "a group that occurs in the hold-out or later, and is not trained on"
+    reasons[splits["split"] == "excluded"] = "a group of the hold-out or later ones, asked about before: not trained on"
     reasons[splits["left_out"]] = "a near-duplicate of the hold-out, which is not trained on"
     return {str(key): str(why) for key, why in reasons.set_axis(asked["interaction_id"]).dropna().items()}
 

@@ -248,11 +248,14 @@ def reviews_needed(
     return int(np.ceil(needed)) if needed <= MOST_REVIEWS else None
 
 
-def _test(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> _Tests:
+def candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:
+    """Up to `TRIED` thresholds, ascending, evenly spaced by their coverage of the training answers."""
     shares = np.arange(TRIED) / TRIED
-    thresholds = np.unique(
-        np.quantile(training.confidence, shares, weights=training.weight, method="inverted_cdf")  # evenly by coverage
-    )
+    return np.unique(np.quantile(training.confidence, shares, weights=training.weight, method="inverted_cdf"))
+
+
+def _test(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> _Tests:
+    thresholds = candidate_thresholds(training)
     counted, learnt = (rows.totals(thresholds, params.metric) for rows in (tested, training))
     icc, safe_icc = intraclass_correlation(counted, learnt)
     n_eff = counted.effective_size(safe_icc)
@@ -314,7 +317,7 @@ def _no_guarantee(
     at_least = needed is None
     if at_least:
         needed = needed_for(_best_not_excluded(joined, figures, params), figures["coverage"])
-    if needed is not None and groups < min(MIN_GROUPS, rows):
+    if needed is not None and groups < MIN_GROUPS:
         needed = max(needed, math.ceil(rows * MIN_GROUPS / groups))
     more = None if needed is None else max(1, math.ceil((needed - rows) / tested_share))
     return NoControlledThreshold(**figures, reviews_needed=needed, more_reviews=more, at_least=at_least)
