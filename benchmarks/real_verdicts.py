@@ -19,6 +19,12 @@ of them, and all figures are of the others. Two set-ups judge the same answers:
 
 Each round is evaluated with many divisions of the past and draws of the round, so that no seed decides. Figures are of
 all of these together; their 95 % intervals are of a bootstrap by topic.
+
+With `--replay`, instead, the rounds follow one another, and little is known of each (`feedback`). The threshold of a
+round is the guaranteed one of the reviews so far, else their heuristic one. Everything is shown until there is one for
+the first time; from then on, a round without one withholds everything. The drawn answers come first, and are withheld
+for want of ranks. Thumbs train the scorer, and only reviews test; all answers of the past give ranks, on topics of the
+round or not. The verdicts on all the other answers of the round judge what is shown.
 """
 
 from __future__ import annotations
@@ -26,22 +32,23 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.special import betainc
 
-from abstain.config.params import Params, load_params
+from abstain.config.params import LabelParams, Params, load_params
 from abstain.core.labels import Labels
 from abstain.core.refusals import is_refusal
 from abstain.data.store.splits import assign_splits, uniform
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Estimate, Figure, bootstrap
 from abstain.learning.metrics.calibration import fit_calibrator
+from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.design_effect import intraclass_correlation
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from abstain.llm.signals.base import Answers, Scorer
@@ -63,14 +70,48 @@ VALIDATION = 1 / 3
 """
 
 
+REVIEWED_DRAWN, REVIEWED_WITHHELD = 50, 0.05
+"""How many answers of a round are drawn for review, and the share of the withheld ones that are reviewed besides."""
+THUMBS: dict[str, tuple[float, float] | None] = {
+    "thumbs on 3 %": (0.03, 0.0),
+    "thumbs on 10 %": (0.1, 0.0),
+    "thumbs on 30 %": (0.3, 0.0),
+    "thumbs on 30 %, 1 in 10 wrong": (0.3, 0.1),
+    "all labels": None,
+}
+"""The share of shown answers with a thumb, and that of thumbs that contradict the verdict; None: all are reviewed."""
+
+
 THRESHOLDS: dict[str, Procedure] = {"guaranteed": guaranteed, "heuristic": heuristic}
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is known of each answer of the data, both (rows,): `inclusion`, the probability with which it was to be
+    reviewed, nan of those without a review; and its `thumb`, 1 up, 0 down, nan none."""
+
+    inclusion: np.ndarray
+    thumb: np.ndarray
+
+    @classmethod
+    def of_all(cls, rows: int) -> Known:
+        """All are reviewed, and none has a thumb."""
+        return cls(np.ones(rows), np.full(rows, np.nan))
+
+    def labels(self, judged: Judged, params: LabelParams, rows: np.ndarray) -> Labels:
+        """Those of the answers at `rows`: a review counts before a thumb, and an answer with neither weighs 0."""
+        by_review, by_thumb = (~np.isnan(values[rows]) for values in (self.inclusion, self.thumb))
+        correct = np.where(by_review, judged.correct[rows], np.nan_to_num(self.thumb[rows])).astype(int)
+        weight = np.where(by_review, params.review_weight, by_thumb * params.thumb_weight)
+        return Labels(correct, weight, judged.topic[rows])
+
+
+@dataclass(frozen=True)
 class Served:
-    """The fitted scorer, and its out-of-fold confidences of the training answers."""
+    """The fitted scorer, and its out-of-fold confidences of the reviewed training answers."""
 
     judged: Judged
+    known: Known
     scorer: Scorer
     training: ReviewedAnswers
 
@@ -79,8 +120,8 @@ class Served:
         return self.scorer.score(Answers(self.judged.take(rows), {}))
 
     def reviewed(self, rows: np.ndarray) -> ReviewedAnswers:
-        """Those of the answers at `rows` that have a score."""
-        return scored(self.judged, rows, self.confidence(rows))
+        """Those of the answers at `rows` that have a review and a score."""
+        return scored(self.judged, rows, self.confidence(rows), self.known.inclusion[rows])
 
 
 @dataclass(frozen=True)
@@ -93,18 +134,23 @@ class Shown:
     p_value: float
 
 
-def scored(judged: Judged, rows: np.ndarray, confidence: np.ndarray) -> ReviewedAnswers:
-    known = ~np.isnan(confidence)
-    return ReviewedAnswers(confidence[known], judged.correct[rows[known]], groups=judged.topic[rows[known]])
+def scored(judged: Judged, rows: np.ndarray, confidence: np.ndarray, inclusion: np.ndarray) -> ReviewedAnswers:
+    """Those of the answers at `rows` with a `confidence` and an `inclusion` probability, each (rows,)."""
+    known = ~np.isnan(confidence + inclusion)
+    at = rows[known]
+    return ReviewedAnswers(confidence[known], judged.correct[at], row_weights(inclusion[known]), judged.topic[at])
 
 
-def fit(judged: Judged, params: Params, train: np.ndarray, ranked: np.ndarray) -> Served:
-    """The scorer, fitted to the answers at `train`. Those at `ranked` give ranks; their verdicts are not used."""
-    rows, learnt = np.concatenate([train, ranked]), np.repeat([True, False], [len(train), len(ranked)])
-    labels = Labels(judged.correct[rows] * learnt, learnt.astype(float), judged.topic[rows])
+def fit(judged: Judged, params: Params, train: np.ndarray, ranked: np.ndarray, known: Known) -> Served:
+    """The scorer, fitted to what is known of the answers at `train`. These and those at `ranked` give ranks."""
+    rows, learnt = np.concatenate([train, ranked]), np.repeat([1, 0], [len(train), len(ranked)])
+    labels = known.labels(judged, params.labels, rows)
+    labels = replace(labels, correct=labels.correct * learnt, weight=labels.weight * learnt)
     folds = labels.folds(params.probe.folds, params.probe.seed)
+    folds[~np.isin(labels.groups, labels.groups[labels.weight > 0])] = -1  # to give ranks for every labelled fold
     fitted = fit_scorer(WriterScores(params.labels.refusals), Answers(judged.take(rows), {}), labels, folds)
-    return Served(judged, fitted.scorer, scored(judged, train, fitted.out_of_fold[: len(train)]))
+    training = scored(judged, train, fitted.out_of_fold[: len(train)], known.inclusion[train])
+    return Served(judged, known, fitted.scorer, training)
 
 
 def refutation(answers: ReviewedAnswers, training: ReviewedAnswers, threshold: float, target: float) -> float:
@@ -129,7 +175,7 @@ def shown_by(
     if threshold is None:
         return None
     confidence = served.confidence(rows)
-    answers = scored(served.judged, rows, confidence)
+    answers = scored(served.judged, rows, confidence, np.ones(len(rows)))
     return Shown(rows, confidence >= threshold, refutation(answers, served.training, threshold, target))
 
 
@@ -176,7 +222,7 @@ def in_one_split(judged: Judged, params: Params, seed: int) -> dict[tuple[float,
     asked_at = pd.Series([one.asked_at for one in judged.interactions])
     split = assign_splits(pd.Series(judged.topic), asked_at, by_topic).to_numpy()
     train, validation, test = (np.flatnonzero(split == part) for part in ("train", "validation", "holdout"))
-    served = fit(judged, params, train, test[:0])
+    served = fit(judged, params, train, test[:0], Known.of_all(len(judged.correct)))
     return all_thresholds(served, served.reviewed(validation), test)
 
 
@@ -205,17 +251,27 @@ def divided(judged: Judged, number: int, seed: int) -> tuple[np.ndarray, np.ndar
     """
     of_round = np.flatnonzero(judged.round == number)
     past = np.flatnonzero((judged.round < number) & ~np.isin(judged.topic, judged.topic[of_round]))
-    validates = np.array([uniform(seed, topic) < VALIDATION for topic in judged.topic[past]])
+    return *by_topic(judged, past, seed), *fresh_and_others(of_round, seed)
+
+
+def by_topic(judged: Judged, past: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The training and the validation answers of those at `past`. A topic is on the same side in every round."""
+    validates = np.array([uniform(seed, topic) < VALIDATION for topic in judged.topic[past]], bool)
+    return past[~validates], past[validates]
+
+
+def fresh_and_others(of_round: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     drawn = np.random.default_rng([SEED, seed]).permutation(of_round)
     fresh = min(FRESH, len(of_round) // 2)
-    return past[~validates], past[validates], drawn[:fresh], drawn[fresh:]
+    return drawn[:fresh], drawn[fresh:]
 
 
 def in_one_division(judged: Judged, params: Params, number: int, seed: int) -> Division:
     train, validation, drawn, others = divided(judged, number, seed)
-    served = fit(judged, params, train, drawn)
+    served = fit(judged, params, train, drawn, Known.of_all(len(judged.correct)))
     confidence = served.confidence(others)
-    shown, probability = {}, {}
+    shown: dict[tuple[str, float, str], Shown | None] = {}
+    probability = {}
     for set_up, rows in {"past": validation, "fresh": drawn}.items():
         tested = served.reviewed(rows)
         shown |= {(set_up, *key): one for key, one in all_thresholds(served, tested, others).items()}
@@ -318,6 +374,87 @@ def written(figure: Estimate) -> str:
     return "-" if np.isnan(figure.value) else f"{figure.value:.3f}{interval}"
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """A round of a replay: by how many reviews its threshold was chosen, how many thumbs there were, and what each
+    threshold shows (by name)."""
+
+    reviews: int
+    thumbs: int
+    shown: dict[str, Shown | None]
+
+    @property
+    def live(self) -> Shown | None:
+        """What the gate shows; None: it has no threshold."""
+        return self.shown["guaranteed"] or self.shown["heuristic"]
+
+
+def feedback(
+    shown: np.ndarray, correct: np.ndarray, thumbs: tuple[float, float] | None, generator: np.random.Generator
+) -> Known:
+    """What comes to be known of a round's answers, by their `shown` (bool) and `correct` (0/1), both (rows,).
+
+    Shown ones get `thumbs`, one of `THUMBS`. Reviewed are some drawn from all answers, and some of the withheld ones:
+    the inclusion probability is that of being reviewed for either reason.
+    """
+    rows = len(shown)
+    if thumbs is None:
+        return Known.of_all(rows)
+    (share, wrong), by_draw, as_withheld = thumbs, min(1.0, REVIEWED_DRAWN / rows), REVIEWED_WITHHELD * ~shown
+    reviewed = (generator.permutation(rows) < REVIEWED_DRAWN) | (generator.random(rows) < as_withheld)
+    thumb = correct ^ (generator.random(rows) < wrong)
+    return Known(
+        inclusion=np.where(reviewed, 1 - (1 - by_draw) * (1 - as_withheld), np.nan),
+        thumb=np.where(shown & (generator.random(rows) < share), thumb, np.nan),
+    )
+
+
+def replayed(
+    judged: Judged, params: Params, last: int, target: float, thumbs: tuple[float, float] | None, seed: int
+) -> dict[int, Replayed]:
+    """Rounds 2 to `last` by number, each by the feedback on those before it; `thumbs` is one of `THUMBS`."""
+    generator, found = np.random.default_rng([SEED, seed, 1]), {}
+    known = Known(*np.full((2, len(judged.correct)), np.nan))
+    shown = np.ones(len(judged.correct), bool)
+    for number in range(1, last + 1):
+        if number > 1:
+            found[number] = in_one_round(judged, params, known, number, target, seed)
+            if live := found[number].live:
+                shown[judged.round >= number] = False  # in later rounds, too: there is a gate now
+                shown[live.rows] = live.shown
+        of_round = np.flatnonzero(judged.round == number)
+        new = feedback(shown[of_round], judged.correct[of_round], thumbs, generator)
+        known.inclusion[of_round], known.thumb[of_round] = new.inclusion, new.thumb
+    return found
+
+
+def in_one_round(judged: Judged, params: Params, known: Known, number: int, target: float, seed: int) -> Replayed:
+    train, validation = by_topic(judged, np.flatnonzero(judged.round < number), seed)
+    drawn, others = fresh_and_others(np.flatnonzero(judged.round == number), seed)
+    served = fit(judged, params, train, drawn, known)
+    tested = served.reviewed(validation)
+    shown = {name: shown_by(procedure, target, served, tested, others) for name, procedure in THRESHOLDS.items()}
+    return Replayed(len(tested.correct), int((~np.isnan(known.thumb)).sum()), shown)
+
+
+def replays(judged: Judged, params: Params, rounds: Sequence[int], divisions: int) -> Iterator[str]:
+    """The lines of a table: by target and feedback, all `rounds` and divisions together."""
+    yield (
+        "| target | feedback | reviews that test, last round | thumbs | rounds with a guarantee | shown | precision "
+        "| not refuted | rounds with a threshold | shown | precision | not refuted |"
+    )
+    yield "| --: | --- |" + " --: |" * 10
+    for target, (name, thumbs) in product(TARGETS, THUMBS.items()):
+        of_all = [replayed(judged, params, max(rounds), target, thumbs, seed) for seed in range(divisions)]
+        last = [of_one[max(rounds)] for of_one in of_all]
+        cells = [f"{np.mean([one.reviews for one in last]):.0f}", f"{np.mean([one.thumbs for one in last]):.0f}"]
+        made = [of_one[number] for of_one, number in product(of_all, rounds)]
+        for gate in ([one.shown["guaranteed"] for one in made], [one.live for one in made]):
+            found = [one for one in gate if one]
+            cells += [f"{len(found)} of {len(made)}", *mean_figures(judged, found)]
+        yield f"| {target:g} | {name} | {' | '.join(cells)} |"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.real_verdicts", description=(__doc__ or "").split("\n")[0]
@@ -326,11 +463,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=int, default=100, help="without shift")
     parser.add_argument("--divisions", type=int, default=20, help="of each round, with shift")
     parser.add_argument("--rounds", type=int, nargs="+", choices=ROUNDS, default=ROUNDS, help="evaluated with shift")
+    parser.add_argument("--replay", action="store_true", help="feedback on what is shown only, instead of both")
     chosen = parser.parse_args(arguments)
     params, judged = load_params(ROOT / "params.yaml"), read_judged(chosen.folder / FILE.name)
-    for line in without_shift(judged, params, chosen.splits):
-        print(line, flush=True)
-    for line in with_shift(judged, params, chosen.rounds, chosen.divisions):
+    tables = [without_shift(judged, params, chosen.splits), with_shift(judged, params, chosen.rounds, chosen.divisions)]
+    if chosen.replay:
+        tables = [replays(judged, params, chosen.rounds, chosen.divisions)]
+    for line in chain.from_iterable(tables):
         print(line, flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ from abstain.config.params import Params
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from benchmarks import real_verdicts
 from benchmarks.real_verdicts import (
+    Known,
     Shown,
+    by_topic,
     divided,
     ece_of_one,
+    feedback,
+    fit,
     in_one_division,
     mean_figures,
     refutation,
+    replayed,
     shown_figures,
 )
 from benchmarks.scorers import FILE, Judged, read_judged
@@ -125,6 +131,68 @@ def test_errors_of_calibrators_do_not_even_out_in_the_ece_of_one_division() -> N
     assert ece_of_one(correct, probability, division, weight[0]) == pytest.approx(0.5)
 
 
+def test_answers_reviewed_for_two_reasons_weigh_by_the_chance_of_either() -> None:
+    shown, correct = np.arange(200) < 120, np.arange(200) % 2
+    drawn = [feedback(shown, correct, (0.3, 0.1), np.random.default_rng(seed)) for seed in range(500)]
+    inclusion = np.array([one.inclusion for one in drawn])
+    often = (inclusion > 0).mean(axis=0)
+    assert often[shown].mean() == pytest.approx(0.25, abs=0.005)
+    assert often[~shown].mean() == pytest.approx(1 - 0.75 * 0.95, abs=0.005)
+    assert np.nansum(1 / inclusion[:, ~shown], axis=1).mean() == pytest.approx(80, rel=0.02), "they stand for all"
+
+
+def test_only_shown_answers_have_a_thumb() -> None:
+    shown, correct = np.arange(2000) < 1000, np.arange(2000) % 2
+    thumb = feedback(shown, correct, (0.3, 0.1), np.random.default_rng(0)).thumb
+    liked = ~np.isnan(thumb)
+    assert not liked[~shown].any() and liked.sum() == pytest.approx(300, abs=60)
+    assert (thumb[liked] != correct[liked]).mean() == pytest.approx(0.1, abs=0.06)
+    everything = feedback(shown, correct, None, np.random.default_rng(0))
+    assert np.array_equal(everything.inclusion, np.ones(2000)) and np.isnan(everything.thumb).all()
+
+
+def test_a_topic_is_on_one_side_in_every_round(tmp_path: Path) -> None:
+    rows = [row | {"title": str(at % 30)} for at, row in enumerate(records((1, 2, 3)))]
+    found = read(tmp_path, rows)
+    sides = [by_topic(found, np.flatnonzero(found.round == number), 0) for number in (1, 2, 3)]
+    train, validation = ({*found.topic[np.concatenate(side)]} for side in zip(*sides, strict=True))
+    assert len(train | validation) == 30 and train and validation and not train & validation
+
+
+def test_thumbs_train_and_only_reviews_test(tmp_path: Path) -> None:
+    found = read(tmp_path, records((1, 2), answers=160))
+    train, validation = by_topic(found, np.arange(320), 0)
+    kind = np.random.default_rng(0).integers(16, size=320)  # of most topics nothing is known
+    inclusion = np.where(kind, np.nan, np.where(found.round == 1, 0.5, 0.25))
+    thumb = np.where(kind < 2, found.correct, np.nan)
+    weights = np.select([kind == 0, kind == 1], [PARAMS.labels.review_weight, PARAMS.labels.thumb_weight])
+    assert np.array_equal(Known(inclusion, thumb).labels(found, PARAMS.labels, np.arange(320)).weight, weights)
+
+    def served(known: Known, judged: Judged = found) -> tuple[np.ndarray, ReviewedAnswers, ReviewedAnswers]:
+        one = fit(judged, PARAMS, train, train[:0], known)
+        return one.confidence(validation), one.training, one.reviewed(validation)
+
+    confidence, training, tested = served(Known(inclusion, thumb))
+    for rows, of in ((train, training), (validation, tested)):
+        reviews = rows[~np.isnan(inclusion[rows])]
+        assert np.array_equal(of.correct, found.correct[reviews])
+        assert of.weight == pytest.approx(0.25 / inclusion[reviews]), "all have a score: the others give ranks"
+    silent = np.isnan(inclusion) & np.isnan(thumb)
+    others = replace(found, correct=found.correct ^ silent)
+    assert np.array_equal(served(Known(inclusion, thumb), others)[0], confidence), "no other verdict is known"
+    assert not np.allclose(served(Known(inclusion, 1 - thumb))[0], confidence)
+
+
+def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
+    found = read(tmp_path, records((1, 2, 3, 4), answers=300))
+    of = replayed(found, PARAMS, 4, 0.8, (1.0, 0.0), 0)
+    assert of[2].thumbs == 300, "round 1 has no gate"
+    live = of[3].live
+    assert live is not None and of[4].thumbs - of[3].thumbs == live.shown.sum() < 150
+    everything = replayed(found, PARAMS, 4, 0.8, None, 0)
+    assert everything[4].thumbs == 0 and everything[4].reviews > 2 * of[4].reviews > 0
+
+
 def table(said: str, heading: str) -> list[list[str]]:
     """The rows of the table below `heading`."""
     lines = said.partition(heading)[2].strip().split("\n\n")[1 if "Without" in heading else 0].splitlines()
@@ -153,6 +221,14 @@ def test_a_later_round_changes_nothing_of_an_earlier_one(
     assert {row[1] for row in with_shift} == {"all", "answers", "refusals", "long-term", "parallel"}
     assert all(re.fullmatch(r"[012] of 2", row[5]) for row in with_shift) and len(with_shift) == 8 + 4 * 4
     assert {row[2] for row in table(said, "the probabilities:")} == {"120", "80", "40", "60"}
+
+
+@pytest.mark.slow
+def test_a_replay_has_a_row_for_each_kind_of_feedback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(tmp_path, records((1, 2, 3), answers=300), capsys, "3", "--replay")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["0.8"] * 5 + ["0.75"] * 5 and {len(row) for row in rows} == {12}
+    assert rows[4][4] == rows[4][8] == "2 of 2", "all labels give a guarantee"
 
 
 @NEEDS_VERDICTS
