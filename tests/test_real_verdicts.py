@@ -18,6 +18,7 @@ from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from benchmarks import real_verdicts
 from benchmarks.real_verdicts import (
     Known,
+    Replayed,
     Shown,
     by_topic,
     divided,
@@ -191,6 +192,19 @@ def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
     assert live is not None and of[4].thumbs - of[3].thumbs == live.shown.sum() < 150
     everything = replayed(found, PARAMS, 4, 0.8, None, 0)
     assert everything[4].thumbs == 0 and everything[4].reviews > 2 * of[4].reviews > 0
+
+
+def test_everything_is_shown_until_there_is_a_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, liked = read(tmp_path, records((1, 2, 3, 4, 5))), []
+
+    def only_round_3_has_one(judged: Judged, params: Params, known: Known, number: int, *_: object) -> Replayed:
+        liked.append((~np.isnan(known.thumb)).sum())
+        ten = Shown(np.flatnonzero(judged.round == number)[:10], np.ones(10, bool), 1.0)
+        return Replayed(0, 0, {"guaranteed": None, "heuristic": ten if number == 3 else None})
+
+    monkeypatch.setattr(real_verdicts, "in_one_round", only_round_3_has_one)
+    replayed(found, PARAMS, 5, 0.8, (1.0, 0.0), 0)
+    assert liked == [120, 240, 250, 250], "after rounds 1 to 4"
 
 
 def table(said: str, heading: str) -> list[list[str]]:
