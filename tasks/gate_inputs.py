@@ -24,6 +24,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.learning.thresholds.risk_control import MIN_DRAWN
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 from abstain.release.gate import (
     CandidateMeasurements,
@@ -91,7 +92,8 @@ def judge(
     took = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
     of_errors = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
-    holdout, newest = (_window(scores[scores["split"] == split], names) for split in ("holdout", "newest"))
+    drawn = bool(tuned.get("drawn"))
+    holdout, newest = (_window(scores[scores["split"] == split], names, drawn) for split in ("holdout", "newest"))
     may_lack = params.threshold.on_infeasible == "heuristic"
     unguaranteed = None
     if not tuned["guaranteed"]:
@@ -179,7 +181,12 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> C
     )
 
 
-def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:
+def _window(scores: pd.DataFrame, names: list[str], drawn: bool) -> EvaluationWindow:
+    """`drawn`: the guarantee is of all answers, so that reviews which chose themselves are left out where enough others
+    are there, as on the validation split."""
+    known = scores["inclusion_probability"].notna()
+    if drawn and known.sum() >= MIN_DRAWN:
+        scores = scores[known]
     return EvaluationWindow(
         correct=scores["correct"].to_numpy(int),
         groups=scores["group"].to_numpy(),

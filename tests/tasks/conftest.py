@@ -109,10 +109,12 @@ class Candidates:
         threshold: float = 0.5,
         latency: float = 1.0,
         unguaranteed: str | None = None,
+        volunteers: int | None = None,
     ) -> None:
         """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes.
 
-        `unguaranteed`: why nothing is guaranteed of it by the validation split, None where something is. Of all reviews a
+        `volunteers`: the first so many reviews chose themselves and find everything that is shown incorrect; the others
+        were drawn. None: nothing is known of that. `unguaranteed`: why nothing is guaranteed of it by the validation split, None where something is. Of all reviews a
         third are of the hold-out.
         """
         self.latency = latency
@@ -151,6 +153,11 @@ class Candidates:
                 "base_rate": 0.6,
             }
         ).iloc[drop:]
+        if volunteers is not None:
+            scores["inclusion_probability"] = np.where(np.arange(len(scores)) < volunteers, np.nan, 0.5)
+            wrong = (np.arange(len(scores)) < volunteers) & (scores["confidence"] >= threshold).to_numpy()
+            scores["correct"] = np.where(wrong, 0, scores["correct"])
+            guarantee |= {"drawn": True}
         scores.to_parquet(root / paths.SCORES)
         digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))

@@ -204,3 +204,12 @@ def test_a_champion_that_cannot_be_scored_stays_although_another_hold_out_was_ac
     with pytest.raises(AbstainError, match="v1.0.0 cannot be compared with: the remote is down"):
         candidates.promote()
     assert workspace.on_origin().version == "v1.0.0"
+
+
+def test_reviews_that_chose_themselves_do_not_check_a_guarantee_of_all_answers(
+    workspace: Plain, first_candidates: Candidates
+) -> None:
+    first_candidates.write(1.6, volunteers=100)
+    assert first_candidates.promote().status == "promoted"
+    (shown,) = (check for check in approval(workspace, "v1.0.0")["checks"] if check["name"] == "error rate")
+    assert shown["value"] < 0.1, "a quarter of all reviews call what is shown incorrect"
