@@ -158,6 +158,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "rows": 206,
         "groups": 31,
         "drawn": True,
+        "void": "void if handbook, model or questions change",
         "icc": 0.04,
         "n_eff": 90,
         "guaranteed": guaranteed,

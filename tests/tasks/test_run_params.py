@@ -119,7 +119,7 @@ def test_rejected_candidate_leaves_only_its_record_on_main(
     candidates.write(0.9)
     assert candidates.promote(before=before).status == "rejected"
     changed = workspace.git("diff", "--name-only", before, f"origin/{BRANCH}").split()
-    assert [name.rpartition("-")[0] for name in changed] == ["approvals/rejected"]
+    assert [name.partition("-")[0] for name in changed] == ["approvals/rejected"]
     assert (workspace.path / "params.yaml").read_text() == own
     again = run_with(workspace, file)
     assert candidates.promote(before=again).status == "rejected"  # as recorded: it is not judged twice

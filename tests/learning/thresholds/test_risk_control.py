@@ -135,6 +135,7 @@ def test_a_guarantee_by_hand() -> None:
         "n_eff": 60,
         "shown": 60,
         "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
+        "void": "void if handbook, model or questions change",
         "message": "precision of at least 0.9 of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
         "correct, by 100 reviews drawn at random; void if handbook, model or questions change",
     }

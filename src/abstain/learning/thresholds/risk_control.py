@@ -107,8 +107,8 @@ class _Outcome:
     n_eff: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, whether anything is `guaranteed`, and its one-line `message`."""
-        return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "message": str(self)}
+        """Every field, whether anything is `guaranteed`, what voids it, and its `message`."""
+        return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "void": VOID, "message": str(self)}
 
     def _reviews(self) -> str:
         about = "" if self.groups == self.rows else f" about {self.groups:,} documents"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.markdown import defined, key_figures, labelled
-from abstain.learning.thresholds.risk_control import VOID
 from abstain.reports.evaluation.evaluated import Evaluated, is_kept, reached
 from abstain.reports.formatting import beside, bounds, count, figure, percent, share
 from abstain.reports.page import State, verdict
@@ -62,7 +61,7 @@ def _guaranteed(evaluated: Evaluated) -> str:
     of = "of all answers" if threshold["drawn"] else "of answers like the reviewed ones, which were not drawn at random"
     return labelled(
         "Guaranteed, but not checked yet" if evaluated.too_few else "Guaranteed",
-        f"{limit}, with a confidence of {share(threshold['confidence'])}, {of}; {VOID}. Tested on "
+        f"{limit}, with a confidence of {share(threshold['confidence'])}, {of}; {threshold['void']}. Tested on "
         f"{tested}; p = {figure(threshold['p_value'], '.2g')}.",
     )
 
