@@ -15,7 +15,7 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.data.store.dataframes import read_frames
+from abstain.data.store.dataframes import Frames, read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import assign_splits
 from abstain.learning.thresholds.risk_control import MIN_GROUPS
@@ -40,7 +40,8 @@ def write_decided(workspace: Workspace, event: Event) -> bool:
     params = load_params(workspace.path / paths.PARAMS)
     values: dict[str, dict[str, Any]] = {}
     if event.guaranteed and params.split.holdout_frozen_at is None:
-        values["split"] = {"holdout_frozen_at": _after_all_rows(workspace)}
+        frames = read_frames(DataStore(workspace.path / paths.DATA))
+        values["split"] = {"holdout_frozen_at": _after_all_rows(frames)}
     if params.serve.in_production != event.kind:
         values["serve"] = {"in_production": event.kind}
     if not values:
@@ -82,7 +83,7 @@ def refill_holdout(workspace: Workspace) -> None:
             f"frozen ({split.holdout_frozen_at:%Y-%m-%d}): review at least {least} about {MIN_GROUPS}, then refill it",
         )
     since = split.holdout_frozen_at.isoformat().replace("+00:00", "Z")
-    edit_params(workspace, {"split": {"holdout_from": since, "holdout_frozen_at": _after_all_rows(workspace)}})
+    edit_params(workspace, {"split": {"holdout_from": since, "holdout_frozen_at": _after_all_rows(frames)}})
     commit(workspace, f"Refill the hold-out with what was asked since {since}", paths.PARAMS)
 
 
@@ -95,8 +96,7 @@ def write_rolled_back(workspace: Workspace, event: Event) -> None:
         edit_params(workspace, {"serve": {"in_production": event.kind}})
 
 
-def _after_all_rows(workspace: Workspace) -> str:
-    frames = read_frames(DataStore(workspace.path / paths.DATA))
+def _after_all_rows(frames: Frames) -> str:
     moments = [frames.interactions["asked_at"], frames.feedback["given_at"], frames.reviews["reviewed_at"]]
     newest = max([datetime.now(UTC), *(column.max().to_pydatetime() for column in moments if len(column))])
     date: datetime = newest.replace(microsecond=0) + timedelta(seconds=1)

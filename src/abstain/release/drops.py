@@ -102,12 +102,10 @@ def coverage_drop(
 def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> Drop:
     """The AUROC on the newest window, beside the champion's."""
     rows = len(window.correct)
-    names = (CHALLENGER, champion)
-    aurocs = {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in names}
-    drawn = window.bootstrap(aurocs, params)
-    difference = paired(drawn[CHALLENGER], drawn[champion])
+    own, other = window.aurocs(champion, params)
+    difference = paired(own, other)
     _, n_eff = window.precision(np.ones(rows, bool))
-    message = f"AUROC {drawn[CHALLENGER].value:.3f} against {drawn[champion].value:.3f}, {rows} answers"
+    message = f"AUROC {own.value:.3f} against {other.value:.3f}, {rows} answers"
     check = at_least(Code.NOT_BETTER, "newest window", difference.value, -params.max_newest_drop, message)
     if n_eff < params.min_slice or len(np.unique(window.correct)) < 2:
         kind = "too few to judge" if n_eff < params.min_slice else "all of one kind"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -45,6 +46,13 @@ class EvaluationWindow:
     def bootstrap(self, figures: Mapping[str, Figure], params: GateParams) -> dict[str, Estimate]:
         """`figures` on the same resamples of groups."""
         return bootstrap(figures, self.groups, params.bootstrap, params.seed, self.weight)
+
+    def aurocs(self, rival: str, params: GateParams) -> tuple[Estimate, Estimate]:
+        """The AUROC of the challenger and that of `rival`, on the same resamples."""
+        names = (CHALLENGER, rival)
+        figures = {name: partial(metrics.auroc, self.correct, self.confidences[name]) for name in names}
+        drawn = self.bootstrap(figures, params)
+        return drawn[CHALLENGER], drawn[rival]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, paired
+from abstain.learning.metrics.bootstrap import paired
 from abstain.release import drops
 from abstain.release.comparison import Compared, compare
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
@@ -298,7 +298,7 @@ def _better_than_champion(window: EvaluationWindow, champion: str, params: GateP
     """A one-sided t-test of the paired difference in AUROC, at this look's part of `false_promotions`."""
     from scipy.stats import t
 
-    own, other = _aurocs(window, champion, params)
+    own, other = window.aurocs(champion, params)
     difference, error = own.value - other.value, paired(own, other).standard_error
     p_value = float(t.sf(difference / error, len(np.unique(window.groups)) - 1)) if error > 0 else float("nan")
     level = params.false_promotions / params.looks
@@ -317,7 +317,7 @@ def _better_than_champion(window: EvaluationWindow, champion: str, params: GateP
 
 
 def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateCheck:
-    own, other = _aurocs(window, rival, params)
+    own, other = window.aurocs(rival, params)
     chance = paired(own, other).chance
     message = f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; better with chance {chance:.3f}"
     return at_least(Code.NOT_BETTER, f"better than {rival}", chance, params.confidence, message)
@@ -325,22 +325,13 @@ def _better(window: EvaluationWindow, rival: str, params: GateParams) -> GateChe
 
 def _not_worse(window: EvaluationWindow, champion: str, params: GateParams) -> GateCheck:
     """Non-inferiority: the lower bound of the paired difference lies above minus the margin."""
-    own, other = _aurocs(window, champion, params)
+    own, other = window.aurocs(champion, params)
     margin = params.erasure_margin
     chance = float((paired(own, other).draws > -margin).mean())  # an undefined draw is not above it
     message = (
         f"hold-out AUROC {own.value:.3f} against {other.value:.3f}; not worse by {margin:g} with chance {chance:.3f}"
     )
     return at_least(Code.NOT_BETTER, f"not worse than {champion}", chance, params.confidence, message)
-
-
-def _aurocs(window: EvaluationWindow, rival: str, params: GateParams) -> tuple[Estimate, Estimate]:
-    """The challenger's AUROC and the rival's, on the same resamples."""
-    names = (CHALLENGER, rival)
-    drawn = window.bootstrap(
-        {name: partial(metrics.auroc, window.correct, window.confidences[name]) for name in names}, params
-    )
-    return drawn[CHALLENGER], drawn[rival]
 
 
 def _as_precise(

@@ -110,10 +110,8 @@ class _Outcome:
         """Every field, whether anything is `guaranteed`, what voids it, and its `message`."""
         return {"guaranteed": isinstance(self, ControlledThreshold), **asdict(self), "void": VOID, "message": str(self)}
 
-    def _reviews(self) -> str:
-        about = "" if self.groups == self.rows else f" about {self.groups:,} documents"
-        chosen = "" if self.drawn else " that were not drawn at random"
-        return f"confidence {self.confidence:g} with {self.rows:,} reviewed answers{about}{chosen}"
+    def _about(self) -> str:
+        return "" if self.groups == self.rows else f" about {self.groups:,} documents"
 
 
 @dataclass(frozen=True)
@@ -135,12 +133,11 @@ class ControlledThreshold(_Outcome):
     def __str__(self) -> str:
         limit = "precision of at least" if self.metric == "precision" else "error rate of at most"
         of, drawn = ("all answers", "drawn at random") if self.drawn else ("answers like those reviewed", "not drawn")
-        about = "" if self.groups == self.rows else f" about {self.groups:,} documents"
         counted = self.shown if self.metric == "precision" else self.rows
         worth = f" (worth {self.n_eff:,} independent, ICC {self.icc:.2f})"
         return (
             f"{limit} {self.target:g} of {of} at confidence {self.confidence:g}: threshold {self.threshold:.3f} shows "
-            f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{about}"
+            f"{self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} reviews {drawn}{self._about()}"
             f"{'' if self.n_eff == counted else worth}; {VOID}"
         )
 
@@ -162,7 +159,11 @@ class NoControlledThreshold(_Outcome):
     at_least: bool
 
     def __str__(self) -> str:
-        message = f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at {self._reviews()}"
+        chosen = "" if self.drawn else " that were not drawn at random"
+        message = (
+            f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at confidence {self.confidence:g} "
+            f"with {self.rows:,} reviewed answers{self._about()}{chosen}"
+        )
         if self.groups < min(MIN_GROUPS, self.rows):
             return (
                 f"{message}: too few documents to tell how answers about one err together: review answers about at "
