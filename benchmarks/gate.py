@@ -1,10 +1,14 @@
 """How often the gate promotes what is no better, and how soon what is better, night after night, by simulation.
 
     python -m benchmarks.gate --runs 200
+    python -m benchmarks.gate --guarantee
 
 Every night a new challenger is judged by the whole gate on the same hold-out of answers about documents that err
 together. "Promoted": the share of runs in which an equal challenger was promoted on any of the nights. "Found": the
-share of those in which one that is better from the first night on was promoted within five.
+share of those in which one that is better from the first night on was promoted within five. Every look has the same
+level, so it is the same from any later night on that leaves five looks.
+
+`--guarantee`: how often a hold-out refutes a guarantee, by the true precision of what is shown.
 """
 
 from __future__ import annotations
@@ -20,8 +24,10 @@ from scipy.stats import norm
 
 from abstain.config.params import GateParams
 from abstain.config.template import template
+from abstain.release.against_champion import Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 from abstain.release.gate import CandidateMeasurements, GateDecision, decide
+from abstain.release.guarantee_check import precision_kept
 
 CHAMPION = "v1.0.0"
 BASE_RATE, TARGET, REACHED = 0.7, 0.8, 0.82
@@ -61,7 +67,8 @@ class Nights:
         measured = CandidateMeasurements(threshold, TARGET, parity=0.0, latency_p99_ms=1.0, champion_threshold=champion)
         for night in range(nights):
             holdout, newest = (draw() for draw in windows)
-            yield decide(holdout, newest, measured, self.params, CHAMPION, same_holdout=True, look=night + 1)
+            looks = Looks(night, night * self.params.false_promotions / self.params.looks)
+            yield decide(holdout, newest, measured, self.params, CHAMPION, same_holdout=True, looks=looks)
 
     def _window(self, answers: int, generator: np.random.Generator) -> Callable[[], EvaluationWindow]:
         """Draws the window's answers; each call is a night with another challenger."""
@@ -134,11 +141,39 @@ def simulate(nights: Nights, number: int, runs: int, seed: int = 5) -> Outcome:
     return Outcome(promoted / runs, refused / decided, {name: count / decided for name, count in sorted(by.items())})
 
 
+def refuted(documents: int, answers: int, precision: float, runs: int, seed: int = 5) -> float:
+    """The share of hold-outs that refute a guaranteed precision of `TARGET` where `precision` is the true one; about
+    half of the answers are shown, and those about one document have a latent correlation of 0.1."""
+    params = shipped()
+    nights = Nights(documents, answers)
+    found = 0
+    for run in range(runs):
+        generator = np.random.default_rng([seed, run])
+        shape = (documents, answers)
+        correct = (nights._noise(shape, generator) < norm.ppf(precision)).astype(int).ravel()
+        shown = generator.random(len(correct)) < 0.5
+        groups = np.repeat(np.arange(documents), answers)
+        window = EvaluationWindow(correct, groups, groups, {CHALLENGER: shown.astype(float)})
+        found += precision_kept(window, 1.0, TARGET, params).passed is False
+    return found / runs
+
+
+def print_refuted(runs: int) -> None:
+    shares = (TARGET, 0.75, 0.7, 0.65, 0.6)
+    print("documents x answers |", " | ".join(f"{share:.2f}" for share in shares))
+    for shape in ((10, 5), (10, 10), (25, 8), (50, 20), (200, 5)):
+        print(f"{shape[0]} x {shape[1]} |", " | ".join(f"{refuted(*shape, share, runs):.1%}" for share in shares))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--documents", type=int, nargs="+", default=[50], help="that share 1,000 answers")
+    parser.add_argument("--guarantee", action="store_true", help="how often a hold-out refutes a guarantee")
     chosen = parser.parse_args()
+    if chosen.guarantee:
+        print_refuted(chosen.runs)
+        return
     print("documents x answers | correlation | carried | promoted in 60 nights | further checks refuse | found in 5")
     for shape in ((documents, 1000 // documents) for documents in chosen.documents):
         for correlation in (0.0, 0.1):

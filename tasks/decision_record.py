@@ -18,6 +18,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.core.markdown import bold, document, heading, paragraph, records_table
+from abstain.release.against_champion import Looks
+from abstain.release.drops import COVERAGE
 from abstain.release.gate import GateDecision
 from abstain.release.registry import Registry, without_guarantee
 
@@ -38,7 +40,7 @@ def read_records(folder: Path) -> list[Record]:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             if "look" not in record and "approved" in record:  # from before comparisons were counted
-                record |= {"look": None, "inputs_sha256": None}
+                record |= {"look": None, "spent": None, "inputs_sha256": None}
                 record["seal"] = _seal(record)
             whole = record.pop("seal") == _seal(record) and isinstance(record["decided_at"], str)
         except (ValueError, AttributeError, KeyError, TypeError):
@@ -53,22 +55,46 @@ def read_records(folder: Path) -> list[Record]:
     return sorted(records, key=lambda record: str(record["decided_at"]))
 
 
-def next_look(records: Iterable[Record], holdout: str, accepting: bool) -> int:
-    """The how-manieth comparison on the hold-out with this digest the next one is, from 1.
+def require_all(names: Iterable[str], root: Path) -> None:
+    """Raises `AbstainError` for the first of `names`, records that git knows of in `root`, that is not there."""
+    missing = next((name for name in names if not (root / name).is_file()), None)
+    if missing is not None:
+        raise AbstainError(
+            Code.BAD_ARTIFACT,
+            f"{missing} was deleted, so the comparisons on this hold-out cannot be counted: restore it (git checkout "
+            f'"$(git log -1 --format=%h --diff-filter=D -- {missing})^" -- {missing}), and commit it',
+        )
+
+
+def looks_taken(records: Iterable[Record], holdout: str, accepting: bool) -> Looks:
+    """The comparisons on the hold-out with this digest, and what they have spent.
 
     All comparisons since the hold-out was accepted count, also those from before some of its answers were erased. While
     another one is `accepting`, those on that one do.
     """
-    looks: list[int] = []
+    taken: list[Record] = []
     for record in records:
         if accepting:
             if record["metrics"]["holdout"]["digest"] == holdout:
-                looks.append(record["look"] or 0)
+                taken.append(record)
             continue
         if record["approved"] and record["new_holdout"] is not None:
-            looks.clear()
-        looks.append(record["look"] or 0)
-    return 1 + max(looks, default=0)
+            taken.clear()
+        taken.append(record)
+    # Each record has the sums up to it.
+    return Looks(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
+
+
+def coverage_lost(records: Iterable[Record], champion: str | None) -> float:
+    """What `champion` shows less, as a share of all answers, than the versions that were in production before it.
+
+    0 where its loss was accepted by hand, or another target was asked for.
+    """
+    record = next((one for one in records if champion is not None and one.get("version") == champion), None)
+    if record is None or (record["erasure"] or {}).get("accepted"):
+        return 0.0
+    values = [check["value"] for check in record["checks"] if check["name"] == COVERAGE]
+    return max(0.0, -(values[0] or 0.0)) if values else 0.0
 
 
 def accepted_before(records: Iterable[Record], holdout: str) -> str | None:

@@ -25,15 +25,10 @@ from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.risk_control import MIN_DRAWN
+from abstain.release.against_champion import Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
-from abstain.release.gate import (
-    CandidateMeasurements,
-    GateDecision,
-    NoGuarantee,
-    Rule,
-    decide,
-    unchecked_guarantee,
-)
+from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide
+from abstain.release.guarantee_check import NoGuarantee, unchecked_guarantee
 from abstain.release.registry import Event, Registry, tag_of
 from tasks.release_bundle import fetch_release
 from tasks.shell import run
@@ -46,7 +41,8 @@ def judge(
     metrics: dict[str, Any],
     new_holdout: str | None,
     rule: Rule,
-    look: int = 1,
+    looks: Looks,
+    lost: float = 0.0,
     accepted: bool = False,
 ) -> GateDecision:
     """Measure the candidate in `artifacts/` beside the champion and apply the gate.
@@ -56,7 +52,8 @@ def judge(
         new_holdout: the recorded reason for another hold-out or base model; then a champion that cannot be compared is
             left out.
         rule: what the gate requires of the candidate.
-        look: the how-manieth comparison on this hold-out this is.
+        looks: the comparisons on this hold-out so far.
+        lost: the share of all answers that the champion shows less than those before it.
         accepted: whether the hold-out was accepted before; other than a reason given now, it leaves no champion out.
 
     Raises:
@@ -118,7 +115,7 @@ def judge(
     erased: int | None = 0
     if rival and rival.holdout != metrics["holdout"]["digest"] and new_holdout is None and not accepted:
         erased = _erased_from_holdout(workspace, rival, scores)
-    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule, look)
+    return decide(holdout, newest, measured, params.gate, champion, erased is not None, erased or 0, rule, looks, lost)
 
 
 def _same_target(workspace: Workspace, champion: str, params: Params) -> bool:

@@ -20,12 +20,14 @@ from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
 from tasks.decision_record import (
     accepted_before,
+    coverage_lost,
     decision_table,
     earlier_rejection,
     inputs_digest,
-    next_look,
+    looks_taken,
     read_records,
     refilled_since,
+    require_all,
     write_record,
 )
 from tasks.gate_inputs import judge
@@ -97,7 +99,12 @@ def promote_candidate(
         "candidate_sha256": candidate,
         "inputs_sha256": inputs_digest(workspace.path / LOCK),
     }
-    records, holdout = read_records(workspace.path / paths.APPROVALS), metrics["holdout"]["digest"]
+    folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
+    if registry.history:
+        since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
+        of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
+        require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
+    records = read_records(folder)
     accepted = new_holdout
     if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
         accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)
@@ -106,10 +113,12 @@ def promote_candidate(
         observe("promote", "cached")
         return _rejected(registry, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
-    look = next_look(records, holdout, accepted is not None)
-    decision = judge(workspace, registry, metrics, new_holdout, rule, look, accepted is not None)
+    looks = looks_taken(records, holdout, accepted is not None)
+    lost = coverage_lost(records, registry.version)
+    decision = judge(workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None)
     if same and decision.no_guarantee:  # still
         return _unchanged(workspace, registry, before)
+    look = looks.next(params.gate) if decision.compared else None
     table = decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
     version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
@@ -117,7 +126,8 @@ def promote_candidate(
         **decision.to_dict(),
         "version": version if decision.approved else None,
         **now,
-        "look": look if decision.compared and look <= params.gate.looks else None,
+        "look": look.taken if look else None,
+        "spent": look.spent if look else None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": sha256(workspace.path / REQUIREMENTS),
@@ -133,7 +143,7 @@ def promote_candidate(
         return Promotion("promoted", version, [decision.no_guarantee] if decision.no_guarantee else [])
     if before:
         withdraw(workspace, before)
-    write_record(workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
+    write_record(folder / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)

@@ -57,6 +57,12 @@ class Workspace:
     def git(self, *arguments: str) -> str:
         return git(self.path, *arguments)
 
+    def added_since(self, revision: str, folder: Path) -> list[str]:
+        """The files that any commit after `revision` has added to `folder`, as paths in the repository."""
+        new = ("-z", "--format=", "--name-only", "--no-renames", "--diff-filter=A")
+        listed = self.git("log", f"{revision}..HEAD", *new, "--", str(folder))
+        return sorted({name.strip() for name in listed.split("\0")} - {""})
+
 
 def project_root() -> Path:
     """The checkout around the current folder. Raises `AbstainError` outside one."""

@@ -12,13 +12,16 @@ import yaml
 
 from abstain.config.params import load_params
 from abstain.core.errors import AbstainError
+from abstain.release.against_champion import Looks
 from tasks.decision_record import (
     accepted_before,
+    coverage_lost,
     earlier_rejection,
     inputs_digest,
-    next_look,
+    looks_taken,
     read_records,
     refilled_since,
+    require_all,
     write_record,
 )
 from tests.conftest import ROOT
@@ -39,6 +42,7 @@ def record(day: int, look: int | None = None, *, approved: bool = False, **more:
         **NOW,
         "approved": approved,
         "look": look,
+        "spent": None if look is None else look / 100,
         "new_holdout": None,
         "decided_at": decided,
         "checks": [],
@@ -47,22 +51,50 @@ def record(day: int, look: int | None = None, *, approved: bool = False, **more:
 
 
 def test_every_comparison_since_the_hold_out_was_accepted_counts() -> None:
-    assert next_look([], "h", accepting=False) == 1
+    assert looks_taken([], "h", accepting=False) == Looks()
     records = [
         record(1, approved=True),
         record(2, 1),
         record(3, 2, metrics={"holdout": {"digest": "erased"}}),
         record(4),
     ]
-    assert next_look(records, "h", accepting=False) == 3
+    assert looks_taken(records, "h", accepting=False) == Looks(2, 0.02)
     accepted = [*records, record(5, approved=True, new_holdout="a new quarter"), record(6, 1)]
-    assert next_look(accepted, "h", accepting=False) == 2
+    assert looks_taken(accepted, "h", accepting=False) == Looks(1, 0.01)
+
+
+def test_the_levels_of_all_comparisons_are_added_up() -> None:
+    changed = [record(1, 1), record(2, 2, spent=0.015)]
+    assert looks_taken(changed, "h", accepting=False) == Looks(2, 0.015)
+
+
+def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) -> None:
+    names = ["approvals/v1.0.0.json", "approvals/rejected-a-h.json"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    require_all(names, tmp_path)
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(AbstainError, match=r"^approvals/rejected-a-h.json was deleted, .* restore it"):
+        require_all(names, tmp_path)
+
+
+def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
+    def promoted(version: str, value: float | None, **more: Any) -> dict[str, Any]:
+        checks = [{"name": "coverage", "passed": True, "value": value}]
+        return record(1, approved=True, version=version, checks=checks, **more)
+
+    records = [promoted("v1.0.0", -0.15), promoted("v1.1.0", 0.05), promoted("v1.2.0", None), record(4)]
+    assert [coverage_lost(records, name) for name in ("v1.0.0", "v1.1.0", "v1.2.0", "v9.0.0")] == [0.15, 0.0, 0.0, 0.0]
+    assert coverage_lost([promoted("v1.0.0", -0.5, erasure={"accepted": "asked for"})], "v1.0.0") == 0.0
+    assert coverage_lost([promoted("v1.0.0", -0.5, erasure={"accepted": None})], "v1.0.0") == 0.5
+    assert coverage_lost([record(1, approved=True, version="v1.0.0")], "v1.0.0") == coverage_lost([], None) == 0.0
 
 
 def test_while_another_is_accepted_those_on_it_count() -> None:
     records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout="why")]
-    assert next_look(records, "new", accepting=True) == 2
-    assert next_look(records, "other", accepting=True) == 1
+    assert looks_taken(records, "new", accepting=True) == Looks(1, 0.01)
+    assert looks_taken(records, "other", accepting=True) == Looks()
 
 
 def test_a_hold_out_that_was_accepted_once_stays_so() -> None:
@@ -98,11 +130,13 @@ def test_records_come_back_in_their_order_and_an_edited_one_is_named(tmp_path: P
 
 
 def test_a_record_from_before_comparisons_were_counted_is_taken_as_one_without(tmp_path: Path) -> None:
-    old = {key: value for key, value in record(1, approved=True).items() if key not in ("look", "inputs_sha256")}
+    old = {
+        key: value for key, value in record(1, approved=True).items() if key not in ("look", "spent", "inputs_sha256")
+    }
     (tmp_path / "v1.0.0.json").write_text(json.dumps(old))
     (read,) = read_records(tmp_path)
     assert (read["look"], read["inputs_sha256"], read["approved"]) == (None, None, True)
-    assert next_look([read], "h", accepting=False) == 1
+    assert looks_taken([read], "h", accepting=False) == Looks()
 
 
 def test_what_was_rejected_is_not_judged_again() -> None:

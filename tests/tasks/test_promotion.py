@@ -179,6 +179,37 @@ def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_n
     assert candidates.promote().status == "promoted"
     record = approval(workspace, "v1.1.0")
     assert (record["look"], record["new_holdout"]) == (2, "a new quarter"), "accepted once, it stays so"
+    assert record["spent"] == pytest.approx(0.1), "the whole level"
+
+
+def test_a_refilled_hold_out_is_compared_on_anew(workspace: Plain, candidates: Candidates) -> None:
+    edit_params(workspace, {"gate": {"looks": 2, "false_promotions": 0.1}})
+    commit(workspace, "Two looks", paths.PARAMS)
+    for strength in (1.18, 1.19):
+        candidates.write(strength)
+        assert candidates.promote().status == "rejected"
+    edit_params(workspace, {"split": {"holdout_from": "2026-09-01T00:00:00Z"}})
+    commit(workspace, "Refill the hold-out", paths.PARAMS)
+    candidates.write(1.19, drop=40)
+    assert candidates.promote().status == "rejected"
+    assert "(look 1 of 2 at this hold-out)" in candidates.judged[-1]
+    candidates.write(2.4, drop=40)
+    assert candidates.promote() == Promotion("promoted", "v1.1.0", [])
+    record = approval(workspace, "v1.1.0")
+    assert record["new_holdout"] == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+    assert candidates.promote().status == "unchanged", "it is production's own hold-out now"
+
+
+def test_a_deleted_record_stops_the_gate(workspace: Plain, candidates: Candidates) -> None:
+    candidates.write(1.18)
+    assert candidates.promote().status == "rejected"
+    (record,) = (workspace.path / paths.APPROVALS).glob("rejected-*.json")
+    workspace.git("rm", "-q", str(record.relative_to(workspace.path)))
+    workspace.git("commit", "-q", "-m", "Tidy up")
+    candidates.write(2.4)
+    with pytest.raises(AbstainError, match=f"{record.name} was deleted, .* restore it"):
+        candidates.promote()
+    assert workspace.on_origin().version == "v1.0.0"
 
 
 def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidates) -> None:

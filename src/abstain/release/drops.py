@@ -20,7 +20,9 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import bootstrap, paired
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
 
-BESIDE_CHAMPION = ("coverage", "newest window")
+AS_PRECISE = "as precise"
+COVERAGE = "coverage"
+BESIDE_CHAMPION = (COVERAGE, "newest window", AS_PRECISE)
 """The checks that compare with the champion."""
 CALIBRATED_DRAWS = 200
 """Draws of the calibration error of calibrated probabilities."""
@@ -73,10 +75,10 @@ def precision_drop(window: EvaluationWindow, threshold: float, target_precision:
     shown = window.shown(threshold)
     precision, _ = window.precision(shown)
     floor = target_precision - params.max_precision_drop
-    error = _error_of_precision(window, shown, params)
+    error = error_of_precision(window, shown, params)
     message = f"{precision:.3f} of {int(shown.sum())} shown answers; at least {floor:.3f}"
     check = at_least(Code.GUARANTEE_MISSED, "precision", precision, floor, message)
-    return _drop(window, check, params.max_precision_drop, error, shown)
+    return of_rows(window, check, params.max_precision_drop, error, shown)
 
 
 def coverage_drop(
@@ -85,18 +87,47 @@ def coverage_drop(
     champion: str,
     champion_threshold: float,
     same_target: bool,
+    lost: float,
     params: GateParams,
 ) -> Drop:
-    """The share of answers shown, beside the champion's; not judged where another target was asked for."""
+    """The share of answers shown, beside the champion's and with what that `lost` already, which is a share, too.
+
+    Not judged where another target was asked for; then its value is nan, and nothing counts as lost.
+    """
     shown = {CHALLENGER: window.shown(threshold), champion: window.shown(champion_threshold, champion)}
     drawn = window.bootstrap({name: partial(metrics.mean, mask.astype(float)) for name, mask in shown.items()}, params)
     own, other = drawn[CHALLENGER], drawn[champion]
     difference = paired(own, other)
     message = f"{own.value:.0%} of the answers shown, {other.value:.0%} by {champion}"
-    check = at_least(Code.NOT_BETTER, "coverage", difference.value, -params.max_coverage_drop, message)
+    if lost:
+        message += f", which shows {lost:.0%} less than before"
+    check = at_least(Code.NOT_BETTER, COVERAGE, difference.value - lost, -params.max_coverage_drop, message)
     if not same_target:
-        check = replace(check, passed=None, message=f"{message}; another target was asked for")
-    return _drop(window, check, params.max_coverage_drop, difference.standard_error)
+        check = replace(check, passed=None, value=float("nan"), message=f"{message}; another target was asked for")
+    return of_rows(window, check, params.max_coverage_drop, difference.standard_error)
+
+
+def precision_beside(
+    window: EvaluationWindow, threshold: float, champion: str, champion_threshold: float, params: GateParams
+) -> Drop:
+    """The precision of each at its own threshold; not judged where the champion shows too few answers."""
+    at = {CHALLENGER: threshold, champion: champion_threshold}
+    figures = {
+        name: partial(metrics.precision, window.correct, window.confidences[name], threshold=its)
+        for name, its in at.items()
+    }
+    drawn = window.bootstrap(figures, params)
+    own, other = drawn[CHALLENGER], drawn[champion]
+    difference = paired(own, other)
+    shown = {name: window.shown(its, name) for name, its in at.items()}
+    _, n_eff = window.precision(shown[champion])
+    message = f"{own.value:.3f} of the shown answers, {other.value:.3f} of those that {champion} shows"
+    check = at_least(Code.GUARANTEE_MISSED, AS_PRECISE, difference.value, -params.max_precision_drop, message)
+    if n_eff < params.min_slice:
+        few = f"{champion} shows {n_eff:.0f} answers, too few to compare with"
+        check = replace(check, passed=None, message=few)
+    rows = shown[CHALLENGER] | shown[champion]
+    return of_rows(window, check, params.max_precision_drop, difference.standard_error, rows)
 
 
 def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> Drop:
@@ -110,7 +141,7 @@ def newest_drop(window: EvaluationWindow, champion: str, params: GateParams) -> 
     if n_eff < params.min_slice or len(np.unique(window.correct)) < 2:
         kind = "too few to judge" if n_eff < params.min_slice else "all of one kind"
         check = replace(check, passed=None, message=f"{counted(rows, n_eff)} reviewed answers, {kind}")
-    return _drop(window, check, params.max_newest_drop, difference.standard_error)
+    return of_rows(window, check, params.max_newest_drop, difference.standard_error)
 
 
 def _slices(window: EvaluationWindow, threshold: float, target_precision: float, params: GateParams) -> list[Drop]:
@@ -123,9 +154,9 @@ def _slices(window: EvaluationWindow, threshold: float, target_precision: float,
         message = f"precision {precision:.3f} of {counted(int(rows.sum()), n_eff)} shown answers"
         check = at_least(Code.GUARANTEE_MISSED, f"slice {product}", precision, floor, message)
         few = n_eff < params.min_slice
-        error = 0.0 if few else _error_of_precision(window, rows, params)
+        error = 0.0 if few else error_of_precision(window, rows, params)
         check = replace(check, passed=None) if few else check
-        found.append(_drop(window, check, params.max_slice_drop, error, rows))
+        found.append(of_rows(window, check, params.max_slice_drop, error, rows))
     return found
 
 
@@ -140,10 +171,10 @@ def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
         for _ in range(CALIBRATED_DRAWS)
     ]
     # Calibrated answers have an error above 0, too: its mean is the reference.
-    return _drop(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
+    return of_rows(window, check, params.max_ece - float(np.mean(by_chance)), float(np.std(by_chance)))
 
 
-def _drop(
+def of_rows(
     window: EvaluationWindow, check: GateCheck, drop: float, error: float, rows: np.ndarray | None = None
 ) -> Drop:
     """`rows`: the mask of the answers that the figure is of; None: all. The bootstrap of g documents spreads by the
@@ -152,7 +183,7 @@ def _drop(
     return Drop(check, drop, error * np.sqrt(groups / (groups - 1)) if groups > 1 else error, groups)
 
 
-def _error_of_precision(window: EvaluationWindow, rows: np.ndarray, params: GateParams) -> float:
+def error_of_precision(window: EvaluationWindow, rows: np.ndarray, params: GateParams) -> float:
     """The standard error of the precision of `rows` (a mask), by resampling their documents."""
     if not rows.any():
         return float("nan")
