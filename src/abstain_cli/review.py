@@ -39,6 +39,9 @@ def export(
     random_share: Annotated[
         float, typer.Option(min=0.01, max=1, help="drawn at random; the rest by the live scorer's doubt, and by drift")
     ] = 0.5,
+    withheld_share: Annotated[
+        float, typer.Option(min=0, max=1, help="of those drawn at random at least: answers withheld from users")
+    ] = 0.15,
     max_inference: Annotated[
         int, typer.Option(min=0, help="answers without cached features that the base model may read to score them")
     ] = 500,
@@ -79,7 +82,7 @@ def export(
             with bar(console, "read") as progress:
                 threshold, messages = prioritise(workspace, window, SEED, max_inference, progress)
             _print(messages)
-        design = draw(window.frame, size, random_share, SEED, threshold)
+        design = draw(window.frame, size, random_share, SEED, threshold, withheld_share)
         _print(describe_sample(design, window))
         write_atomically(output, to_bytes(export_sample(design, window, store, seal_key(load_settings()))))
         remember_export(output)

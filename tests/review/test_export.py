@@ -54,9 +54,9 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Design
     return design, path
 
 
-def described(data: Path, size: int, *bounds: datetime) -> str:
+def described(data: Path, size: int, *bounds: datetime, withheld_share: float = 0.0) -> str:
     window = read_time_window(DataStore(data), *bounds)
-    return "\n".join(describe_sample(draw(window.frame, size, 1.0, seed=0), window))
+    return "\n".join(describe_sample(draw(window.frame, size, 1.0, 0, withheld_share=withheld_share), window))
 
 
 def fill_in(path: Path, reviewer: str = "Ann") -> None:
@@ -95,7 +95,17 @@ def weights(data: Path) -> pd.Series:
 def test_withheld_answers_that_reviewers_see_are_counted(tmp_path: Path) -> None:
     rows = [row(f"q-{n}", decision="withheld" if n < 10 else "shown") for n in range(40)]
     take(tmp_path / "data", *rows)
-    assert "of the 10 answers withheld from users 5 are drawn (50%)" in described(tmp_path / "data", 20)
+    asks = ("", "", "; 2 fewer than --withheld-share asks for, others are drawn instead")
+    for (share, own), fewer in zip({0.0: 5, 0.4: 8, 0.6: 10}.items(), asks, strict=True):
+        said = described(tmp_path / "data", 20, withheld_share=share).splitlines()
+        assert f"of the 10 answers withheld from users {own} are drawn ({own / 10:.0%}){fewer}" in said
+
+
+def test_where_nobody_withheld_an_answer_none_is_missed(data: Path, tmp_path: Path) -> None:
+    assert "withheld" not in described(data, 20, withheld_share=0.5)
+    take(tmp_path / "all shown", *(row(f"q-{n}", decision="shown") for n in range(40)))
+    said = described(tmp_path / "all shown", 20, withheld_share=0.5)
+    assert "of the 0 answers withheld from users 0 are drawn (0%); 10 fewer" in said
 
 
 def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:

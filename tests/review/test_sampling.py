@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
@@ -146,21 +146,57 @@ def test_few_rows_are_stratified_by_less() -> None:
         assert (1 / draw(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
 
 
-def test_withheld_answers_are_drawn_with_a_known_probability_in_every_sample() -> None:
-    frame = population(2000)
-    withheld = np.arange(2000) % 50 == 0
+def gated(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame, pd.Series]:
+    """A `population` of which the assistant withheld one in so many, and which these are: nobody rated them."""
+    frame = population(rows, **options)
+    withheld = pd.Series(np.arange(rows) % withheld_every == 0, frame.index)
     frame["decision"] = np.where(withheld, "withheld", "shown")
-    frame.loc[withheld, "thumb"] = "none"  # nobody saw them
+    frame.loc[withheld, "thumb"] = "none"
+    return frame, withheld
+
+
+def test_withheld_answers_are_drawn_with_a_known_probability_in_every_sample() -> None:
+    frame, withheld = gated(2000, withheld_every=50)
     for size in (2, 30, 200):
         rows = draw(frame, size, 1.0, 1).rows
-        own = rows[rows.index.isin(frame.index[withheld])]
+        own = rows[withheld[rows.index]]
         assert len(own) >= 1 and (1 / own["probability"]).sum() == pytest.approx(40)
 
 
-@pytest.mark.parametrize(("size", "share"), [(0, 0.5), (10, 0.0), (10, 1.1)])
-def test_impossible_sample_is_refused(size: int, share: float) -> None:
-    with pytest.raises(AbstainError, match="-n of at least 1 and a --random-share above 0"):
-        draw(population(10), size, share, 1, 0.5)
+@pytest.mark.parametrize(("random_share", "drawn"), [(1.0, 100), (0.5, 50)])
+@pytest.mark.parametrize("withheld_every", [50, 2])
+def test_stated_share_of_the_drawn_rows_is_withheld_answers_or_more(
+    withheld_every: int, random_share: float, drawn: int
+) -> None:
+    frame, withheld = gated(2000, withheld_every)
+    for lines in (1, 40):
+        frame["line_of_business"] = [f"line-{n % lines}" for n in range(2000)]
+        design = draw(frame, 100, random_share, 1, 0.7, withheld_share=0.2)
+        rows = design.rows[design.rows["why"] == "random"]
+        own = int(withheld[rows.index].sum())
+        assert own == drawn // 5 if withheld_every == 50 else own > drawn / 3, "their own part is more"
+        assert (len(rows), design.short) == (drawn, 0)
+        for kind in (withheld, ~withheld):
+            open_rows = kind & ~kind.index.isin(design.rows.index.difference(rows.index))
+            assert (1 / rows["probability"][kind[rows.index]]).sum() == pytest.approx(open_rows.sum())
+
+
+def test_where_too_few_answers_were_withheld_all_are_drawn_and_others_instead() -> None:
+    frame, withheld = gated(2000, withheld_every=200)
+    design = draw(frame, 100, 1.0, 1, withheld_share=0.15)
+    assert set(frame.index[withheld]) < set(design.rows.index) and len(design.rows) == 100
+    assert (design.rows.loc[frame.index[withheld], "probability"] == 1).all() and design.short == 5
+    everything = draw(frame, 20, 1.0, 1, withheld_share=1.0)
+    assert withheld[everything.rows.index].sum() == 10 and everything.short == 10
+    assert (1 / everything.rows["probability"]).sum() == pytest.approx(2000), "shown ones keep their chance"
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "withheld"), [(0, 0.5, 0.1), (10, 0.0, 0.1), (10, 1.1, 0.1), (10, 0.5, -0.1), (10, 0.5, 1.1)]
+)
+def test_impossible_sample_is_refused(size: int, share: float, withheld: float) -> None:
+    with pytest.raises(AbstainError, match="-n of at least 1, a --random-share above 0 .* --withheld-share from 0"):
+        draw(population(10), size, share, 1, 0.5, withheld_share=withheld)
 
 
 def test_any_beginning_of_the_sample_is_a_fair_part_of_it() -> None:
@@ -193,6 +229,18 @@ def test_larger_sample_extends_a_smaller_one() -> None:
     assert set(after.rows.index) == set(large.rows.index)
     assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict()
     assert after.rows["reviewed"].sum() == 60 and after.overflow == 0
+
+
+@given(st.integers(2, 30), st.sampled_from([0.0, 0.1, 0.33, 0.5, 1.0]), st.integers(2, 8))
+@settings(max_examples=20, deadline=None)
+def test_larger_sample_extends_a_smaller_one_at_any_share_of_withheld_answers(
+    size: int, share: float, withheld_every: int
+) -> None:
+    frame = gated(300, withheld_every)[0].assign(product=None, line_of_business=None, thumb="none")
+    small, large = (draw(frame, n, 1.0, 1, withheld_share=share) for n in (size, size + 1))
+    assert set(small.rows.index) < set(large.rows.index)
+    after = draw(reviewed_by(frame, small), size + 1, 1.0, 1, withheld_share=share)
+    assert after.rows["probability"].to_dict() == large.rows["probability"].to_dict() and after.overflow == 0
 
 
 def test_row_taken_with_certainty_is_not_asked_for_again() -> None:
@@ -286,3 +334,15 @@ def test_overlapping_windows_add_up(answers: pd.DataFrame) -> None:
             known.loc[window] = reviewed_by(part, draw(part, 120, 0.5, seed, 0.5))
         found.append(horvitz_thompson(known))
     assert within(found, answers["right"].mean()) < 3
+
+
+@pytest.mark.slow
+def test_rate_stays_unbiased_where_more_withheld_answers_are_drawn_than_their_part() -> None:
+    frame, withheld = gated(900, withheld_every=20, seed=5)
+    frame.loc[withheld, "right"] = 0.0
+    found, often = [], []
+    for seed in range(60):
+        design = draw(frame, 60, 0.5, seed, 0.5, withheld_share=0.5)
+        found.append(horvitz_thompson(reviewed_by(frame, design)))
+        often.append(withheld[design.rows.index].mean())
+    assert within(found, frame["right"].mean()) < 3 and np.mean(often) > 0.2

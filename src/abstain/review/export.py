@@ -60,10 +60,15 @@ def describe_sample(design: Design, window: TimeWindow) -> Iterator[str]:
     if window.left_out:
         yield f"{window.left_out:,} more are not drawn: a verdict on them would count nowhere (docs/reviews.md)"
     yield f"to review now: {drawn}" + (f"; {before} drawn ones were reviewed before" if before else "")
-    withheld = window.frame.index[window.frame["decision"] == "withheld"]
-    if len(withheld):
+    decided = window.frame["decision"].dropna()
+    if len(decided):
+        withheld = decided.index[decided == "withheld"]
         own = int(design.rows.index.isin(withheld).sum())
-        yield f"of the {len(withheld):,} answers withheld from users {own:,} are drawn ({own / len(withheld):.0%})"
+        fewer = (
+            f"; {design.short:,} fewer than --withheld-share asks for, others are drawn instead" if design.short else ""
+        )
+        part = own / max(len(withheld), 1)
+        yield f"of the {len(withheld):,} answers withheld from users {own:,} are drawn ({part:.0%}){fewer}"
     if len(design.strata) < len(STRATA):
         by = " and ".join(design.strata).replace("_", " ") or "nothing"
         yield f"so few rows are stratified by {by}: one a stratum of {', '.join(STRATA).replace('_', ' ')} takes more"

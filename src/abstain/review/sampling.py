@@ -38,15 +38,24 @@ class Design:
 
     `rows`, by `interaction_id`, ordered so that any first part is representative of the whole: why, drawn (n) and of
     (N) of its stratum (1 and 1 for a row taken with certainty), reviewed, and probability = n / N. `overflow` rows were
-    added to the requested size, because they, or rows behind them, were sampled and reviewed before.
+    added to the requested size, because they, or rows behind them, were sampled and reviewed before. `short` is how
+    many more withheld answers were asked for than can be drawn; others are drawn instead.
     """
 
     rows: pd.DataFrame
     strata: tuple[str, ...]
     overflow: int
+    short: int
 
 
-def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, threshold: float | None = None) -> Design:
+def draw(
+    frame: pd.DataFrame,
+    size: int,
+    random_share: float,
+    seed: int,
+    threshold: float | None = None,
+    withheld_share: float = 0.0,
+) -> Design:
     """A sample of `size` rows of `frame`, those included that were sampled and reviewed before.
 
     Args:
@@ -54,16 +63,22 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
             promoted version, `confidence` and `drift` (larger: less like the training data), nan where not known.
         random_share: of the size, in (0, 1]; the other rows are half the least sure and half the most drifted.
         threshold: the promoted version's; None without one, and then every row is drawn at random.
+        withheld_share: of the rows drawn at random, in [0, 1]; at least so many are answers that were withheld from
+            users. 0 leaves their number to the size of their strata.
 
     Raises `AbstainError` for an invalid size or share.
     """
-    if size < 1 or not 0 < random_share <= 1:
-        raise AbstainError(Code.USAGE, "a sample needs -n of at least 1 and a --random-share above 0 and at most 1")
+    if size < 1 or not 0 < random_share <= 1 or not 0 <= withheld_share <= 1:
+        raise AbstainError(
+            Code.USAGE,
+            "a sample needs -n of at least 1, a --random-share above 0 and at most 1, and a --withheld-share from 0 to "
+            "1: change the one that is not",
+        )
     certainly = size - max(1, round(size * random_share))
     certain = _certain(frame, certainly, threshold)
     counted = min(int(_were_certain(frame).sum()), certainly)
     rest = frame[_open(frame) & ~frame.index.isin(certain.index)]
-    drawn, strata, overflow = _draw(rest, size - counted - len(certain), seed)
+    drawn, strata, overflow, short = _draw(rest, size - counted - len(certain), withheld_share, seed)
     rows = pd.concat([certain, drawn])
     rows["reviewed"] = frame.loc[rows.index, "reviewed"]
     rows["probability"] = rows["drawn"] / rows["of"]
@@ -71,7 +86,7 @@ def draw(frame: pd.DataFrame, size: int, random_share: float, seed: int, thresho
     rank = pd.Series(u, rows.index)[certain.index].rank()
     rows.loc[certain.index, "turn"] = (rank - 0.5) / max(len(rank), 1)
     order = np.lexsort((u, rows["turn"].to_numpy(float)))
-    return Design(rows.drop(columns="turn").iloc[order], strata, overflow)
+    return Design(rows.drop(columns="turn").iloc[order], strata, overflow, short)
 
 
 def allocate(total: int, sizes: Sequence[int]) -> list[int]:
@@ -122,23 +137,51 @@ def _were_certain(frame: pd.DataFrame) -> pd.Series:
     return frame["queued"] & (frame["recorded_probability"] == 1)
 
 
-def _draw(rest: pd.DataFrame, size: int, seed: int) -> tuple[pd.DataFrame, tuple[str, ...], int]:
-    """At least `size` rows of `rest` by permanent random numbers; their stratification; the number of extra rows."""
+def _withheld(frame: pd.DataFrame) -> np.ndarray:
+    return (frame["decision"] == "withheld").to_numpy(bool)
+
+
+def _draw(
+    rest: pd.DataFrame, size: int, withheld_share: float, seed: int
+) -> tuple[pd.DataFrame, tuple[str, ...], int, int]:
+    """At least `size` rows of `rest` by permanent random numbers; their stratification; the number of extra rows; and
+    how many fewer are withheld answers than `withheld_share` of `size`, because there are no more."""
     if rest.empty or size < 1:
-        return _rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0
-    strata, stratum = next((by, codes) for by, codes in _stratified(rest) if codes.max() < size)
+        return _rows(pd.Index([]), [], 1, 1, 0.0), STRATA, 0, 0
+    withheld = _withheld(rest)
+    asked = round(size * withheld_share)
+    # Every other row needs a chance, too, so one row is left for each other decision.
+    least = max(0, min(asked, int(withheld.sum()), size - rest.loc[~withheld, "decision"].nunique(dropna=False)))
+    strata, stratum = next(
+        (by, codes)
+        for by, codes in _stratified(rest)
+        if codes.max() < size and len(np.unique(codes[~withheld])) <= size - least
+    )
     order = np.lexsort((_permanent(rest.index, seed), stratum))
     stratum, reviewed = stratum[order], rest["reviewed"].to_numpy(bool)[order]
     sizes = np.bincount(stratum)
     place = np.arange(len(rest)) - (np.cumsum(sizes) - sizes)[stratum]
-    given = np.array(allocate(size, sizes.tolist()))
+    given = _allocate(size, sizes, np.bincount(stratum, withheld[order]) == sizes, least)
     count = given.copy()
     np.maximum.at(count, stratum[reviewed], place[reviewed] + 1)
     chosen = place < count[stratum]
     drawn, of = count[stratum[chosen]], sizes[stratum[chosen]]
     turn = (place[chosen] + 0.5) / drawn
     rows = _rows(rest.index[order[chosen]], ["random"] * len(turn), drawn, of, turn)
-    return rows, strata, int((count - given).sum())
+    return rows, strata, int((count - given).sum()), asked - least
+
+
+def _allocate(size: int, sizes: np.ndarray, withheld: np.ndarray, least: int) -> np.ndarray:
+    """`allocate`, by stratum, with at least `least` rows to those of `withheld` answers.
+
+    Both sides are allocated by themselves then, in equal proportions, so that a larger total takes no row away here
+    either.
+    """
+    given = np.array(allocate(size, sizes.tolist()))
+    if given[withheld].sum() < least:
+        given[withheld] = allocate(least, sizes[withheld].tolist())
+        given[~withheld] = allocate(size - least, sizes[~withheld].tolist())
+    return given
 
 
 def _stratified(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
