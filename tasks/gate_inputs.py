@@ -21,10 +21,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import holdout_digest, reviewed
+from abstain.data.store.splits import by_how_chosen, holdout_digest, reviewed
 from abstain.ingest.erasure import erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.learning.thresholds.risk_control import MIN_DRAWN
 from abstain.release.against_champion import Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 from abstain.release.gate import CandidateMeasurements, GateDecision, Rule, decide
@@ -89,8 +88,10 @@ def judge(
     took = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
     of_errors = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
-    drawn = bool(tuned.get("drawn"))
-    holdout, newest = (_window(scores[scores["split"] == split], names, drawn) for split in ("holdout", "newest"))
+    holdout, newest = (
+        _window(by_how_chosen(scores[scores["split"] == split], of_all=tuned["drawn"])[0], names)
+        for split in ("holdout", "newest")
+    )
     may_lack = params.threshold.on_infeasible == "heuristic"
     unguaranteed = None
     if not tuned["guaranteed"]:
@@ -178,12 +179,7 @@ def champion_scores(workspace: Workspace, event: Event, ids: Iterable[str]) -> C
     )
 
 
-def _window(scores: pd.DataFrame, names: list[str], drawn: bool) -> EvaluationWindow:
-    """`drawn`: the guarantee is of all answers, so that reviews which chose themselves are left out where enough others
-    are there, as on the validation split."""
-    known = scores["inclusion_probability"].notna()
-    if drawn and known.sum() >= MIN_DRAWN:
-        scores = scores[known]
+def _window(scores: pd.DataFrame, names: list[str]) -> EvaluationWindow:
     return EvaluationWindow(
         correct=scores["correct"].to_numpy(int),
         groups=scores["group"].to_numpy(),

@@ -37,15 +37,21 @@ BY_GROUP = SplitParams(
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 
-INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch")
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "decision", "propensity", "batch")
 FEEDBACK = ("interaction_id", "given_at", "thumb", "user")
 REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 
 
 def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataFrame:
-    frame = _frame(({**row.model_dump(), "group": row.split_group, "batch": batch} for row in rows), INTERACTION)
+    frame = _frame((_optional(row) | {"group": row.split_group, "batch": batch} for row in rows), INTERACTION)
+    frame = frame.astype({"propensity": "float64"})
     frame["refusal"] = [is_refusal(row.answer, LABELS.refusals) for row in rows]
     return frame.join(find_twins([rows]), on="interaction_id")
+
+
+def _optional(row: Interaction) -> dict[str, Any]:
+    """With the fields, too, that are left out where they are empty."""
+    return {**row.model_dump(), "decision": row.decision, "propensity": row.propensity}
 
 
 def thumbs(rows: Iterable[Feedback]) -> pd.DataFrame:

@@ -226,6 +226,7 @@ def _measured(served: float, guaranteed: float | None) -> str:
             "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
             "at_threshold": at[next(iter(marked))] | {"shown": 96, "shown_n_eff": 90.0},
             "at_heuristic": at["heuristic"],
+            "volunteered": None,
             "without_twins": {
                 "rows": 228,
                 "twins": 12,

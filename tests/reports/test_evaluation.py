@@ -143,6 +143,21 @@ def test_headline_figures_without_near_duplicates_are_printed() -> None:
     ) in section(MARKDOWN, "Data card")
 
 
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        ("evaluation.threshold", "31 reviews of the validation split, where 40.0 % of the answers are shown"),
+        ("metrics.holdout", "31 reviews of the hold-out, where 40.0 % of the answers are shown"),
+    ],
+)
+def test_reviews_that_chose_themselves_are_reported_apart(of: str, says: str) -> None:
+    apart = {"rows": 31, "coverage": 0.4, "precision": 0.9}
+    markdown = markdown_of(changed={f"{of}.volunteered": apart})
+    assert says in first_lines(markdown)
+    assert ("(and 31 apart)" in section(markdown, "Data card")) == (of == "metrics.holdout")
+    assert "chose themselves" not in first_lines(MARKDOWN)
+
+
 def test_what_is_guaranteed_and_the_heuristic_threshold_stand_side_by_side() -> None:
     text = first_lines(MARKDOWN)
     for part in (

@@ -14,6 +14,7 @@ from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.errors import AbstainError
+from abstain.data.store import splits
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import holdout_digest, reviewed
 from abstain.learning.estimators.fusion import Fusion
@@ -128,6 +129,40 @@ def test_figures_stand_for_all_answers(bank: Params) -> None:
     assert newest["rows"] == len(rows) > 5 and newest["drawn_unevenly"] == (weight < 1).sum() > 0
     assert newest["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
     assert newest["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
+
+
+def test_hold_outs_figures_are_of_drawn_reviews_and_the_others_are_apart(
+    bank: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, digest = pd.read_parquet(paths.SCORES), artifacts.read_json(paths.METRICS)["holdout"]["digest"]
+    assert artifacts.read_json(paths.METRICS)["holdout"]["volunteered"] is None
+    write_labels("split == 'holdout' and interaction_id.str.endswith('1')", drawn=False, inclusion_probability=0.8)
+    monkeypatch.setattr(splits, "MIN_DRAWN", 20)
+    threshold = artifacts.read_json(paths.THRESHOLD)
+    artifacts.write_json(paths.THRESHOLD, threshold | {"drawn": False})
+    evaluate.stage(bank)
+    mixed = artifacts.read_json(paths.METRICS)["holdout"]
+    assert mixed["rows"] == (together["split"] == "holdout").sum() and mixed["volunteered"] is None
+    artifacts.write_json(paths.THRESHOLD, threshold | {"drawn": True})
+    evaluate.stage(bank)
+    found, scores = artifacts.read_json(paths.METRICS)["holdout"], pd.read_parquet(paths.SCORES)
+    assert scores["interaction_id"].tolist() == together["interaction_id"].tolist() and found["digest"] == digest
+    rows, correct, weight = scores_of("holdout")
+    drawn = rows["drawn"].to_numpy()
+    assert (
+        0
+        < (~drawn).sum()
+        < drawn.sum()
+        == found["rows"]
+        == sum(row["rows"] for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["by"] == "product")
+    )
+    assert found["base_rate"] == pytest.approx(np.average(correct[drawn], weights=weight[drawn]))
+    auroc = roc_auc_score(correct[drawn], rows["probe"][drawn], sample_weight=weight[drawn])
+    assert found["scorers"]["probe"]["auroc"] == pytest.approx(auroc)
+    shown = (rows["probe"] >= threshold["threshold"]).to_numpy()
+    apart = found["volunteered"]
+    assert apart["rows"] == (~drawn).sum()
+    assert apart["coverage"] == pytest.approx(np.average(shown[~drawn], weights=weight[~drawn]))
 
 
 def test_figures_without_twins_are_of_the_other_answers(bank: Params) -> None:

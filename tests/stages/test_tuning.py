@@ -12,6 +12,7 @@ from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
+from abstain.data.store import splits
 from abstain.data.store.splits import reviewed
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probes.base import predict_confidence
@@ -71,14 +72,14 @@ def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: 
 def test_reviews_that_were_not_drawn_are_apart_where_enough_were(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = artifacts.read_dataset_frame()
     rows = reviewed(frame[frame["split"] == "validation"]).index
-    frame.loc[rows[: len(rows) // 4], "inclusion_probability"] = np.nan
+    frame.loc[rows[: len(rows) // 4], ["inclusion_probability", "drawn"]] = [0.9, False]  # shown, and then reviewed
     frame.to_parquet(paths.DATASET)
-    volunteers = int(frame.loc[rows, "inclusion_probability"].isna().sum())
+    volunteers = int((~frame.loc[rows, "drawn"]).sum())
     assert volunteers > 0
     tune_threshold.stage(bank)
     together = artifacts.read_json(paths.THRESHOLD)
     assert (together["drawn"], together["volunteered"], together["rows"]) == (False, None, len(rows))
-    monkeypatch.setattr(tune_threshold, "MIN_DRAWN", 20)
+    monkeypatch.setattr(splits, "MIN_DRAWN", 20)
     tune_threshold.stage(bank)
     apart = artifacts.read_json(paths.THRESHOLD)
     assert apart["drawn"] is True and apart["rows"] == len(rows) - volunteers

@@ -147,6 +147,7 @@ class Candidates:
                 "product": found.products,
                 "correct": found.correct,
                 "inclusion_probability": np.nan,
+                "drawn": volunteers is not None,
                 "probability": found.confidences[CHALLENGER],
                 "confidence": found.confidences[CHALLENGER],
                 "length_only": window().confidences["length_only"],
@@ -154,14 +155,14 @@ class Candidates:
             }
         ).iloc[drop:]
         if volunteers is not None:
-            scores["inclusion_probability"] = np.where(np.arange(len(scores)) < volunteers, np.nan, 0.5)
-            wrong = (np.arange(len(scores)) < volunteers) & (scores["confidence"] >= threshold).to_numpy()
+            scores["drawn"] = np.arange(len(scores)) >= volunteers
+            scores["inclusion_probability"] = np.where(scores["drawn"], 1.0, np.nan)
+            wrong = ~scores["drawn"] & (scores["confidence"] >= threshold)
             scores["correct"] = np.where(wrong, 0, scores["correct"])
-            guarantee |= {"drawn": True}
         scores.to_parquet(root / paths.SCORES)
         digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
-        tuned = {"precision": 0.8, "more_reviews": 500, **guarantee}
+        tuned = {"precision": 0.8, "more_reviews": 500, "drawn": volunteers is not None, **guarantee}
         (root / paths.THRESHOLD).write_text(json.dumps(tuned))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)

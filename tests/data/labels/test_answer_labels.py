@@ -34,10 +34,14 @@ def verdict(*rows: Review, **changes: object) -> pd.Series:
 
 
 def label(
-    verdicts: pd.DataFrame, balance: list[int], params: LabelParams = LABELS, weight: float = 0.4
+    verdicts: pd.DataFrame,
+    balance: list[int],
+    params: LabelParams = LABELS,
+    weight: float = 0.4,
+    shown_with: list[float] | None = None,
 ) -> pd.DataFrame:
     said = pd.DataFrame({"label": np.array(balance) > 0, "weight": weight})
-    return label_rows(len(balance), verdicts, np.array(balance), said, params)
+    return label_rows(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, params)
 
 
 def reviewed(*rows: Review) -> pd.DataFrame:
@@ -63,6 +67,14 @@ def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
     assert found["source"].tolist() == ["thumb", "thumb"]
     assert found["weight"].tolist() == [0.4, 0.4]
     assert found[["complete", "judged_correct", "truthful", "inclusion_probability"]].isna().all(axis=None)
+
+
+def test_a_label_that_nobody_drew_was_seen_with_the_propensity_of_its_answer() -> None:
+    judged = reviewed(review("a", inclusion_probability=0.2), review("b"))
+    found = label(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
+    assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
+    assert found["drawn"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
+    assert label(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
 def test_no_thumbs_a_tie_and_a_weight_of_nothing_are_no_label() -> None:

@@ -37,6 +37,8 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
             "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
             "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
             "line_of_business": "retail",
+            "decision": None,
+            "propensity": np.nan,
             "refusal": [one % 7 == 0 for one in range(answers)],
             "question_twin": pd.array([pd.NA] * answers, "Int64"),
             "answer_twin": pd.array([pd.NA] * answers, "Int64"),

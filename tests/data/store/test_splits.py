@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from abstain.config.params import SplitParams
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import (
+    MIN_DRAWN,
     Split,
     assign_splits,
+    by_how_chosen,
     check_splits,
     holdout_digest,
     reviewed,
@@ -229,6 +231,16 @@ def test_only_experts_labels_are_tested_on() -> None:
     assert reviewed(frame)["row"].tolist() == [1, 3]
     thumbs = frame[frame["source"] == "thumb"]
     assert reviewed(thumbs).empty
+
+
+def test_reviews_that_chose_themselves_are_apart_where_enough_were_drawn() -> None:
+    rows = pd.DataFrame({"drawn": [at % 3 > 0 for at in range(3 * MIN_DRAWN // 2)]})
+    assert rows["drawn"].sum() == MIN_DRAWN
+    counted, apart = by_how_chosen(rows)
+    assert counted["drawn"].all() and not apart["drawn"].any() and len(counted) + len(apart) == len(rows)
+    for few, of_all in ((rows.drop(index=1), True), (rows, False)):
+        counted, apart = by_how_chosen(few, of_all)
+        assert counted.equals(few) and apart.empty
 
 
 def test_the_reviewed_hold_out_is_picked_by_place() -> None:

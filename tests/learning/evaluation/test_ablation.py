@@ -9,6 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from abstain.data.store import splits
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
@@ -50,6 +51,7 @@ def data_set(seed: int = 0) -> tuple[pd.DataFrame, Take]:
             "source": np.where(drawn.random(ROWS) < 0.9, "review", "thumb"),
             "product": product,
             "inclusion_probability": np.where(correct == 1, 0.5, 1.0),
+            "drawn": True,
         },
         index=pd.RangeIndex(100, 100 + ROWS),
     )
@@ -146,6 +148,18 @@ def test_labels_of_other_splits_than_train_reach_no_probe_and_a_target_out_of_re
     assert isinstance(row["auroc"], float) and found["auroc"] < 0.4 < 0.6 < row["auroc"]
     assert str(found["note"]).startswith("no threshold reaches precision 0.999 on ") and "\n" not in str(found["note"])
     assert found.keys() == {"out_of_fold", "auroc", "auroc_low", "auroc_high", "note"}
+
+
+def test_reviews_that_chose_themselves_judge_no_place_where_enough_were_drawn(
+    row: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splits, "MIN_DRAWN", 20)
+    judged = FRAME["split"].isin(["validation", "holdout"]) & (np.arange(ROWS) % 12 > 5)
+    noisy = FRAME.assign(drawn=~judged, correct=FRAME["correct"].where(~judged, 1 - FRAME["correct"]))
+    without = FRAME[~judged]
+    places = FRAME.index.get_indexer(without.index)
+    arguments = TAKE, "linear", PARAMS.probe, THRESHOLD, RESAMPLES
+    assert site_row(noisy, *arguments, ROUGE) == site_row(without, *arguments, ROUGE[places])
 
 
 def test_the_interval_is_of_groups_and_reaches_over_the_figure() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +20,7 @@ def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
     index = pd.RangeIndex(10, 10 + rows)
     scores = pd.DataFrame({"sure": 1 / (1 + np.exp(-4 * logit)), "silent": np.nan}, index)
     scores.iloc[:3, 1] = 0.5
-    frame = {"correct": correct, "inclusion_probability": np.where(np.arange(rows) % 2, 0.5, 1.0)}
+    frame = {"correct": correct, "inclusion_probability": np.where(np.arange(rows) % 2, 0.5, 1.0), "drawn": True}
     return ReviewedSplit(pd.DataFrame({**frame, "group": np.arange(rows) % 15}, index), scores, scores)
 
 
@@ -68,6 +70,17 @@ def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) 
 
 def test_weights_are_those_of_the_inclusion_probabilities() -> None:
     assert judged(4, 0).weight.tolist() == [0.5, 1.0, 0.5, 1.0]
+
+
+def test_answers_that_count_keep_their_scores() -> None:
+    whole = judged(300, 0)
+    whole = replace(whole, rows=whole.rows.assign(drawn=np.arange(300) % 3 == 1))
+    counted, apart = whole.by_how_chosen()
+    for part, places in ((counted, np.arange(300) % 3 == 1), (apart, np.arange(300) % 3 != 1)):
+        np.testing.assert_array_equal(part.raw("sure"), whole.raw("sure")[places])
+        np.testing.assert_array_equal(part.probability("sure"), whole.probability("sure")[places])
+        np.testing.assert_array_equal(part.correct, whole.correct[places])
+    assert len(whole.by_how_chosen(of_all=False)[0].rows) == 300
 
 
 def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> None:

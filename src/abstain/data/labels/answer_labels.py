@@ -8,6 +8,8 @@ Notes:
   only if all agree that it is: showing an incorrect answer costs more than withholding one.
 * Every thumb counts, but only the last one of a known user; equal numbers of ups and downs give no label. The weight of
   a thumb's label comes from `reliability`, and a label of weight 0 is dropped.
+* Users rate what they are shown. So a label that nobody drew stands for 1 / propensity answers, where the assistant's
+  gate shows by chance; a review that was drawn stands for 1 / its inclusion probability, whatever was shown.
 
 Answers are identified by their row, 0 to n - 1, in all tables here.
 """
@@ -76,16 +78,19 @@ def disagreed(reviews: pd.DataFrame, params: LabelParams) -> np.ndarray:
 
 
 def label_rows(
-    answers: int, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
+    shown_with: pd.Series, verdicts: pd.DataFrame, balance: np.ndarray, thumbs: pd.DataFrame, params: LabelParams
 ) -> pd.DataFrame:
     """The label of each answer, a row each: correct (0/1), weight, source (review, thumb, or null: no label), and the
-    deciding review's complete, judged_correct, truthful and inclusion_probability, null without one.
+    deciding review's complete, judged_correct and truthful, null without one. `drawn`: whether that review was drawn
+    with a known `inclusion_probability`; of other labels this is `shown_with`.
 
     Args:
+        shown_with: (answers,) the probability with which an answer was shown; nan where it is not known or was not.
         verdicts: as `resolve` gives them.
         balance: (answers,) ups less downs.
         thumbs: (answers,) label and weight by the thumbs of an answer; read where `balance` is not 0.
     """
+    answers = len(shown_with)
     reviewed = np.zeros(answers, bool)
     reviewed[verdicts.index] = True
     label, weight = thumbs["label"].to_numpy(bool, copy=True), thumbs["weight"].to_numpy(float)
@@ -101,6 +106,7 @@ def label_rows(
             "complete": every["complete"].astype("boolean"),
             "judged_correct": every["correct"].astype("boolean"),
             "truthful": every["truthful"].astype("boolean"),
-            "inclusion_probability": every["inclusion_probability"].astype("float64"),
+            "inclusion_probability": every["inclusion_probability"].astype("float64").fillna(shown_with),
+            "drawn": every["inclusion_probability"].notna(),
         }
     )

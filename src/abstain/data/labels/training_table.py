@@ -20,7 +20,7 @@ import pandas as pd
 
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.codes import Code
-from abstain.core.contracts import Interaction
+from abstain.core.contracts import SMALLEST_INCLUSION, Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.refusals import is_refusal
 from abstain.data.labels.answer_labels import disagreed, label_rows, last_verdicts, resolve, votes_of
@@ -32,12 +32,15 @@ from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, since
 
-INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "batch", "refusal", *TWINS)
+INTERACTION = (
+    *("interaction_id", "asked_at", "group", "product", "line_of_business", "decision", "propensity", "batch"),
+    *("refusal", *TWINS),
+)
 FEEDBACK = ("given_at", "thumb", "user")
 REVIEW = ("reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 COLUMNS = (
     *("interaction_id", "group", "split", "correct", "weight", "source", "product", "inclusion_probability"),
-    *("line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
+    *("drawn", "line_of_business", "complete", "judged_correct", "truthful", "reviews_disagree", "thumbs_disagree"),
     *("asked_at", "batch", "twin_in_training", "refusal"),
 )
 
@@ -93,16 +96,16 @@ def training_table(
     """The table and its summary for the data card. Other columns are ignored.
 
     Args:
-        interactions: interaction_id, asked_at, group, product, line_of_business, batch, refusal (`is_refusal`),
-            question_twin, answer_twin (`find_twins`).
+        interactions: interaction_id, asked_at, group, product, line_of_business, decision (or null), propensity (or
+            nan), batch, refusal (`is_refusal`), question_twin, answer_twin (`find_twins`).
         feedback: interaction_id, given_at, thumb, user (or null).
         reviews: interaction_id, reviewed_at, reviewer, complete, correct, truthful, inclusion_probability (or nan).
 
-    Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; inclusion_probability and the deciding
-    review's complete, judged_correct and truthful are null without one; reviews_disagree where one review is for
-    correct and another for incorrect, thumbs_disagree where the thumbs' majority contradicts the reviewers,
-    twin_in_training where a hold-out answer has a near-duplicate among those for training and validation, or one for
-    validation among those for training.
+    Returns the table, of `COLUMNS`: correct is 0 or 1, source review or thumb; the deciding review's complete,
+    judged_correct and truthful are null without one; inclusion_probability and drawn are as by `label_rows`;
+    reviews_disagree where one review is for correct and another for incorrect, thumbs_disagree where the thumbs'
+    majority contradicts the reviewers, twin_in_training where a hold-out answer has a near-duplicate among those for
+    training and validation, or one for validation among those for training.
 
     Raises `AbstainError` when a needed split lacks correct or incorrect answers.
     """
@@ -129,7 +132,7 @@ def training_table(
     if known:
         by_thumb = by_thumb.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
 
-    answers = asked.join(label_rows(len(asked), verdicts, balance, by_thumb, labels))
+    answers = asked.join(label_rows(_shown_with(asked), verdicts, balance, by_thumb, labels))
     answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
     against = verdicts["label"] != (balance > 0)[verdicts.index]
     answers["thumbs_disagree"] = asked.index.isin(verdicts.index[against & (balance[verdicts.index] != 0)])
@@ -139,6 +142,12 @@ def training_table(
     check_splits(table["split"], table["correct"] == 1, split.by)
     counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
     return table, data_card(counted, learnt[0], last, pool, known, labels)
+
+
+def _shown_with(asked: pd.DataFrame) -> pd.Series:
+    """By row, the probability with which an answer was shown, at least `SMALLEST_INCLUSION`; nan where it is not known,
+    or the answer was withheld."""
+    return asked["propensity"].where(asked["decision"] == "shown").clip(lower=SMALLEST_INCLUSION)
 
 
 def _placed(

@@ -22,6 +22,7 @@ INTERACTIONS = {
     "product": "str",
     "line_of_business": "str",
     "decision": "str",
+    "propensity": "float64",
     "batch": "str",
 }
 FEEDBACK = {"interaction_id": "str", "given_at": "datetime64[us, UTC]", "thumb": "str", "user": "str"}

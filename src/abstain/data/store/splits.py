@@ -31,6 +31,8 @@ Row = TypeVar("Row")
 Split = Literal["train", "validation", "holdout", "newest", "excluded"]
 
 NEEDED: tuple[Split, ...] = ("train", "validation", "holdout")
+MIN_DRAWN = 100
+"""With fewer reviews that were drawn with known probabilities, the others count, too."""
 
 
 def uniform(seed: int, group: str) -> float:
@@ -111,6 +113,19 @@ def _remedy(split: Split, by: str) -> str:
 def reviewed(frame: pd.DataFrame) -> pd.DataFrame:
     """The reviewed rows of the training table: thumbs indicate usefulness, not correctness, and cannot test it."""
     return frame[frame["source"] == "review"]
+
+
+def by_how_chosen(rows: pd.DataFrame, of_all: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The reviewed `rows` that count, and those apart from them.
+
+    Where at least `MIN_DRAWN` were `drawn` with known probabilities, these stand for all answers, and reviews that
+    chose themselves say nothing more of these. With fewer, all count, and stand for answers like them. They do so, too,
+    where they are to check a guarantee that is not `of_all` answers.
+    """
+    drawn = rows["drawn"]
+    if not of_all or drawn.sum() < MIN_DRAWN:
+        return rows, rows.iloc[:0]
+    return rows[drawn], rows[~drawn]
 
 
 def reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from abstain.config.params import Architecture, ProbeParams, ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import Split, by_how_chosen, reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.rows import labelled_rows
@@ -46,7 +46,7 @@ def site_row(
     fitted = fit_probe(architecture, labelled_rows(train, take), train["group"].to_numpy(), probe)
     judged, out_of_fold = _out_of_fold(train, fitted)
     row: dict[str, Any] = {"out_of_fold": auroc(_correct(judged), out_of_fold, _weight(judged))}
-    validation, holdout = (reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout"))
+    validation, holdout = (_counted(frame, split) for split in ("validation", "holdout"))
     confidence, on_validation = (
         predict_confidence(fitted.probe, take(rows.index)).numpy() for rows in (holdout, validation)
     )
@@ -87,7 +87,7 @@ def left_out_rows(
     `confidence`: of the exported probe, by row of `frame`; its AUROC there is `auroc_trained_on_all`. `lost`, the
     paired difference on the same resamples, has its own interval. Too few answers to evaluate: a `note` instead.
     """
-    holdout = reviewed(frame[frame["split"] == "holdout"])
+    holdout = _counted(frame, "holdout")
     rows = []
     for product in sorted(holdout["product"].dropna().unique()):
         judged = holdout[holdout["product"] == product]
@@ -114,6 +114,11 @@ def left_out_rows(
 def auroc_with_interval(rows: pd.DataFrame, confidence: np.ndarray, resamples: Resamples) -> dict[str, float]:
     """`auroc`, `auroc_low` and `auroc_high`, the 95 % interval by groups, of `confidence` (rows,)."""
     return bounded("auroc", aurocs(rows, {"": confidence}, resamples)[""])
+
+
+def _counted(frame: pd.DataFrame, split: Split) -> pd.DataFrame:
+    """The reviewed answers of `split` that stand for all."""
+    return by_how_chosen(reviewed(frame[frame["split"] == split]))[0]
 
 
 def _out_of_fold(train: pd.DataFrame, fitted: FittedProbe) -> tuple[pd.DataFrame, np.ndarray]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.core.errors import AbstainError
+from abstain.data.store.splits import by_how_chosen
 from abstain.learning.evaluation.selective_prediction import Confidences
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Resamples, bootstrap, bounded
@@ -53,6 +54,14 @@ class ReviewedSplit:
             "drawn_unevenly": int((self.weight < 1).sum()),
             "effective_sample_size": metrics.effective_sample_size(self.weight),
         }
+
+    def by_how_chosen(self, of_all: bool = True) -> tuple[ReviewedSplit, ReviewedSplit]:
+        """The answers that count, and those apart from them (`splits.by_how_chosen`)."""
+        counted, apart = (
+            ReviewedSplit(rows, self.scores.loc[rows.index], self.calibrated.loc[rows.index])
+            for rows in by_how_chosen(self.rows, of_all)
+        )
+        return counted, apart
 
     def raw(self, name: str) -> np.ndarray:
         """The raw confidences of the scorer `name`, float64 (rows,)."""

@@ -40,8 +40,6 @@ POWER = 0.8
 MOST_REVIEWS = 1_000_000
 MIN_GROUPS = 10
 """The fewest groups whose answers give a guarantee."""
-MIN_DRAWN = 100
-"""With fewer answers drawn with known probabilities, the others are tested, too."""
 VOID = "void if handbook, model or questions change"
 
 

@@ -142,7 +142,8 @@ def _share(rate: Mapping[str, float]) -> str:
 
 
 def _weights(holdout: Mapping[str, Any]) -> str:
-    text = f"The hold-out has {count(holdout['rows'], 'answer')}, labelled by: {holdout['label_source']}."
+    apart = f" (and {holdout['volunteered']['rows']:,} apart)" if holdout["volunteered"] else ""
+    text = f"The hold-out has {count(holdout['rows'], 'answer')}{apart}, labelled by: {holdout['label_source']}."
     if not holdout["drawn_unevenly"]:
         return f"{text} All of them were equally likely to be reviewed."
     return (

@@ -68,11 +68,9 @@ def _guaranteed(evaluated: Evaluated) -> str:
 
 def _volunteered(evaluated: Evaluated) -> list[str]:
     """What the threshold gave of reviews that chose themselves, where enough others were drawn."""
-    apart = evaluated.threshold["volunteered"]
-    if apart is None:
-        return []
-    count_of = count(apart["rows"], "review")
-    return [labelled("Reviews that were not drawn", f"{count_of} are not counted in this: of these, {_shows(apart)}.")]
+    apart = {"validation split": evaluated.threshold["volunteered"], "hold-out": evaluated.holdout["volunteered"]}
+    found = [f"{count(of['rows'], 'review')} of the {name}, where {_shows(of)}" for name, of in apart.items() if of]
+    return [labelled("Reviews that chose themselves", f"not counted here: {'; '.join(found)}.")] if found else []
 
 
 def _measured(evaluated: Evaluated) -> str:

@@ -1,5 +1,7 @@
 """DVC stage `evaluate`: every scorer on the frozen hold-out and on the newest window, as metrics, plots and scores."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from abstain.config.params import Params
@@ -9,7 +11,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import by_how_chosen, reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
@@ -25,27 +27,32 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import read_base_model, read_labelled_states
 
-KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability"]
+KEPT = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability", "drawn"]
 
 
 def stage(params: Params) -> None:
-    candidate = _read_candidate(params)
-    _write(evaluate(params, candidate), candidate)
-
-
-def _read_candidate(params: Params) -> Candidate:
     frame, states = read_labelled_states()
     scorers = _read_scorers(params, frame)
-    parts = _reviewed_splits(params, frame, states, scorers)
-    rows = parts["holdout"].rows
-    if rows.empty:
+    splits = _reviewed_splits(params, frame, states, scorers)
+    _write(evaluate(params, _read_candidate(params, scorers, splits)), scorers.served, splits)
+
+
+def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, ReviewedSplit]) -> Candidate:
+    if splits["holdout"].rows.empty:
         raise AbstainError(
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
         )
+    threshold = artifacts.read_json(paths.THRESHOLD)
+    holdout, volunteered = splits["holdout"].by_how_chosen(threshold["drawn"])
+    newest, _ = splits["newest"].by_how_chosen(threshold["drawn"])
+    rows = holdout.rows
     ideal = read_ideal_answers()
     return Candidate(
-        **parts,
         scorers=scorers,
+        validation=splits["validation"],
+        holdout=holdout,
+        volunteered=volunteered,
+        newest=newest,
         interactions=DataStore(paths.DATA).interactions(rows["interaction_id"]),
         ideal_answers=[ideal.get(name) for name in rows["interaction_id"]],
         rouge=read_rouge(rows),
@@ -54,7 +61,7 @@ def _read_candidate(params: Params) -> Candidate:
         },
         base_model=read_base_model(),
         calibration=artifacts.read_json(paths.CALIBRATION)["method"],
-        threshold=artifacts.read_json(paths.THRESHOLD),
+        threshold=threshold,
         choice=artifacts.read_json(paths.CHOICE),
         served=artifacts.read_json(paths.SERVED),
         ablations=artifacts.read_json(paths.ABLATIONS),
@@ -79,9 +86,13 @@ def _read_scorers(params: Params, frame: pd.DataFrame) -> ScoreTable:
 def _reviewed_splits(
     params: Params, frame: pd.DataFrame, states: StateTable, scorers: ScoreTable
 ) -> dict[str, ReviewedSplit]:
-    """The reviewed answers by split, scored by all scorers; probabilities are calibrated on those of `validation`."""
+    """The reviewed answers by split, scored by all scorers; probabilities are calibrated on those of `validation`.
+
+    Of `validation` those that the threshold was tuned on.
+    """
     signals = artifacts.read_signals("asked").reindex(frame["interaction_id"]).set_axis(frame.index)
     rows = {split: reviewed(frame[frame["split"] == split]) for split in ("validation", "holdout", "newest")}
+    rows["validation"], _ = by_how_chosen(rows["validation"])
     scores = {split: scorers.table(states.subset(of.index), signals.loc[of.index]) for split, of in rows.items()}
     validation = ReviewedSplit(rows["validation"], scores["validation"], scores["validation"])
     shipped = calibrator_from_dict(artifacts.read_json(paths.CALIBRATION))  # fitted in the same way
@@ -111,16 +122,16 @@ def _read_changed(params: Params, name: str, holdout: pd.DataFrame, scorers: Sco
     return scorers.table([states[one] for one in names], signals)
 
 
-def _write(found: Evaluation, candidate: Candidate) -> None:
+def _write(found: Evaluation, served: str, splits: Mapping[str, ReviewedSplit]) -> None:
+    """`splits`: every reviewed answer of the hold-out and the newest window has its scores written."""
     artifacts.write_json(paths.METRICS, found.metrics)
     artifacts.write_json(paths.EVALUATION, found.content)
     with artifacts.whole_folder(paths.PLOTS) as folder:
         for name, table in found.plots.items():
             artifacts.write_text(folder / f"{name}.csv", table.to_csv(index=False))
-    served, parts = candidate.scorers.served, (candidate.holdout, candidate.newest)
     scores = [
         of.rows[KEPT].join(of.scores).assign(confidence=of.raw(served), probability=of.probability(served))
-        for of in parts
+        for of in (splits["holdout"], splits["newest"])
     ]
     write_atomically(paths.SCORES, pd.concat(scores).to_parquet(index=False))
 

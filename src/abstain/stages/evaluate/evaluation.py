@@ -33,15 +33,17 @@ UNCALIBRATED = ("lstm", "lstm_no_huber")
 class Candidate:
     """What the stages before have left of a candidate.
 
-    `validation`, `holdout` and `newest` are scored by all `scorers`. `interactions`, `ideal_answers` (None where there
-    is none) and `rouge` are of the hold-out's rows, in this order. `changed` has, by audit, the scores of the changed
-    answers: a part of the hold-out's rows. `calibration` is the method that was fitted. `threshold`, `choice` of a
+    `validation`, `holdout` and `newest` are scored by all `scorers`; `volunteered` are the hold-out's answers that are
+    apart from `holdout`, because their reviews chose themselves. `interactions`, `ideal_answers` (None where there is
+    none) and `rouge` are of the rows of `holdout`, in this order. `changed` has, by audit, the scores of the changed
+    answers: a part of these rows. `calibration` is the method that was fitted. `threshold`, `choice` of a
     probe, `served`, `ablations`, `features`, `conditions` and `regressors` are the parsed summaries of their stages.
     """
 
     scorers: ScoreTable
     validation: ReviewedSplit
     holdout: ReviewedSplit
+    volunteered: ReviewedSplit
     newest: ReviewedSplit
     interactions: list[Interaction]
     ideal_answers: list[str | None]
@@ -89,7 +91,7 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
         **holdout.counts,
         "base_rate": metrics.mean(holdout.correct, holdout.weight),
         "label_source": "/".join(sorted(holdout.rows["source"].unique())),
-        "digest": holdout_digest(list(holdout.rows["interaction_id"]), holdout.correct.tolist()),
+        "digest": _digest(holdout, candidate.volunteered),
         "served": {key: candidate.served[key] for key in ("name", "kind", "forward_tokens")},
         "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
         "at_threshold": {**at[used], **holdout.shown(served, marked[used], _resamples(params))},
@@ -100,6 +102,7 @@ def evaluate(params: Params, candidate: Candidate) -> Evaluation:
             "min_rows": params.gate.min_slice,
         },
         "without_twins": _without_twins(holdout, served, marked[used]),
+        "volunteered": _volunteered(candidate.volunteered, served, marked[used]),
     }
     auroc = metrics.auroc(newest.correct, newest.raw(served), newest.weight)
     tables = curves.tables(holdout, served, drawn, params.gate.min_slice)
@@ -119,6 +122,20 @@ def _without_twins(holdout: ReviewedSplit, served: str, threshold: float) -> dic
         "error_rate": metrics.mean((confidence >= threshold) * (1 - correct), weight),
     }
     return {"rows": int(apart.sum()), "twins": int((~apart).sum()), **figures}
+
+
+def _digest(*parts: ReviewedSplit) -> str:
+    """The hold-out's, which the reviews that do not count are of, too."""
+    rows = pd.concat([part.rows for part in parts])
+    return holdout_digest(list(rows["interaction_id"]), rows["correct"].astype(bool).tolist())
+
+
+def _volunteered(apart: ReviewedSplit, served: str, threshold: float) -> dict[str, Any] | None:
+    """The served scorer on the `rows` that chose themselves; None where none are apart."""
+    if apart.rows.empty:
+        return None
+    at = at_threshold(apart.correct, apart.raw(served), threshold, apart.weight)
+    return {"rows": len(apart.rows), **{name: at[name] for name in ("precision", "coverage")}}
 
 
 def _marked(threshold: Mapping[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import by_how_chosen, reviewed
 from abstain.learning.estimators.correctness_targets import correctness
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor
 from abstain.learning.metrics.bootstrap import Resamples
@@ -102,7 +102,7 @@ def _judged(
         threshold = tune_t(score[train], fitted.out_of_fold, THRESHOLDS, weight)
     except AbstainError as why:
         return {"holdout": None, "note": str(why)}
-    rows = reviewed(frame[frame["split"] == "holdout"])
+    rows, _ = by_how_chosen(reviewed(frame[frame["split"] == "holdout"]))
     at = frame.index.get_indexer(rows.index)
     weights = row_weights(rows["inclusion_probability"].to_numpy(float))
     resamples = Resamples(params.gate.bootstrap, params.gate.seed)

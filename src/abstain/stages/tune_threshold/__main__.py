@@ -8,15 +8,10 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import reviewed
+from abstain.data.store.splits import by_how_chosen, reviewed
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.learning.thresholds.risk_control import (
-    MIN_DRAWN,
-    ControlledThreshold,
-    ReviewedAnswers,
-    control_risk,
-)
+from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk
 from abstain.learning.thresholds.selection import operating_point, tune_threshold
 from abstain.stages.shared import artifacts
 
@@ -25,7 +20,7 @@ def stage(params: Params) -> None:
     served = pd.read_parquet(paths.SERVED_CONFIDENCES).set_index("interaction_id")["confidence"]
     frame = artifacts.read_dataset_frame()
     frame = frame[frame["interaction_id"].isin(served.index)]
-    validation, volunteered = _by_how_chosen(reviewed(frame[frame["split"] == "validation"]))
+    validation, volunteered = by_how_chosen(reviewed(frame[frame["split"] == "validation"]))
     tested = _answers(validation, served)
     train = frame[frame["split"] == "train"]
     if not (judged := reviewed(train)).empty:  # the guarantee does not depend on them, so thumbs suffice
@@ -61,18 +56,6 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.CALIBRATION, calibrator.to_dict())
 
 
-def _by_how_chosen(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The reviewed answers to tune and calibrate on, and those apart from them.
-
-    Where enough answers were drawn with known probabilities, these stand for all answers, and reviews that chose
-    themselves say nothing more of these. With fewer, all are taken, and stand for answers like them.
-    """
-    drawn = rows["inclusion_probability"].notna()
-    if drawn.sum() < MIN_DRAWN:
-        return rows, rows.iloc[:0]
-    return rows[drawn], rows[~drawn]
-
-
 def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
     # One without a confidence is withheld. Rounded down to what JSON and the ONNX metadata carry, so that no tested
     # answer falls below its own threshold.
@@ -82,7 +65,7 @@ def _answers(rows: pd.DataFrame, served: pd.Series) -> ReviewedAnswers:
         correct=rows["correct"].to_numpy(int),
         weight=row_weights(rows["inclusion_probability"].to_numpy(float)),
         groups=rows["group"].to_numpy(),
-        drawn=bool(rows["inclusion_probability"].notna().all()),
+        drawn=bool(rows["drawn"].all()),
     )
 
 

@@ -1,0 +1,106 @@
+"""What a logged gate that shows by chance says of all answers, by the verdicts on what it has shown."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from abstain.core.contracts import SMALLEST_INCLUSION
+from abstain.data.labels.training_table import training_table
+from abstain.learning.metrics.bootstrap import bootstrap
+from abstain.learning.metrics.weighted_metrics import precision, row_weights
+from tests.data.frames import BY_GROUP, LABELS, reviews, thumbs
+
+LOGS, ANSWERS, THRESHOLD = 40, 1500, 0.6
+ASKED = pd.Timestamp("2026-09-01", tz="UTC")
+
+
+@pytest.fixture(scope="module")
+def answers() -> pd.DataFrame:
+    """The same answers in every `log`, each shown by chance, the more likely the `easier` it is.
+
+    An easy answer is more often correct, whatever the `confidence` of a new scorer is.
+    """
+    generator = np.random.default_rng(3)
+    easy, confidence = generator.random((2, ANSWERS))
+    one = pd.DataFrame({"confidence": confidence, "propensity": 0.05 + 0.9 * easy})
+    one["correct"] = generator.random(ANSWERS) < 0.7 * easy + 0.3 * confidence
+    rows = pd.concat([one.assign(log=log) for log in range(LOGS)], ignore_index=True)
+    shown = generator.random(len(rows)) < rows["propensity"]
+    return rows.assign(
+        interaction_id=[f"i-{at:06d}" for at in range(len(rows))],
+        asked_at=ASKED + pd.to_timedelta(np.arange(len(rows)), unit="s"),
+        group=[f"g-{at % 500}" for at in range(len(rows))],
+        product=None,
+        line_of_business=None,
+        decision=np.where(shown, "shown", "withheld"),
+        batch="000001",
+        refusal=False,
+        question_twin=pd.array([pd.NA] * len(rows), "Int64"),
+        answer_twin=pd.array([pd.NA] * len(rows), "Int64"),
+    )
+
+
+def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The table of verdicts on what was shown: thumbs, or reviews that nobody drew."""
+    shown = answers[answers["decision"] == "shown"]
+    about, moment = {"interaction_id": shown["interaction_id"]}, ASKED + pd.Timedelta(days=1)
+    up = pd.DataFrame({**about, "given_at": moment, "thumb": np.where(shown["correct"], "up", "down"), "user": None})
+    verdicts = dict.fromkeys(("complete", "correct", "truthful"), shown["correct"])
+    judged = pd.DataFrame(
+        {**about, "reviewed_at": moment, "reviewer": "a", **verdicts, "inclusion_probability": np.nan}
+    )
+    given = (up, reviews([])) if by == "thumb" else (thumbs([]), judged)
+    table, _ = training_table(answers, *given, LABELS, BY_GROUP)
+    return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
+
+
+def off_by(found: list[float], truth: float) -> float:
+    """How many standard errors of their mean the estimates are away from the truth."""
+    return abs(np.mean(found) - truth) / (np.std(found, ddof=1) / np.sqrt(len(found)))
+
+
+@pytest.mark.parametrize("by", ["thumb", "review"])
+def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers: pd.DataFrame, by: str) -> None:
+    all_answers = answers[answers["log"] == 0]
+    truth = all_answers.loc[all_answers["confidence"] >= THRESHOLD, "correct"].mean()
+    weighted, unweighted, holds = [], [], []
+    for _, log in labelled(answers, by).groupby("log"):
+        weight = row_weights(log["inclusion_probability"].to_numpy())
+        figure = partial(precision, log["correct"].to_numpy(), log["confidence"].to_numpy(), threshold=THRESHOLD)
+        found = bootstrap({"": figure}, np.arange(len(log)), 200, 1, weight)[""]
+        weighted.append(found.value)
+        unweighted.append(figure(np.ones(len(log))))
+        low, high = found.interval
+        holds.append(low <= truth <= high)
+    assert off_by(weighted, truth) < 3 and np.mean(holds) >= 0.85
+    assert off_by(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
+
+
+def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: pd.DataFrame) -> None:
+    few = answers[answers["log"] == 0].copy()
+    few.loc[few.index[:10], ["decision", "propensity"]] = ["shown", 1e-9]
+    found = labelled(few, "review")
+    known = found.merge(few[["interaction_id", "decision", "propensity"]], on="interaction_id")
+    expected = known["propensity"].clip(lower=SMALLEST_INCLUSION)
+    assert (known["inclusion_probability"] == expected).all() and not known["drawn"].any()
+    assert (known["inclusion_probability"] == SMALLEST_INCLUSION).sum() == 10
+    withheld = few.assign(decision=np.where(few["decision"] == "shown", "withheld", "shown"))
+    judged = (
+        reviews([])
+        .reindex(range(len(few)))
+        .assign(
+            interaction_id=few["interaction_id"].tolist(),
+            reviewed_at=ASKED + pd.Timedelta(days=1),
+            reviewer="a",
+            complete=True,
+            correct=few["correct"].tolist(),
+            truthful=True,
+        )
+    )
+    table, _ = training_table(withheld, thumbs([]), judged, LABELS, BY_GROUP)
+    of = table.merge(withheld[["interaction_id", "decision"]], on="interaction_id")
+    assert (of["inclusion_probability"].isna() == (of["decision"] == "withheld")).all()
