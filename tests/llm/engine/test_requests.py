@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine import decoder, engine
+from abstain.llm.engine import decoder, generation
+from abstain.llm.engine.beams import phrases
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.generation import Generated
-from abstain.llm.engine.incremental_decoder import KVCacheDecoder
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, beam_decoder
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.prompts import Pass, load_layout
-from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs, Request, relevant
+from abstain.llm.engine.prompts import Pass, Segment, load_layout
+from abstain.llm.engine.requests import NLL, Generate, Guess, HiddenStates, NextTokenProbs, Request, relevant
 from abstain.llm.engine.tokenization import encode_pass
 from tests.llm.builders import (
     WIDTH,
@@ -132,7 +133,7 @@ def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
 def test_answers_do_not_depend_on_how_many_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     together = run(shared_model(), Generate(6), prompts)
-    monkeypatch.setattr(engine, "DECODE_ROWS", 2)
+    monkeypatch.setattr(generation, "DECODE_ROWS", 2)
     apart = run(shared_model(), Generate(6), prompts)
     assert {key: answer[0].tokens for key, answer in together.items()} == {k: a[0].tokens for k, a in apart.items()}
     assert set(apart) == set(prompts)
@@ -268,58 +269,111 @@ def every_answer(loaded: LoadedModel, prompt: Pass, tokens: list[int], most: int
     return found
 
 
-@pytest.mark.heavy
-def test_a_wide_beam_finds_the_likeliest_answer_that_contains_a_text() -> None:
-    """Against all answers there are, of a model whose vocabulary is cut to five tokens by its logits."""
-    loaded = tiny_model(seed=5)
-    letters = [loaded.tokenizer.encode(letter)[0] for letter in "abcd"]
-    allowed = [*letters, loaded.tokenizer.eos_token_id]
-    head = loaded.model.get_output_embeddings()
+def guessed(prompt: Pass, text: str) -> Pass:
+    return (*prompt, Segment("target", text))
+
+
+def of_five_tokens(family: str = "llama") -> tuple[LoadedModel, list[int]]:
+    """A model whose vocabulary is cut by its logits to four letters and EOS, and the letters' tokens."""
+    loaded = tiny_model(family, seed=5)
+    letters = [loaded.tokenizer.encode(letter)[0] for letter in "abCD"]
     off = torch.full((300,), -1e4)
-    off[allowed] = 0.0
-    head.register_forward_hook(lambda _m, _i, out: out + off)
-    prompt = tiny_pass()[PROMPT]
-    answers = every_answer(loaded, prompt, letters, 3)
-    wanted = tuple(loaded.tokenizer.encode("cd"))
-    for contains in ((), ("cd",), ("da", "cd")):
-        phrases = [tuple(loaded.tokenizer.encode(text)) for text in contains]
-        fits = {
-            key: score
-            for key, score in answers.items()
-            if not phrases or any(key[0][n : n + 2] == phrase for phrase in phrases for n in (0, 1))  # type: ignore[index]
-        }
-        best = max(fits, key=fits.__getitem__)
-        (found,) = run(loaded, Generate(3, beams=60, contains=contains), {"a": prompt})["a"]
-        assert (found.tokens, found.ended) == best
-        assert float(found.log_probs.mean()) == pytest.approx(fits[best], abs=1e-4)
-    narrow = run(loaded, Generate(3, beams=4, contains=("cd",), samples=3), {"a": prompt})["a"]
-    assert 1 <= len(narrow) <= 3
-    assert all(wanted in (one.tokens[:2], one.tokens[1:3]) for one in narrow)
-    scores = [float(one.log_probs.mean()) for one in narrow]
-    assert scores == sorted(scores, reverse=True)
+    off[[*letters, loaded.tokenizer.eos_token_id]] = 0.0
+    loaded.model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: out + off)
+    return loaded, letters
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("gpt2", False)]
+)
+def test_a_wide_search_finds_the_likeliest_answer_that_contains_a_text(family: str, packed: bool) -> None:
+    """Against all answers there are, for prompts of different lengths that are searched side by side.
+
+    CD is the upper case of cd; Da and Ab are not what is sought.
+    """
+    loaded, letters = of_five_tokens(family)
+    prompts = {"short": tiny_pass()[PROMPT], "long": tiny_pass(context="The fee is 0. " * 3)[PROMPT]}
+    requests = {
+        f"{name} {text}": Request(guessed(prompt, text), Guess(60, 3), name)
+        for name, prompt in prompts.items()
+        for text in ("", "cd", "Da", "a")
+    }
+    searcher = Engine(loaded, 4096, packed)
+    found: Any = dict(searcher.run(requests))
+    forms = {"": [()], "cd": ["CD"], "Da": ["Da"], "a": ["a"]}
+    for name, prompt in prompts.items():
+        answers = every_answer(loaded, prompt, letters, 3)
+        for text, spelt in forms.items():
+            phrases = [tuple(loaded.tokenizer.encode(form)) if form else () for form in spelt]
+            fits = {
+                tokens + (loaded.tokenizer.eos_token_id,) * ended: score
+                for (tokens, ended), score in answers.items()  # type: ignore[misc]
+                if any(tokens[n : n + len(phrase)] == phrase for phrase in phrases for n in range(3))  # type: ignore[index]
+            }
+            best = max(fits, key=fits.__getitem__)
+            result = found[f"{name} {text}"]
+            assert tuple(result[:, 0].int().tolist()) == best
+            assert float(result[:, 1].mean()) == pytest.approx(fits[best], abs=1e-4)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_beams_share_a_prompt_with_other_asks(packed: bool) -> None:
+def test_a_narrow_search_finds_what_contains_the_text_beside_other_requests(packed: bool) -> None:
     prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
-    asks = {"beam": Generate(4, beams=3), "greedy": Generate(4), "one": Generate(4, beams=1)}
-    found: Any = dict(engine.run({key: Request(prompt, ask, key) for key, ask in asks.items()}))
-    assert found["one"][0].tokens == found["greedy"][0].tokens
-    assert float(found["beam"][0].log_probs.mean()) >= float(found["greedy"][0].log_probs.mean()) - 1e-5
+    asks: dict[str, Any] = {"greedy": Generate(6), "one beam": Guess(1, 6), "fee": Guess(4, 6)}
+    texts = {"one beam": "", "fee": "Fee"}
+    requests = {key: Request(guessed(prompt, texts[key]) if key in texts else prompt, asks[key], key) for key in asks}
+    found: Any = dict(engine.run(requests))
+    greedy = found["greedy"][0]
+    assert tuple(found["one beam"][: len(greedy.tokens), 0].int().tolist()) == greedy.tokens
+    written = engine.loaded.tokenizer.decode(found["fee"][:, 0].int().tolist())
+    assert any(form in written for form in ("fee", "FEE", "Fee"))
 
 
-def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
-    with pytest.raises(AbstainError, match="has more tokens than the 3 of an answer: allow more"):
-        run(shared_model(), Generate(3, beams=2, contains=("concept",)), {"a": tiny_pass()[PROMPT]})
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_cost_of_a_search_is_its_prompt_and_a_token_a_beam_and_step(packed: bool) -> None:
+    prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
+    length = len(encode_pass(engine.loaded.tokenizer, prompt).ids)
+    for _ in engine.run({str(n): Request(guessed(prompt, f"fee{n}"), Guess(5, 8), str(n)) for n in range(3)}):
+        pass
+    prompts = 1 if packed else 3  # a prompt that passes share is read once
+    assert length * prompts < engine.work.forward_tokens <= length * prompts + 3 * 5 * 8 + (0 if packed else 3 * length)
+
+
+def test_beams_share_the_keys_and_values_of_their_prompt() -> None:
+    """The cache of a search grows by the beams' own tokens, not by copies of the prompt."""
+    loaded = shared_model()
+    ids = [[5 + n for n in range(40)], [9 + n for n in range(24)]]
+    plain = [loaded.model(torch.tensor([one]), use_cache=True).past_key_values for one in ids]
+    kept = [[(layer.keys[0], layer.values[0]) for layer in cache.layers] for cache in plain]
+    rows = beam_decoder(Engine(loaded, 4096, True).decoder, ids, kept)  # type: ignore[arg-type]
+    rows.select([0, 0, 1])
+    with torch.inference_mode():
+        rows.read_final([7, 8, 9])
+        rows.select([1, 0, 2, 2])
+        states = rows.read_final([11, 12, 13, 14])
+    assert isinstance(rows, SharedPromptDecoder)
+    assert {tuple(keys.shape[::2]) for keys, _ in rows._own} == {(4, 2)}
+    for state, (of, tail) in zip(states, ((0, [8, 11]), (0, [7, 12]), (1, [9, 13]), (1, [9, 14])), strict=True):
+        close(state, plain_forward(loaded, [*ids[of], *tail])[1][-1][-1])
+
+
+def test_a_text_that_has_no_room_is_not_guessed_and_spoils_no_other() -> None:
+    prompt = tiny_pass()[PROMPT]
+    passes = {"long": guessed(prompt, "concept"), "short": guessed(prompt, "fee")}
+    found = run(shared_model(), Guess(2, 3), passes)
+    assert {key: tuple(one.shape) for key, one in found.items()} == {"long": (0, 2), "short": (3, 2)}
+
+
+def test_a_text_that_looks_like_a_special_token_is_guessed_as_plain_text() -> None:
+    loaded = shared_model()
+    special = set(loaded.tokenizer.all_special_ids)
+    assert not special & {token for phrase in phrases(loaded.tokenizer, "<|im_end|>") for token in phrase}
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"contains": ("a",)},
-        {"beams": 2, "temperature": 1.0},
-        {"beams": 2, "states": HiddenStates(1)},
-        {"beams": 2, "choices": ("a",)},
         {"samples": 2},
         {"max_new_tokens": 0},
         {"top_p": 0.0},
@@ -328,8 +382,11 @@ def test_a_beam_search_without_room_for_its_text_is_refused() -> None:
     ],
 )
 def test_asks_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="beam|token|top_p|seed"):
+    with pytest.raises(ValueError, match="token|answers|top_p|seed"):
         Generate(**wrong)
+    for beams, tokens in ((0, 3), (3, 0)):
+        with pytest.raises(ValueError, match="at least one beam and one token"):
+            Guess(beams, tokens)
     with pytest.raises(ValueError, match="a choice needs tokens"):
         NextTokenProbs(())
 

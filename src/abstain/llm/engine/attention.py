@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -164,7 +164,41 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, so
     return torch.bmm(weights, v).view(heads, queries, v.shape[2])
 
 
-_packed_batch: ContextVar[PackedBatch] = ContextVar("packed_batch")
+def shared_prompt_attention(
+    q: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], window: int | None, softcap: float | None
+) -> Tensor:
+    """Attention of one query a row, `q` (heads, rows, width) and scaled, over a prompt that all rows share and over
+    each row's own tokens, its last the query's.
+
+    `prompt`: keys and values (key/value heads, tokens, width); `own`: (rows, key/value heads, tokens, width). Shaped
+    like `q`.
+    """
+    low = prompt[0].shape[1] + own[0].shape[2] - window if window else 0
+    of_prompt, of_row = max(low, 0), max(low - prompt[0].shape[1], 0)
+    prompt_keys, prompt_values = (one[:, of_prompt:] for one in prompt)
+    keys, values = (one[:, :, of_row:] for one in own)
+    (heads, rows, width), groups, shared = q.shape, prompt_keys.shape[0], prompt_keys.shape[1]
+    query = q.view(groups, heads // groups, rows, width)
+    by_prompt = torch.bmm(query.reshape(groups, -1, width), prompt_keys.transpose(1, 2))
+    by_row = torch.matmul(query.permute(2, 0, 1, 3), keys.transpose(2, 3))  # (rows, groups, heads a group, tokens)
+    scores = torch.cat([by_prompt.view(groups, -1, rows, shared), by_row.permute(1, 2, 0, 3)], -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = scores.softmax(-1)
+    out = torch.bmm(weights[..., :shared].reshape(groups, -1, shared), prompt_values).view(groups, -1, rows, width)
+    out = out + torch.matmul(weights[..., shared:].permute(2, 0, 1, 3), values).permute(1, 2, 0, 3)
+    return out.reshape(heads, rows, width)
+
+
+class Attends(Protocol):
+    """What takes the place of a model's attention during a forward pass of one row of tokens; see `PackedBatch`."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor: ...
+
+
+_packed_batch: ContextVar[Attends] = ContextVar("packed_batch")
 
 
 def _attention(
@@ -197,7 +231,7 @@ def _register() -> None:
 
 
 @contextmanager
-def packed_attention(config: Any, batch: PackedBatch) -> Iterator[None]:
+def packed_attention(config: Any, batch: Attends) -> Iterator[None]:
     """Within the block, the model of `config` uses the attention of `batch`; afterwards it is as before."""
     _register()
     before = config._attn_implementation

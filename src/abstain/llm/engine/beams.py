@@ -1,34 +1,38 @@
-"""Constrained beam search: the likeliest answers that contain one of several phrases.
+"""Constrained beam search: the likeliest answers that contain a text, for many prompts at once.
 
-The beams of a step are shared out over banks, one for each number of tokens that a beam still lacks of a phrase
+The beams of a step are shared out over banks, one for each number of tokens that a beam still lacks of the text
 (Anderson et al. 2017, "Guided open vocabulary image captioning with constrained beam search", with one beam size for
-all banks together, as Post and Vilar 2018 have it): beams on their way to a phrase are not crowded out by fluent
-ones that will never contain it. Without phrases it is plain beam search.
+all banks together, as Post and Vilar 2018 have it): beams on their way to the text are not crowded out by fluent
+ones that will never contain it.
+
+All searches go one token on together: a step reads the model's weights once for all their beams. A search ends early
+where no beam can become better than the best answer that is finished.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.decoder import Decoder, Hook
-from abstain.llm.engine.incremental_decoder import KVCacheDecoder
-from abstain.llm.engine.requests import Generate
+from abstain.llm.engine.decoder import Decoder
+from abstain.llm.engine.incremental_decoder import beam_decoder
+from abstain.llm.engine.requests import Guess
+from abstain.llm.engine.tokenization import ENCODING
 
 
 @dataclass(frozen=True)
 class Beam:
-    """Tokens so far (EOS left out) and the log-probability of each, and of EOS where it `ended`."""
+    """Tokens so far, an EOS that ended it included, and the log-probability of each; `lacks`: those of the text that
+    are missing."""
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
     lacks: int = 0
-    ended: bool = False
 
     @property
     def score(self) -> float:
@@ -36,82 +40,146 @@ class Beam:
         return sum(self.log_probs) / max(len(self.log_probs), 1)
 
 
-def search(
-    decoder: Decoder, ids: list[int], state: Tensor, keys_values: KeysValues | None, ask: Generate, eos: int | None
-) -> list[Beam]:
-    """The `ask.samples` best of `ask.beams` beams that contain one of `ask.contains`, best first.
+@dataclass(eq=False)
+class Sought:
+    """A prompt whose answer is to contain `target`: token ids, final state (1, d), and keys and values if it packs."""
 
-    There are fewer where the limit of tokens leaves room for fewer. Raises `AbstainError` where it is shorter than
-    every phrase.
-    """
-    phrases = _phrases(decoder, ask.contains)
-    if phrases and min(map(len, phrases)) > ask.max_new_tokens:
-        raise AbstainError(
-            Code.TOO_LONG, f"{ask.contains} has more tokens than the {ask.max_new_tokens} of an answer: allow more"
-        )
-    kv_decoder = KVCacheDecoder(decoder, [ids], [keys_values])
-    beams, finished = [Beam(lacks=_lacks((), phrases))], list[Beam]()
-    rows: list[int] = []
-    for _ in range(ask.max_new_tokens):
-        if rows:  # what was chosen last is read only where something is to follow it
-            kv_decoder.select(rows)
-            state = kv_decoder.read([beam.tokens[-1] for beam in beams], set())[Hook(decoder.n_layers)]
-        candidates = _continuations(beams, decoder.logits(state).log_softmax(-1), phrases, ask, eos)
-        finished += [beam for beam, _ in candidates if beam.ended]
-        going_on = _shared_out([(beam, row) for beam, row in candidates if not beam.ended], ask.beams)
+    ids: list[int]
+    state: Tensor
+    keys_values: KeysValues | None
+    ask: Guess
+    target: str
+
+
+def search(decoder: Decoder, prompts: Sequence[Sought], eos: int | None) -> list[Tensor]:
+    """The best beam for each prompt: (steps, 2), float32, token and log-probability; shapes and rules: `Guess`."""
+    searches = [_Search(phrases(decoder.loaded.tokenizer, prompt.target), prompt.ask, eos) for prompt in prompts]
+    state = torch.cat([prompt.state for prompt in prompts])
+    rows = beam_decoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
+    for prompt in prompts:
+        prompt.keys_values = None
+    while True:
+        log_p = decoder.logits(state).log_softmax(-1)
+        going_on: list[tuple[int, int]] = []  # the row that each new beam continues, and its new token
+        first = 0
+        for one in searches:
+            here = len(one.beams)
+            if here:
+                going_on += [(first + row, token) for row, token in one.step(log_p[first : first + here])]
+            first += here
         if not going_on:
-            break
-        beams, rows = [beam for beam, _ in going_on], [row for _, row in going_on]
-    finished += [beam for beam in beams if not beam.lacks]
-    return sorted(finished, key=lambda beam: -beam.score)[: ask.samples]
+            return [one.result() for one in searches]
+        rows.select([row for row, _ in going_on])
+        state = rows.read_final([token for _, token in going_on])
 
 
-def _continuations(
-    beams: Sequence[Beam], log_p: Tensor, phrases: Sequence[tuple[int, ...]], ask: Generate, eos: int | None
-) -> list[tuple[Beam, int]]:
-    """Each beam with its likeliest next tokens, and with those that take it on in a phrase; and its row."""
-    found = []
-    likeliest = log_p.topk(min(2 * ask.beams, log_p.shape[1]), -1).indices.tolist()
-    for row, beam in enumerate(beams):
-        tokens = dict.fromkeys(likeliest[row])
-        if beam.lacks:
-            tokens |= dict.fromkeys(phrase[_begun(beam.tokens, phrase)] for phrase in phrases)
-        for token in tokens:
-            log_probs = (*beam.log_probs, float(log_p[row, token]))
-            if token != eos:
-                longer = (*beam.tokens, token)
-                lacks = _lacks(longer, phrases) if beam.lacks else 0
-                if len(longer) + lacks <= ask.max_new_tokens:
-                    found.append((Beam(longer, log_probs, lacks), row))
-            elif not beam.lacks:
-                found.append((Beam(beam.tokens, log_probs, 0, ended=True), row))
-    return found
+class _Search:
+    """The beams of one prompt. There are none where no form of the text has room."""
+
+    def __init__(self, texts: Sequence[tuple[int, ...]], ask: Guess, eos: int | None) -> None:
+        self._phrases, self._ask, self._eos = texts, ask, eos
+        self._of_phrases = sorted({token for phrase in texts for token in phrase})
+        self._shortest = min(map(len, texts))
+        self.beams = [Beam(lacks=self._shortest)]
+        self._best: Beam | None = None
+
+    def step(self, log_p: Tensor) -> list[tuple[int, int]]:
+        """Take all beams one token on by `log_p` (beams, vocabulary): (old row, new token) of each that goes on."""
+        chosen = _shared_out(self._candidates(log_p), self._ask.beams)
+        old = self.beams
+        self.beams = [
+            Beam((*old[row].tokens, token), (*old[row].log_probs, value), lacks)
+            for _, row, token, lacks, value in chosen
+        ]
+        if self._is_over():
+            self.beams = []
+            return []
+        return [(row, token) for _, row, token, _, _ in chosen]
+
+    def result(self) -> Tensor:
+        """Token and log-probability of each step of the best beam, (steps, 2); (0, 2) where there is none."""
+        best = self._best or Beam()
+        return torch.tensor([best.tokens, best.log_probs], dtype=torch.float32).T.contiguous()
+
+    def _candidates(self, log_p: Tensor) -> list[tuple[float, int, int, int, float]]:
+        """Sum of log-probabilities, row, token, tokens that it lacks, and log-probability of each continuation.
+
+        Of every beam the likeliest tokens and those that take it on in a phrase. Those with EOS are judged here.
+        """
+        top = log_p.topk(min(2 * self._ask.beams, log_p.shape[1]), -1)
+        likeliest, values = top.indices.tolist(), top.values.tolist()
+        of_phrases = log_p[:, self._of_phrases].tolist()
+        found = []
+        for row, beam in enumerate(self.beams):
+            total = sum(beam.log_probs)
+            tokens = dict(zip(likeliest[row], values[row], strict=True))
+            if beam.lacks:
+                wanted = {phrase[_begun(beam.tokens, phrase)] for phrase in self._phrases}
+                along = zip(self._of_phrases, of_phrases[row], strict=True)
+                tokens.update((token, value) for token, value in along if token in wanted)
+            for token, value in tokens.items():
+                if token == self._eos:
+                    if not beam.lacks:
+                        self._finish(Beam((*beam.tokens, token), (*beam.log_probs, value)))
+                    continue
+                lacks = self._lacks(beam, token)
+                if len(beam.tokens) + 1 + lacks <= self._ask.max_new_tokens:
+                    found.append((total + value, row, token, lacks, value))
+        return found
+
+    def _lacks(self, beam: Beam, token: int) -> int:
+        """The number of tokens missing until `beam` with `token` contains a phrase."""
+        if not beam.lacks:
+            return 0
+        if token not in self._of_phrases:
+            return self._shortest
+        tokens = (*beam.tokens, token)
+        if any(tokens[-len(phrase) :] == phrase for phrase in self._phrases):
+            return 0
+        return min(len(phrase) - _begun(tokens, phrase) for phrase in self._phrases)
+
+    def _is_over(self) -> bool:
+        """Whether nothing goes on, or nothing that may become better: every further token costs, or costs nothing."""
+        if self.beams and len(self.beams[0].tokens) == self._ask.max_new_tokens:
+            for beam in self.beams:  # all of them contain the text: the others had no room left
+                self._finish(beam)
+            return True
+        most = max((sum(beam.log_probs) for beam in self.beams), default=float("-inf"))
+        return not self.beams or (self._best is not None and most / self._ask.max_new_tokens <= self._best.score)
+
+    def _finish(self, beam: Beam) -> None:
+        if self._best is None or beam.score > self._best.score:
+            self._best = beam
 
 
-def _shared_out(candidates: Sequence[tuple[Beam, int]], size: int) -> list[tuple[Beam, int]]:
+def _shared_out(
+    candidates: Sequence[tuple[float, int, int, int, float]], size: int
+) -> list[tuple[float, int, int, int, float]]:
     """The best `size` of `candidates`, taken in turns from the banks of those that lack equally much."""
-    banks: dict[int, list[tuple[Beam, int]]] = {}
-    for candidate in sorted(candidates, key=lambda candidate: -candidate[0].score):
-        banks.setdefault(candidate[0].lacks, []).append(candidate)
+    banks: dict[int, list[tuple[float, int, int, int, float]]] = {}
+    for candidate in sorted(candidates, key=lambda candidate: -candidate[0]):
+        banks.setdefault(candidate[3], []).append(candidate)
     ordered = [banks[lacks] for lacks in sorted(banks)]
     in_turns = [bank[at] for at in range(size) for bank in ordered if at < len(bank)]
     return in_turns[:size]
 
 
-def _phrases(decoder: Decoder, contains: Sequence[str]) -> list[tuple[int, ...]]:
-    """Token ids of every phrase, at the beginning of a text and after a space."""
-    tokenizer = decoder.loaded.tokenizer
-    spelt = (tokenizer.encode(f"{before}{text}", add_special_tokens=False) for text in contains for before in (" ", ""))
-    return [tuple(ids) for ids in dict.fromkeys(map(tuple, spelt)) if ids]
+def phrases(tokenizer: object, text: str) -> list[tuple[int, ...]]:
+    """Token ids of the forms of `text`, at the beginning of an answer and after a space.
+
+    The forms: as it is written, in lower and in upper case, and with a capital at its first word, or at every word.
+    What looks like a special token is split, as in a prompt. There is at least one, if need be of no tokens.
+    """
+    forms = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize(), string.capwords(text)))
+    with ENCODING:
+        spelt = [
+            tokenizer.encode(f"{before}{form}", add_special_tokens=False, split_special_tokens=True)  # type: ignore[attr-defined]
+            for form in forms
+            for before in (" ", "")
+        ]
+    return [tuple(ids) for ids in dict.fromkeys(map(tuple, spelt))]
 
 
 def _begun(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
     """The length of the longest end of `tokens` that is a beginning of `phrase`."""
     return next(n for n in range(min(len(phrase) - 1, len(tokens)), -1, -1) if tokens[len(tokens) - n :] == phrase[:n])
-
-
-def _lacks(tokens: tuple[int, ...], phrases: Sequence[tuple[int, ...]]) -> int:
-    """The number of tokens missing until `tokens` ends with one of `phrases`; 0 without phrases."""
-    if any(tokens[len(tokens) - len(phrase) :] == phrase for phrase in phrases if len(phrase) <= len(tokens)):
-        return 0
-    return min((len(phrase) - _begun(tokens, phrase) for phrase in phrases), default=0)

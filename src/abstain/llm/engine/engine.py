@@ -16,14 +16,21 @@ from abstain.llm.engine.generation import Generated, Prompt, decode
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.planner import EncodedRequest, RequestPlan, by_depth
 from abstain.llm.engine.prefix_tree import Node
-from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs, Perturb, Request, relevant
+from abstain.llm.engine.requests import (
+    NLL,
+    Generate,
+    Guess,
+    HiddenStates,
+    NextTokenProbs,
+    Perturb,
+    Request,
+    prompt_of,
+)
 from abstain.llm.engine.tokenization import encode_pass
 
 ENGINE_VERSION = "forest-1"
 """Change it with every edit that changes the last bits of a result: it is part of every cache key."""
 Result = Tensor | list[Generated]
-DECODE_ROWS = 32
-"""Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
 DECODE_BATCHES = 8
 """The number of batches whose tokens may wait, with their keys and values, to be decoded side by side."""
 
@@ -61,7 +68,7 @@ class Engine:
         ask, tokenizer = request.ask, self.loaded.tokenizer
         if isinstance(ask, Perturb):
             raise TypeError(f"{request.name}: an Engine perturbs nothing: use perturbation.engines.CausalEngine")
-        encoded = encode_pass(tokenizer, relevant(request.pass_, ask))
+        encoded = encode_pass(tokenizer, prompt_of(request))
         ids = encoded.ids
         if not ids:
             raise AbstainError(
@@ -70,6 +77,8 @@ class Engine:
         longest = len(ids)
         if isinstance(ask, Generate):
             longest += ask.max_new_tokens + bool(ask.states)  # whose last is that of EOS
+        elif isinstance(ask, Guess):
+            longest += ask.max_new_tokens
         if self.decoder.window is not None and longest > self.decoder.window:
             raise AbstainError(
                 Code.TOO_LONG,
@@ -95,11 +104,10 @@ class Engine:
                 copied = self._launch(plan, number + 1, depth)
             finish()
             for entry, path in plan.finished(number):
-                if isinstance(entry.request.ask, Generate):
+                if isinstance(entry.request.ask, Generate | Guess):
                     prompts.append(_prompt(entry, path, plan))
-                    rows = sum(prompt.rows for prompt in prompts)
-                    tokens = sum(prompt.rows * len(prompt.ids) for prompt in prompts)
-                    if rows >= DECODE_ROWS or tokens >= DECODE_BATCHES * self.batch_tokens:
+                    tokens = sum(prompt.cached_tokens for prompt in prompts)
+                    if sum(prompt.share for prompt in prompts) >= 1 or tokens >= DECODE_BATCHES * self.batch_tokens:
                         yield from decode(self.decoder, prompts)
                         prompts = []
                 else:
@@ -118,7 +126,7 @@ class Engine:
             for hook in plan.exported[run]:
                 plan.results[run].states[hook] = (wanted[run][hook][0], to_host(hooks[hook]))
             for entry in plan.ending(run):
-                if isinstance(entry.request.ask, Generate):
+                if isinstance(entry.request.ask, Generate | Guess):
                     plan.last_state[entry.key] = hooks[final][-1:].clone()
             if plan.projected[run]:
                 chosen = sorted(plan.projected[run])
@@ -219,9 +227,11 @@ def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) ->
 
 def _prompt(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) -> Prompt:
     """A pass that is to be answered, with what the decoder knows of it already."""
-    assert isinstance(entry.request.ask, Generate)
+    ask = entry.request.ask
+    assert isinstance(ask, Generate | Guess)
     keys_values = None
     if all(node in plan.kept for node in path):
         layers = zip(*(plan.kept[node] for node in path), strict=True)
         keys_values = [(torch.cat([k for k, _ in layer], 1), torch.cat([v for _, v in layer], 1)) for layer in layers]
-    return Prompt(entry.key, entry.ids, entry.request.ask, plan.last_state.pop(entry.key), keys_values, entry.choices)
+    target = entry.request.pass_[-1].text if isinstance(ask, Guess) else ""
+    return Prompt(entry.key, entry.ids, ask, plan.last_state.pop(entry.key), keys_values, entry.choices, target)

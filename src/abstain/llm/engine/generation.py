@@ -11,10 +11,15 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.beams import search
+from abstain.llm.engine.beams import Sought, search
 from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder
-from abstain.llm.engine.requests import Generate
+from abstain.llm.engine.requests import Generate, Guess
+
+DECODE_ROWS = 32
+"""Answers that are decoded side by side: a step reads all weights, however few rows it is for."""
+BEAM_ROWS = 256
+"""The beams that are: those of a prompt are many, and each lives for a few tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,31 @@ class Generated:
 class Prompt:
     """A pass to be answered: its final state (1, d) and, where the model packs, its keys and values.
 
-    `choices`: the token ids of the request's choices.
+    `choices`: the token ids of the request's choices. `target`: the text that is to be guessed.
 
     The keys and values move into the answers' cache and are released here.
     """
 
     key: str
     ids: list[int]
-    ask: Generate
+    ask: Generate | Guess
     state: Tensor
     keys_values: KeysValues | None
     choices: tuple[int, ...] = ()
+    target: str = ""
 
     @property
-    def rows(self) -> int:
-        """The number of answers that are generated for it."""
-        return self.ask.beams or self.ask.samples
+    def share(self) -> float:
+        """What it takes up of the answers that are decoded side by side."""
+        rows, most = (self.ask.beams, BEAM_ROWS) if isinstance(self.ask, Guess) else (self.ask.samples, DECODE_ROWS)
+        return rows / most
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens whose keys and values are kept for it, of its prompt and, of beams, their own."""
+        if isinstance(self.ask, Guess) and self.keys_values is not None:
+            return len(self.ids) + self.ask.beams * self.ask.max_new_tokens
+        return len(self.ids) * (self.ask.beams if isinstance(self.ask, Guess) else self.ask.samples)
 
 
 @dataclass
@@ -65,6 +79,7 @@ class _DecodedRow:
     """One answer on its way. `feed`: the token that is read next; `closing`: its answer is complete."""
 
     prompt: Prompt
+    ask: Generate
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -76,39 +91,45 @@ class _DecodedRow:
 
     @property
     def hook(self) -> Hook | None:
-        states = self.prompt.ask.states
+        states = self.ask.states
         return Hook(states.layer, states.site) if states else None
 
 
-def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, list[Generated]]]:
-    """Yield `(key, answers)` for each prompt, in order.
+def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, list[Generated] | Tensor]]:
+    """Yield `(key, result)` for each prompt: its answers, or what was guessed.
 
     Raises `AbstainError` where states are wanted and the tokenizer has no EOS, whose states are part of them.
     """
     eos = decoder.loaded.tokenizer.eos_token_id
-    if eos is None and any(prompt.ask.states for prompt in prompts):
+    if eos is None and any(isinstance(prompt.ask, Generate) and prompt.ask.states for prompt in prompts):
         raise AbstainError(
             Code.UNSUITABLE,
             "the base model's tokenizer has no EOS token, after which an answer's states are read",
         )
     rows = [
-        _DecodedRow(prompt, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
+        _DecodedRow(prompt, prompt.ask, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
         for prompt in prompts
-        if not prompt.ask.beams
+        if isinstance(prompt.ask, Generate)
         for sample in range(prompt.ask.samples)
     ]
-    with torch.inference_mode():
-        if rows:
+    if rows:
+        with torch.inference_mode():
             _finish(decoder, rows, eos)
     for prompt in prompts:
-        if prompt.ask.beams:
-            with torch.inference_mode():
-                beams = search(decoder, prompt.ids, prompt.state, prompt.keys_values, prompt.ask, eos)
-            answers = [_generated(decoder, beam.tokens, beam.log_probs) for beam in beams]
-        else:
+        if isinstance(prompt.ask, Generate):
             of_prompt = [row for row in rows if row.prompt is prompt]
-            answers = [_generated(decoder, row.tokens, row.log_probs, row.states, row.choices) for row in of_prompt]
-        yield prompt.key, answers
+            yield prompt.key, [_generated(decoder, row) for row in of_prompt]
+    sought = {
+        prompt.key: Sought(prompt.ids, prompt.state, prompt.keys_values, prompt.ask, prompt.target)
+        for prompt in prompts
+        if isinstance(prompt.ask, Guess)
+    }
+    if sought:
+        for prompt in prompts:
+            prompt.keys_values = None
+        with torch.inference_mode():
+            found = search(decoder, list(sought.values()), eos)
+        yield from zip(sought, found, strict=True)
 
 
 def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None) -> None:
@@ -145,7 +166,7 @@ def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: i
     log_p = logits.log_softmax(-1)
     likeliest = logits.argmax(-1).tolist()
     for number, at in enumerate(still):
-        row, ask = rows[at], rows[at].prompt.ask
+        row, ask = rows[at], rows[at].ask
         row.feed = likeliest[number] if ask.temperature == 0 else _sample(logits[number], ask, row.generator)
         row.log_probs.append(float(log_p[number, row.feed]))
         if row.prompt.choices:
@@ -164,19 +185,13 @@ def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def _generated(
-    decoder: Decoder,
-    tokens: Sequence[int],
-    log_probs: Sequence[float],
-    states: Sequence[Tensor] = (),
-    choices: Sequence[Tensor] = (),
-) -> Generated:
-    text: str = decoder.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True)
+def _generated(decoder: Decoder, row: _DecodedRow) -> Generated:
+    text: str = decoder.loaded.tokenizer.decode(row.tokens, skip_special_tokens=True)
     return Generated(
         text=text.strip(),
-        tokens=tuple(tokens),
-        log_probs=torch.tensor(log_probs),
-        ended=len(log_probs) > len(tokens),
-        states=torch.stack(list(states)) if states else None,
-        choices=torch.stack(list(choices)) if choices else torch.empty(len(log_probs), 0),
+        tokens=tuple(row.tokens),
+        log_probs=torch.tensor(row.log_probs),
+        ended=len(row.log_probs) > len(row.tokens),
+        states=torch.stack(row.states) if row.states else None,
+        choices=torch.stack(row.choices) if row.choices else torch.empty(len(row.log_probs), 0),
     )

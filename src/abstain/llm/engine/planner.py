@@ -13,7 +13,7 @@ from torch import Tensor
 from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder, Hook, Span, hull
 from abstain.llm.engine.prefix_tree import Node, build, common_prefix, walk
-from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Request
+from abstain.llm.engine.requests import NLL, Generate, Guess, HiddenStates, Request
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RequestPlan:
                 here[hook] = hull([local, here[hook]]) if hook in here else local
                 if isinstance(entry.request.ask, HiddenStates):
                     self.exported[node].add(hook)
-                elif not isinstance(entry.request.ask, Generate):
+                elif not isinstance(entry.request.ask, Generate | Guess):
                     self.projected[node].update(range(*local))
 
     def ending(self, run: Node) -> Iterator[EncodedRequest]:
@@ -116,7 +116,7 @@ class RequestPlan:
         answered = {
             node
             for run in batch
-            if any(isinstance(entry.request.ask, Generate) for entry in self.ending(run))
+            if any(isinstance(entry.request.ask, Generate | Guess) for entry in self.ending(run))
             for node in run.path
         }
         return {run for run in batch if self._last_use[run] > number or run in answered}

@@ -71,10 +71,9 @@ class Generate:
     """An answer that continues the pass, ended by EOS or by `max_new_tokens`.
 
     Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
-    answers are drawn for a pass, under `seed`. With `beams` the `samples` best of a beam search, which contain one of
-    the texts of `contains` where there are any (beams.py). With `states`, the hidden states of the answer's tokens
-    and of the EOS after it are kept on the way; a beam search keeps none. With `choices`, the probability of each of
-    these tokens is kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
+    answers are drawn for a pass, under `seed`. With `states`, the hidden states of the answer's tokens and of the EOS
+    after it are kept on the way. With `choices`, the probability of each of these tokens is kept at every step, before
+    temperature and `top_p`; each is one token of the tokenizer.
     Result: a list of at most `samples` `Generated`.
     """
 
@@ -83,24 +82,36 @@ class Generate:
     top_p: float = 1.0
     samples: int = 1
     seed: int = 0
-    beams: int = 0
-    contains: tuple[str, ...] = ()
     states: HiddenStates | None = None
     choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.samples < 1 or self.beams < 0:
+        if self.max_new_tokens < 1 or self.samples < 1:
             raise ValueError("an answer has at least one token, and there is at least one")
         if not 0 < self.top_p <= 1 or not (self.temperature == 0 or self.temperature >= 0.01):
             raise ValueError("top_p is above 0 and at most 1; a temperature is 0 or at least 0.01")
         if not 0 <= self.seed < 2**31:
             raise ValueError("a seed is from 0 to 2**31 - 1")
-        if self.contains and not self.beams:
-            raise ValueError("only a beam search can be made to contain a text: set `beams`")
-        if self.beams and (self.states or self.temperature or self.choices):
-            raise ValueError("a beam search neither samples nor keeps states or choices")
-        if self.samples > max(self.beams, 1) and not self.temperature:
-            raise ValueError("several answers need a `temperature`, or as many `beams`")
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("several answers need a `temperature`")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The likeliest answer that contains a text: that of the pass's last segment, which the model does not read.
+
+    Found by a search with `beams` beams (beams.py), ended by EOS or by `max_new_tokens`; likeliest is the highest mean
+    log-probability of a token. The text may be in lower or upper case, or capitalised.
+    Result: (steps, 2), float32: token and log-probability of every step, EOS included where it ended so; no steps
+    where the text has more than `max_new_tokens` tokens in every form.
+    """
+
+    beams: int = 30
+    max_new_tokens: int = 15
+
+    def __post_init__(self) -> None:
+        if self.beams < 1 or self.max_new_tokens < 1:
+            raise ValueError("a beam search has at least one beam and one token")
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ class Perturb:
             raise ValueError("a perturbation replaces at least one token")
 
 
-Ask = HiddenStates | NLL | NextTokenProbs | Generate | Perturb
+Ask = HiddenStates | NLL | NextTokenProbs | Generate | Guess | Perturb
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,7 @@ class Request:
 
 def relevant(pass_: Pass, ask: Ask) -> Pass:
     """`pass_` up to the last segment that `ask` needs. Raises `AbstainError` for a segment the pass does not have."""
-    if isinstance(ask, NextTokenProbs | Generate | Perturb):
+    if isinstance(ask, NextTokenProbs | Generate | Guess | Perturb):
         return pass_
     names = [segment.name for segment in pass_]
     for wanted in ask.segments:
@@ -153,3 +164,9 @@ def relevant(pass_: Pass, ask: Ask) -> Pass:
             f"{', '.join(ask.segments)} are not adjacent in the prompt layout: request one by one",
         )
     return pass_[: names.index(ask.segments[-1]) + 1]
+
+
+def prompt_of(request: Request) -> Pass:
+    """What the model reads of the request's pass: all that is `relevant` but the text that is to be guessed."""
+    pass_ = relevant(request.pass_, request.ask)
+    return pass_[:-1] if isinstance(request.ask, Guess) else pass_

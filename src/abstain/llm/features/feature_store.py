@@ -26,7 +26,7 @@ from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prefix_tree import distinct_tokens
-from abstain.llm.engine.requests import Ask, Generate, Request, relevant
+from abstain.llm.engine.requests import Ask, Generate, Guess, Request, prompt_of
 from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.shard_job import SHARD_ROWS, JobStats, LocalRunner, ShardJob, ShardRunner, engine_for, row_key
@@ -212,8 +212,9 @@ class _Part:
 
 
 def _tokens_of(shard: ShardJob, tokenizer: Any) -> int:
-    passes = {relevant(request.pass_, request.ask) for request in shard.requests}
+    passes = {prompt_of(request) for request in shard.requests}
     written = sum(one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, Generate))
+    written += sum(one.ask.beams * one.ask.max_new_tokens for one in shard.requests if isinstance(one.ask, Guess))
     return distinct_tokens([encode_pass(tokenizer, pass_).ids for pass_ in passes]) + written
 
 

@@ -30,14 +30,24 @@ from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.generation import Generated
 from abstain.llm.engine.loading import kind_of, load, resolve
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, NextTokenProbs, Perturb, Request, relevant
+from abstain.llm.engine.requests import (
+    NLL,
+    Ask,
+    Generate,
+    Guess,
+    HiddenStates,
+    NextTokenProbs,
+    Perturb,
+    Request,
+    relevant,
+)
 from abstain.llm.features.cache import CacheNamespace, pass_key, write_rows
 from abstain.llm.features.cache_files import open_store
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 
 SHARD_ROWS = 64
 ASKS: dict[str, Callable[..., Ask]] = {
-    kind.__name__: kind for kind in (HiddenStates, NLL, NextTokenProbs, Generate, Perturb)
+    kind.__name__: kind for kind in (HiddenStates, NLL, NextTokenProbs, Generate, Guess, Perturb)
 }
 
 
