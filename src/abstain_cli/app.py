@@ -18,7 +18,21 @@ from abstain.core.errors import AbstainError
 from abstain.core.filesystem import name_at, redacted_url
 from abstain.core.scorer_names import PROBE
 from abstain.core.terminal import visible
-from abstain_cli import cache, explain, import_rows, init, kb, latency, perturb, plan, quarantine, review, score, study
+from abstain_cli import (
+    cache,
+    explain,
+    familiarity,
+    import_rows,
+    init,
+    kb,
+    latency,
+    perturb,
+    plan,
+    quarantine,
+    review,
+    score,
+    study,
+)
 from abstain_cli.progress_bar import step_progress
 from abstain_cli.terminal import console
 from abstain_cli.usage import in_one_line, reject_renamed
@@ -40,6 +54,7 @@ app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
+app.command("familiarity")(familiarity.show_familiarity)
 app.command("init")(init.init)
 app.command("generate")(score.generate)
 app.command("latency")(latency.time_scorers)

@@ -21,6 +21,7 @@ from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
     from abstain.core.contracts import Chunk
+    from abstain.knowledge.retrieval.index import SearchHit
     from abstain.knowledge.retrieval.retriever import Retriever, Synced
 
 app = typer.Typer(help="The knowledge base: search, sync, recall.", no_args_is_help=True)
@@ -43,9 +44,14 @@ def search(
     if not question.strip():
         raise AbstainError(Code.USAGE, "the question is empty: write what you look for")
     where = {name: value for name, value in (("product", product), ("doc_id", doc)) if value is not None}
-    with _knowledge_base() as base:
+    with knowledge_base() as base:
         base.check_held()
         hits = base.retriever.search(question, k, entitlement or (), where=where)
+    print_hits(hits)
+
+
+def print_hits(hits: Sequence[SearchHit]) -> None:
+    """Show `hits`, best first, with their chunks' texts and the entitlements that these need."""
     if not hits:
         console.print("nothing that this user may read")
     for place, hit in enumerate(hits, start=1):
@@ -57,7 +63,7 @@ def search(
 @app.command()
 def sync() -> None:
     """Bring the shared index (ABSTAIN_INDEX) up to date with the current data; without one, keep its embeddings."""
-    with _knowledge_base() as base:
+    with knowledge_base() as base:
         done = base.synced
     console.print(
         f"{done.written} chunks written, {done.removed} removed; {done.held} can be found"
@@ -74,7 +80,7 @@ def recall(
     from abstain.knowledge.retrieval.recall import PAPER, answerable, measure, read_questions, recall_at
 
     questions = read_questions(file)
-    with _knowledge_base() as base:
+    with knowledge_base() as base:
         base.check_held()
         asked = answerable(questions, base.chunks)
         if not asked:
@@ -97,7 +103,7 @@ def recall(
 
 
 @dataclass(frozen=True)
-class _KnowledgeBase:
+class KnowledgeBase:
     chunks: Sequence[Chunk]
     retriever: Retriever
     synced: Synced
@@ -109,7 +115,7 @@ class _KnowledgeBase:
 
 
 @contextmanager
-def _knowledge_base() -> Iterator[_KnowledgeBase]:
+def knowledge_base() -> Iterator[KnowledgeBase]:
     """The current data's chunks, and a retriever that holds them."""
     from abstain.config.settings import load_settings
     from abstain.core import paths
@@ -128,4 +134,4 @@ def _knowledge_base() -> Iterator[_KnowledgeBase]:
     with open_retriever(settings) as retriever:
         with bar(console, "index") as progress:
             synced = retriever.sync(chunks, products, progress)
-        yield _KnowledgeBase(chunks, retriever, synced, settings.index is not None)
+        yield KnowledgeBase(chunks, retriever, synced, settings.index is not None)

@@ -4,6 +4,8 @@ import pytest
 
 from abstain.llm.familiarity.aggregation import aggregate, midpoint
 
+pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+
 CONCEPTS, SCORES = ["water", "Glissando Maximus", "photosynthesis"], [0.9, 0.1, 0.4]
 
 

