@@ -15,6 +15,7 @@ AREAS = {
     *("review", "quarantine", "erasure", "drift", "validation", "registry", "files", "knowledge", "serving", "upgrade"),
     "choice of what is served",
     "security",
+    "familiarity",
 }
 
 
