@@ -87,6 +87,11 @@ def test_text_of_another_language_has_concepts_from_it_or_none(text: str) -> Non
     assert all(concept in text for concept in found(text))
 
 
+def test_a_text_beyond_what_the_pipeline_reads_is_refused_in_one_line() -> None:
+    with pytest.raises(AbstainError, match="1,000,001 characters is longer than the 1,000,000 .*: shorten it"):
+        recognized(["a" * 1_000_001])
+
+
 def test_a_missing_pipeline_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     concepts._pipeline.cache_clear()

@@ -59,13 +59,13 @@ def search(decoder: Decoder, prompts: Sequence[Sought], eos: int | None) -> list
     for prompt in prompts:
         prompt.keys_values = None
     while True:
-        log_p = decoder.logits(state).log_softmax(-1)
         going_on: list[tuple[int, int]] = []  # the row that each new beam continues, and its new token
         first = 0
         for one in searches:
             here = len(one.beams)
-            if here:
-                going_on += [(first + row, token) for row, token in one.step(log_p[first : first + here])]
+            if here:  # one search at a time: the probabilities of a large vocabulary for all take gigabytes
+                log_p = decoder.logits(state[first : first + here]).log_softmax(-1)
+                going_on += [(first + row, token) for row, token in one.step(log_p)]
             first += here
         if not going_on:
             return [one.result() for one in searches]

@@ -58,8 +58,18 @@ def grouped(instruction: str, spans: Sequence[Span]) -> list[Span]:
     return found
 
 
-def recognized(instructions: Iterable[str]) -> list[list[Span]]:
-    """Candidates of each instruction by spaCy. Raises `AbstainError` where spaCy or its pipeline is not installed."""
+def recognized(instructions: Sequence[str]) -> list[list[Span]]:
+    """Candidates of each instruction by spaCy.
+
+    Raises `AbstainError` where spaCy or its pipeline is not installed, and for a text longer than it reads.
+    """
+    longest = max(map(len, instructions), default=0)
+    if longest > _pipeline().max_length:
+        raise AbstainError(
+            Code.TOO_LONG,
+            f"an instruction of {longest:,} characters is longer than the {_pipeline().max_length:,} that are searched "
+            "for concepts: shorten it",
+        )
     return [
         [*_entities(doc), *_noun_phrases(doc), *_capitalised(doc), *_quoted(doc.text)]
         for doc in _pipeline().pipe(instructions)
