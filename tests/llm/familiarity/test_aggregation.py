@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from abstain.llm.familiarity.aggregation import aggregate, midpoint
+from abstain.llm.familiarity.aggregation import aggregate, threshold_of
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
 
@@ -30,8 +30,8 @@ def test_concepts_beyond_the_range_of_floating_point_are_still_ranked() -> None:
     assert aggregate(["Nash", "Xyzzy Plugh"], [0.0, 1.0], "rarest") == 1.0
 
 
-def test_the_threshold_is_the_middle_of_the_interval_of_the_mean() -> None:
-    assert midpoint([0.5] * 9) == 0.5
-    scores = [0.1] * 50 + [0.9] * 50
-    assert midpoint(scores) == pytest.approx(0.5, abs=0.02)
-    assert midpoint(scores) == midpoint(scores)
+def test_about_one_in_twenty_basic_concepts_is_below_the_threshold() -> None:
+    assert threshold_of([0.5] * 9) == 0.5
+    scores = [at / 1000 for at in range(1000)]
+    assert threshold_of(scores) == pytest.approx(0.05, abs=0.02)
+    assert threshold_of(scores) == threshold_of(scores)

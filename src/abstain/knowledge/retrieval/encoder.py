@@ -66,6 +66,11 @@ class SentenceEncoder:
         vectors = self._model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
         return np.asarray(vectors, dtype=np.float32)
 
+    def encode_tokens(self, texts: Sequence[str]) -> list[Vectors]:
+        """Of each text the embeddings of its tokens, (tokens, `dimension`), without those that mark its ends."""
+        found = self._model.encode(list(texts), output_value="token_embeddings", show_progress_bar=False)
+        return [np.asarray(one.cpu().numpy()[1:-1], dtype=np.float32) for one in found]
+
     @cached_property
     def _model(self) -> Any:
         from sentence_transformers import SentenceTransformer  # lazily: importing it costs seconds
