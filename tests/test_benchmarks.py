@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,9 @@ import yaml
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from benchmarks import extraction, gpu_extract, perturbation, scaling, scorers
+from abstain.llm.familiarity.familiarity import FamiliarityMethod
+from abstain.study.familiarity_baselines import BASELINES
+from benchmarks import extraction, familiarity, gpu_extract, perturbation, question_familiarity, scaling, scorers
 from benchmarks.full_params import full_params
 from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
@@ -21,7 +26,8 @@ from tests.llm.builders import save_tiny_model
 pytestmark = pytest.mark.slow
 
 NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
-COSTLY = ("verbalised", "yes_score", "yes_score_tokens")
+COSTLY = ("familiarity", "verbalised", "yes_score", "yes_score_tokens")
+SHORT = partial(FamiliarityMethod, explanation_tokens=6, beams=2, guess_tokens=10)
 Main = Callable[[list[str]], None]
 
 
@@ -111,6 +117,37 @@ def test_perturbation_compares_before_it_times(printed: Callable[..., str]) -> N
 
 def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
     counts_scaling(printed(scaling.main, *SCALING))
+
+
+def test_the_study_of_familiarity_has_its_three_tables(
+    printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(familiarity, "DRAWS", 100)
+    monkeypatch.setattr(familiarity, "FamiliarityMethod", SHORT)
+    short = partial(familiarity.FamiliarityBaselines, reply_tokens=6, samples=2, sample_tokens=4)
+    monkeypatch.setattr(familiarity, "FamiliarityBaselines", short)
+    known = {"Mount Etna": True, "Zorvian Ledger": False, "Magna Carta": True, "Quorble Flux": False}
+    tables = {
+        "concepts": [{"concept_id": name, "concept": name, "domain": "Art", "real": of} for name, of in known.items()],
+        "questions": [{"concept_id": name, "question": f"What is {name} known for?"} for name in known],
+        "common_concepts": [{"concept": name, "domain": "general"} for name in ("Rain", "Bread", "Gravity")],
+    }
+    for name, rows in tables.items():
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+    said = printed(familiarity.main, str(tmp_path))
+    assert "5 of 7 are not fictional" in said and "2 of 4 are about real ones" in said
+    rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", said, re.MULTILINE)
+    assert rows == [familiarity.OWN, *BASELINES] * 2 + [familiarity.OWN, *familiarity.ABLATIONS]
+
+
+@NEEDS_VERDICTS
+def test_the_familiarity_of_questions_is_compared(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_familiarity, "DRAWS", 100)
+    monkeypatch.setattr(question_familiarity, "FamiliarityMethod", SHORT)
+    monkeypatch.setattr(question_familiarity.SelfFamiliarity, "threshold", lambda self: 0.5)
+    said = printed(question_familiarity.main, "--verdicts", "--rows", "24")
+    assert "24 answers in" in said and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", said)) == 3
 
 
 @NEEDS_VERDICTS

@@ -38,6 +38,7 @@ EXPECTED = {
     "abstain_cli.app": "",
     "abstain_cli.demo": "pandas",
     "abstain_cli.explain": "",
+    "abstain_cli.familiarity": "",
     "abstain_cli.verdict": "pandas",
     "abstain_cli.score": "",
     "flows.demo": f"{ONNX} pandas prefect torch",

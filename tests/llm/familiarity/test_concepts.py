@@ -20,6 +20,7 @@ def found(instruction: str, *, grouping: bool = True, filtering: bool = True) ->
 @pytest.mark.parametrize(
     ("instruction", "expected"),
     [
+        ("How much may I withdraw with the Cobalt Card?", ["Cobalt Card"]),
         ("How has the Second Amendment evolved over time?", ["Second Amendment"]),
         ("What are the typical symptoms of Parkinson's Disease?", ["Parkinson's Disease"]),
         ("Is the Quiverato still used in music?", ["Quiverato"]),

@@ -173,7 +173,7 @@ def test_an_instruction_beyond_the_window_cannot_be_listed(tiny_folder: Path, se
 
 def test_the_threshold_is_that_of_basic_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(familiarity, "basic_concepts", lambda: ["tea", "rain"])
-    scores = [one.score or 0.0 for one in scorer._guesser.guess(["tea", "rain"]).values()]
+    scores = [one.score or 0.0 for one in scorer.guesser.guess(["tea", "rain"]).values()]
     assert min(scores) <= scorer.threshold() <= max(scores)
 
 

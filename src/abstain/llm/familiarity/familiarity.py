@@ -9,7 +9,7 @@ from typing import Literal
 
 from abstain.config.settings import Settings
 from abstain.llm.engine.requests import Generate, Guess
-from abstain.llm.familiarity.aggregation import Aggregation, aggregate, midpoint
+from abstain.llm.familiarity.aggregation import Aggregation, aggregate, threshold_of
 from abstain.llm.familiarity.concepts import Span, concepts_of, listed, recognized
 from abstain.llm.familiarity.guessing import ConceptGuesser, GuessedConcept
 from abstain.llm.familiarity.words import log_frequency
@@ -62,7 +62,7 @@ class SelfFamiliarity:
 
     def __init__(self, model: str, layout: str, settings: Settings, method: FamiliarityMethod | None = None) -> None:
         self.method = method or FamiliarityMethod()
-        self._guesser = ConceptGuesser(
+        self.guesser = ConceptGuesser(
             FeatureStore(model, settings),
             "chatml" if "chatml" in layout else "plain",
             Generate(self.method.explanation_tokens),
@@ -72,7 +72,7 @@ class SelfFamiliarity:
     @property
     def cost(self) -> JobStats:
         """What the base model read and wrote so far; the rest came from the cache."""
-        return self._guesser.cost
+        return self.guesser.cost
 
     def familiarity_of(
         self, instructions: Sequence[str], progress: Progress = lambda done, total: None
@@ -83,8 +83,14 @@ class SelfFamiliarity:
         explanation does not fit the base model's window.
         """
         of_each = [self._rarest(concepts) for concepts in self.concepts(instructions, progress)]
-        guessed = self._guesser.guess([concept for kept, _ in of_each for concept in kept], progress)
+        guessed = self.guesser.guess([concept for kept, _ in of_each for concept in kept], progress)
         return [self._weighed([guessed[concept] for concept in kept], left_out) for kept, left_out in of_each]
+
+    def forward_tokens(self, instructions: Sequence[str]) -> float:
+        """The most tokens that the base model runs for an instruction, in the mean, if it knows none of its concepts
+        from before."""
+        most = [sum(map(self.guesser.most_tokens, self._rarest(of)[0])) for of in self.concepts(instructions)]
+        return sum(most) / max(len(most), 1)
 
     def concepts(self, instructions: Sequence[str], progress: Progress = lambda done, total: None) -> list[list[str]]:
         """The concepts of each instruction, in its order."""
@@ -93,7 +99,7 @@ class SelfFamiliarity:
         if how.extraction == "ner":
             spans = recognized(instructions)
         else:
-            answers = self._guesser.list_concepts(instructions, how.domain, progress)
+            answers = self.guesser.list_concepts(instructions, how.domain, progress)
             spans = [listed(text, answer) for text, answer in zip(instructions, answers, strict=True)]
         return [
             concepts_of(text, found, grouping=how.grouping, filtering=how.filtering)
@@ -102,8 +108,8 @@ class SelfFamiliarity:
 
     def threshold(self, progress: Progress = lambda done, total: None) -> float:
         """h: below it, an instruction is less familiar than what everybody knows (`basic_concepts`)."""
-        guessed = self._guesser.guess(basic_concepts(), progress).values()
-        return midpoint([one.score for one in guessed if one.score is not None])
+        guessed = self.guesser.guess(basic_concepts(), progress).values()
+        return threshold_of([one.score for one in guessed if one.score is not None])
 
     def _rarest(self, concepts: Sequence[str]) -> tuple[list[str], int]:
         """At most `MAX_CONCEPTS` of `concepts`, in their order, and the number of those left out."""

@@ -13,8 +13,9 @@ from math import exp
 from typing import Any
 
 from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.prompts import Segment, load_layout
+from abstain.llm.engine.prompts import Pass, Segment, load_layout
 from abstain.llm.engine.requests import Generate, Guess, Request
+from abstain.llm.engine.tokenization import encode_pass
 from abstain.llm.familiarity.masking import masked, says_something
 from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.llm.features.shard_job import JobStats
@@ -67,6 +68,12 @@ class ConceptGuesser:
             found[one.concept] = GuessedConcept(one.concept, one.explanation, self._text(row[:, 0]), score)
         return found
 
+    def most_tokens(self, concept: str) -> int:
+        """The most tokens that the base model runs to guess `concept`: both prompts, l_F twice, and T_B times l_B."""
+        prompts = (self._request("explain", concept, self.explanation, concept).pass_, self._prompt("guess", ""))
+        read = sum(len(encode_pass(self._tokenizer, prompt).ids) for prompt in prompts)
+        return read + 2 * self.explanation.max_new_tokens + self.search.beams * self.search.max_new_tokens
+
     def list_concepts(self, instructions: Sequence[str], domain: str, progress: Progress) -> list[str]:
         """What the base model writes when asked for the named entities of each instruction."""
         contexts = [f" in {domain} domain"] if domain else []
@@ -78,9 +85,11 @@ class ConceptGuesser:
         return self._written(requests, progress)
 
     def _request(self, question: str, text: str, ask: Generate | Guess, concept: str) -> Request:
-        pass_ = load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
         target = (Segment("target", concept),) if isinstance(ask, Guess) else ()
-        return Request(pass_ + target, ask, f"concept {concept!r}")
+        return Request(self._prompt(question, text) + target, ask, f"concept {concept!r}")
+
+    def _prompt(self, question: str, text: str) -> Pass:
+        return load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
 
     def _written(self, requests: Sequence[Request], progress: Progress) -> list[str]:
         self._compute(requests, progress)

@@ -10,13 +10,14 @@ from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.scorer_names import WRITER
+from abstain.core.scorer_names import FAMILIARITY, WRITER
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.requests import Ask, Generate, NextTokenProbs
 from abstain.llm.signals import likelihood
 from abstain.llm.signals.base import Scorer, ScorerUnavailable
 from abstain.llm.signals.entailment import entailment_scorer
 from abstain.llm.signals.extractive_qa import extractive_scorer
+from abstain.llm.signals.familiarity import familiarity_scorer
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.verbalized import verbalized_signal
 from abstain.llm.signals.writer import WriterScores
@@ -71,6 +72,7 @@ def _makers(params: Params, settings: Settings) -> dict[str, Callable[[], Scorer
         **{one.name: partial(signal, one) for one in signals},
         "entailment": partial(entailment_scorer, params.scorers.entailment_model, settings),
         "extractive_qa": partial(extractive_scorer, params.scorers.extractive_qa_model, settings),
+        FAMILIARITY: partial(familiarity_scorer, params.llm, settings),
         WRITER: partial(WriterScores, params.labels.refusals),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from abstain.config.params import Params, ServableKind
-from abstain.core.scorer_names import ONE_PASS, PROBE, REGRESSORS, TWO_PASSES, WRITER
+from abstain.core.scorer_names import FAMILIARITY, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES, WRITER
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
 from abstain.llm.signals.context_conditions import baseline, normal
@@ -64,4 +64,4 @@ def _reason(scorer: Scorer) -> str:
         return _BASELINE
     if scorer in SIGNALS:
         return _ALL_NEAR_ZERO
-    return _OTHER_PROMPT if scorer.readings else _OTHER_MODEL
+    return _OTHER_PROMPT if scorer.readings or scorer.name == FAMILIARITY else _OTHER_MODEL

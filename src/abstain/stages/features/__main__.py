@@ -23,7 +23,14 @@ from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableRow
 from abstain.llm.signals.base import Answers, Scorer, ScorerUnavailable
-from abstain.llm.signals.compute_features import compute_missing, feature_requests_of, forward_tokens, read_answers
+from abstain.llm.signals.compute_features import (
+    COUNTED,
+    compute_missing,
+    feature_requests_of,
+    forward_tokens,
+    read_answers,
+)
+from abstain.llm.signals.familiarity import QuestionFamiliarity
 from abstain.llm.signals.feature_plan import LabelledAnswers, all_feature_requests, signal_requests
 from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
@@ -83,6 +90,10 @@ def stage(params: Params) -> None:
     costs |= {name: tuple(dict.fromkeys(one for part in of for one in parts[part])) for name, of in fusions.items()}
     costs[FUSION] = (*parts[PROBE], *signal_requests(params, scorers))
     tokens = {name: forward_tokens(params.llm, settings, rows, readings) for name, readings in costs.items()}
+    asked_rows = [row.question for row in rows[:COUNTED]]
+    tokens |= {
+        one.name: one.familiarity.forward_tokens(asked_rows) for one in scorers if isinstance(one, QuestionFamiliarity)
+    }
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {listed}", flush=True)
     writer = next((one.to_dict() for one in scorers if isinstance(one, WriterScores)), None)
