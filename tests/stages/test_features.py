@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
+from abstain.core.scorer_names import FAMILIARITY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
 from abstain.data.store.state_table import StateTable
+from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
 from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.signals import familiarity
 from abstain.llm.signals.base import Answers, Scorer
 from abstain.llm.signals.compute_features import feature_requests_of, forward_tokens, read_answers
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
@@ -124,6 +128,21 @@ def test_where_no_row_has_scores_of_its_writer_that_scorer_is_skipped_and_named(
     assert why.startswith("A109: no training answer has scores of its writer: ingest rows with `writer`")
     pd.testing.assert_frame_equal(artifacts.read_signals("asked"), before.drop(columns="writer"), check_exact=True)
     assert artifacts.read_json(paths.EVALUATION)["unranked"] == ""
+
+
+def test_the_familiarity_of_questions_is_compared_and_fused_and_its_cost_is_said(
+    bank: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = FamiliarityMethod(explanation_tokens=6, beams=2, guess_tokens=10)
+    monkeypatch.setattr(familiarity, "SelfFamiliarity", partial(SelfFamiliarity, method=short))
+    enabled = (*bank.scorers.enabled, FAMILIARITY)
+    params = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": enabled})})
+    run_stages(params, "features", "train_fusion", "evaluate")
+    asked, summary = artifacts.read_signals("asked"), artifacts.read_json(paths.FEATURES_SUMMARY)
+    assert asked[FAMILIARITY].between(0, 1).mean() > 0.9 and asked[FAMILIARITY].nunique() > 1
+    assert summary["forward_tokens"][FAMILIARITY] > 0 and "prompt of its own" in summary["not_servable"][FAMILIARITY]
+    assert FAMILIARITY in artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
+    assert FAMILIARITY in artifacts.read_json(paths.FUSIONS)["fusion"]["names"]
 
 
 def test_a_changed_answer_has_no_scores_of_its_writer(bank: Params) -> None:
