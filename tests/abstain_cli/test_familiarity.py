@@ -68,6 +68,7 @@ def familiarity(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.heavy
 def test_unfamiliar_concepts_are_named_with_the_background_that_the_asker_may_read(model: str) -> None:
     said = familiarity("Who wrote the Fugue in the house?", "--model", model, "--threshold", "1", "-e", "singers")
     assert ", threshold 1.000: withhold" in said
@@ -76,6 +77,7 @@ def test_unfamiliar_concepts_are_named_with_the_background_that_the_asker_may_re
     assert "cost: 0 forward" not in said
 
 
+@pytest.mark.heavy
 def test_a_familiar_instruction_is_to_be_answered_and_costs_nothing_again(model: str) -> None:
     arguments = ("Who wrote the Fugue?", "--model", model, "--threshold", "0")
     assert "threshold 0.000: answer" in familiarity(*arguments)
@@ -83,12 +85,14 @@ def test_a_familiar_instruction_is_to_be_answered_and_costs_nothing_again(model:
     assert "cost: 0 forward tokens" in again and "unfamiliar" not in again and "background" not in again
 
 
+@pytest.mark.heavy
 def test_an_instruction_without_a_concept_has_no_score(model: str) -> None:
     said = familiarity("What is a year?", "--model", model)
     assert "no concept found: no score" in said and "cost: 0 forward tokens" in said
     assert "familiarity" in familiarity("What is a year?", "--model", model, "--no-filtering", "--threshold", "0.5")
 
 
+@pytest.mark.heavy
 def test_without_a_knowledge_base_no_background_is_offered(model: str, tmp_path: Path) -> None:
     (tmp_path / "data" / "chunks.jsonl").write_text("")
     said = familiarity("Who wrote the Fugue?", "--model", model, "--threshold", "1")

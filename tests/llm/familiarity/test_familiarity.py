@@ -118,6 +118,7 @@ def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGues
     assert marker in long_enough.guess([marker])[marker].guess
 
 
+@pytest.mark.heavy
 def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_an_instruction_whose_concepts_have_no_score_has_none(scorer: SelfFamili
     assert len(found.concepts) == 1 and found.score is None and found.unfamiliar(1.0) == []
 
 
+@pytest.mark.heavy
 def test_of_an_instruction_of_ten_thousand_words_a_bounded_number_of_concepts_is_guessed(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,6 @@ Span = tuple[int, int]
 _QUOTED = re.compile(r"[\"“«„]([^\"“”«»„]+)[\"”»“]")
 _NAME_OF = re.compile(r"\b[A-Z]\w+ of (?:the )?\w+")
 _LINKS = {"of", "the", "for", "on", "at", "de", "von", "van", "v.", "vs.", "&", "-", "'s", "’s"}
-_SENTENCE_START = re.compile(r"(?:^|[.!?:]\s)\s*$")
 _OPENERS = {"AUX", "PRON", "SCONJ", "ADV", "ADP", "DET", "VERB", "CCONJ"}
 
 
@@ -86,9 +85,12 @@ def listed(instruction: str, answer: str) -> list[Span]:
 
 def _longest(spans: Iterable[Span]) -> list[Span]:
     """Spans that do not overlap; of those that do the longest, the first of equally long ones."""
+    ordered = sorted(set(spans), key=lambda span: (span[0] - span[1], span[0]))
+    covered = bytearray(max((last for _, last in ordered), default=0))
     taken: list[Span] = []
-    for first, last in sorted(set(spans), key=lambda span: (span[0] - span[1], span[0])):
-        if all(last <= other[0] or other[1] <= first for other in taken):
+    for first, last in ordered:
+        if not any(covered[first:last]):
+            covered[first:last] = b"\1" * (last - first)
             taken.append((first, last))
     return taken
 
@@ -97,7 +99,8 @@ def _as_in_a_sentence(instruction: str, span: Span) -> str:
     """The text of `span`, without the capital of a sentence's first word where everyday words follow it or none do."""
     text = instruction[slice(*span)]
     lowered = text[:1].lower() + text[1:]
-    return lowered if _SENTENCE_START.search(instruction[: span[0]]) and is_common(lowered) else text
+    begins = instruction[: span[0]].rstrip()[-1:] in ("", ".", "!", "?", ":")
+    return lowered if begins and is_common(lowered) else text
 
 
 def _entities(doc: Any) -> Iterable[Span]:
