@@ -12,7 +12,7 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import NLL, HiddenStates, NextTokenProbs, Perturb, Request
+from abstain.llm.engine.requests import NLL, Guess, HiddenStates, NextTokenProbs, Perturb, Request
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.shard_job import ASKS, JobStats, LocalRunner, ShardJob, compute
 from tests.llm.signals.builders import numbered
@@ -24,6 +24,7 @@ ASKED = st.sampled_from(
         HiddenStates(3, "mlp"),
         NLL(("answer",)),
         NextTokenProbs(("Yes", "No")),
+        Guess(30, 15),
         Perturb("entropy", "iterative", 15, 5),
     ]
 )
