@@ -23,9 +23,9 @@ def found(instruction: str, *, grouping: bool = True, filtering: bool = True) ->
         ("How much may I withdraw with the Cobalt Card?", ["Cobalt Card"]),
         ("How has the Second Amendment evolved over time?", ["Second Amendment"]),
         ("What are the typical symptoms of Parkinson's Disease?", ["Parkinson's Disease"]),
-        ("Is the Quiverato still used in music?", ["Quiverato"]),
+        ("Is the Trelloncello still used in music?", ["Trelloncello"]),
         ("Explain the Conservation of energy.", ["Conservation of energy"]),
-        ("How did the Aetheric Clash at Heliopoint end?", ["Aetheric Clash at Heliopoint"]),
+        ("How did the Marbled Siege at Quillport end?", ["Marbled Siege at Quillport"]),
         ('What does the law say about "glissando of all things"?', ["glissando of all things"]),
         ("What is photosynthesis, and where is photosynthesis found?", ["photosynthesis"]),
     ],
@@ -75,9 +75,9 @@ def test_a_candidate_as_long_as_a_sentence_is_none() -> None:
 
 
 def test_listed_names_count_where_the_instruction_has_them() -> None:
-    text = "Is the Yard Doctrine older than Roe v. Wade?"
-    spans = listed(text, 'roe v. wade, Castle Doctrine, "Yard Doctrine".\n')
-    assert [text[slice(*span)] for span in spans] == ["Roe v. Wade", "Yard Doctrine"]
+    text = "Is the Barn Doctrine older than Roe v. Wade?"
+    spans = listed(text, 'roe v. wade, Castle Doctrine, "Barn Doctrine".\n')
+    assert [text[slice(*span)] for span in spans] == ["Roe v. Wade", "Barn Doctrine"]
     assert listed(text, "") == []
 
 
