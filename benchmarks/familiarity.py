@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliari
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.study.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
 
+T = TypeVar("T")
 DRAWS, SEED = 1000, 42
 OWN = "Self-Familiarity"
 PAPER = {
@@ -88,6 +89,15 @@ class Concept7:
             [row["concept"] for row in _rows(folder / "common_concepts.jsonl.gz")],
         )
 
+    def drawn(self, concepts: int | None, questions: int | None) -> Concept7:
+        """So many concepts of each kind, fictional, real and common, and so many questions about any; None: all."""
+        kinds = [[row for row in self.concepts if row[2] is real] for real in (False, True)]
+        return Concept7(
+            [row for kind in kinds for row in _drawn(kind, concepts)],
+            _drawn(self.questions, questions),
+            _drawn(self.common, concepts),
+        )
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -100,6 +110,13 @@ class Scored:
 def _rows(file: Path) -> list[dict[str, Any]]:
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def _drawn(rows: list[T], number: int | None) -> list[T]:
+    if number is None or number >= len(rows):
+        return rows
+    picked = np.random.default_rng(SEED).choice(len(rows), number, replace=False)
+    return [rows[at] for at in sorted(picked)]
 
 
 def explain(concept: str) -> str:
@@ -148,7 +165,7 @@ def _shown(one: Estimate, form: str) -> str:
     return f"{one.value:{form}} ({low:{form}} to {high:{form}})"
 
 
-def study(data: Concept7, model: str, layout: str, cut: int | None, say: Callable[[str], None]) -> None:
+def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -> None:
     settings = load_settings()
     own = SelfFamiliarity(model, layout, settings, FamiliarityMethod())
     baselines = FamiliarityBaselines(FeatureStore(model, settings), own.guesser.template)
@@ -176,9 +193,8 @@ def study(data: Concept7, model: str, layout: str, cut: int | None, say: Callabl
     say(table(label, np.arange(len(label)), _own_first(everything), PAPER["concepts"]))
 
     questions = data.questions
-    if cut is not None and cut < len(questions):
-        picked = np.random.default_rng(SEED).choice(len(questions), cut, replace=False)
-        questions = [questions[at] for at in sorted(picked)]
+    if not questions:
+        return
     texts = [text for text, *_ in questions]
     found = own.familiarity_of(texts, progress)
     asked = [
@@ -216,9 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--layout", default="qa-chatml-v1", help="of the model: its prompts are in ChatML, or plain")
-    parser.add_argument("--questions", type=int, help="so many of the questions, drawn by a seed; default: all")
+    parser.add_argument("--concepts", type=int, help="so many fictional, real and common ones, drawn by a seed")
+    parser.add_argument("--questions", type=int, help="so many of the questions, drawn by a seed; 0: concepts alone")
     chosen = parser.parse_args(arguments)
-    study(Concept7.read(chosen.folder), chosen.model, chosen.layout, chosen.questions, partial(print, flush=True))
+    data = Concept7.read(chosen.folder).drawn(chosen.concepts, chosen.questions)
+    study(data, chosen.model, chosen.layout, partial(print, flush=True))
 
 
 if __name__ == "__main__":

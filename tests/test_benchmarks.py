@@ -138,6 +138,8 @@ def test_the_study_of_familiarity_has_its_three_tables(
     said = printed(familiarity.main, str(tmp_path))
     assert "5 of 7 are not fictional" in said and "2 of 4 are about real ones" in said
     rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", said, re.MULTILINE)
+    alone = printed(familiarity.main, str(tmp_path), "--concepts", "1", "--questions", "0")
+    assert "2 of 3 are not fictional" in alone and "table 2" not in alone
     assert rows == [familiarity.OWN, *BASELINES] * 2 + [familiarity.OWN, *familiarity.ABLATIONS]
 
 
