@@ -152,15 +152,15 @@ def table(label: np.ndarray, groups: np.ndarray, of: Mapping[str, Scored], paper
     columns = ("AUC", "ACC", "F1", "Pearson")
     lines = ["| method | " + " | ".join(columns) + " | AUC ahead by | paper's AUC |", "| --- " * 7 + "|"]
     for name, one in of.items():
-        ahead = "" if name == OWN else _shown(paired(found[OWN, "AUC"], found[name, "AUC"]), "+.3f")
+        ahead = "" if name == OWN else shown(paired(found[OWN, "AUC"], found[name, "AUC"]), "+.3f")
         unscored = int(np.isnan(one.scores).sum())
         title = f"{name} ({unscored} without a score)" if unscored else name
-        cells = [_shown(found[name, key], ".3f") for key in columns]
+        cells = [shown(found[name, key], ".3f") for key in columns]
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ahead} | {paper.get(name, '')} |")
     return "\n".join(lines)
 
 
-def _shown(one: Estimate, form: str) -> str:
+def shown(one: Estimate, form: str) -> str:
     low, high = one.interval
     return f"{one.value:{form}} ({low:{form}} to {high:{form}})"
 
@@ -180,7 +180,7 @@ def study(data: Concept7, model: str, layout: str, say: Callable[[str], None]) -
     known = np.array([_score(guessed[one].score) for one in data.common])
     h_own = threshold_of(known[~np.isnan(known)])
 
-    asked = [Instruction(explain(text), (text,), domain) for text, domain, _, _ in data.concepts]
+    asked = [Instruction(explain(text), (text,)) for text, *_ in data.concepts]  # as the common ones, without a domain
     of_concepts = baselines.scores(asked, progress)
     of_concepts[OWN] = np.array([_score(guessed[text].score) for text, *_ in data.concepts])
     of_everyday[OWN] = known
@@ -235,6 +235,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--concepts", type=int, help="so many fictional, real and common ones, drawn by a seed")
     parser.add_argument("--questions", type=int, help="so many of the questions, drawn by a seed; 0: concepts alone")
     chosen = parser.parse_args(arguments)
+    if not (chosen.folder / "concepts.jsonl.gz").is_file():
+        parser.error(f"{chosen.folder} has no concepts.jsonl.gz: give the folder of Concept-7")
+    if chosen.concepts is not None and chosen.concepts < 1:
+        parser.error("--concepts: at least 1 of each kind")
     data = Concept7.read(chosen.folder).drawn(chosen.concepts, chosen.questions)
     study(data, chosen.model, chosen.layout, partial(print, flush=True))
 

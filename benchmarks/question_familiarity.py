@@ -26,7 +26,7 @@ from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.learning.estimators.fusion import fit_fusion
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import Estimate, bootstrap, paired
+from abstain.learning.metrics.bootstrap import bootstrap, paired
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
@@ -38,6 +38,7 @@ from abstain.llm.signals.likelihood import SIGNALS
 from abstain.sample.handbook import Fact, build_handbook
 from abstain.sample.judge import judge
 from abstain.sample.write import AnsweredQuestion, answered_questions
+from benchmarks.familiarity import shown
 from benchmarks.scorers import FILE, read_judged
 
 DRAWS, SEED = 1000, 3
@@ -93,9 +94,9 @@ def compare(rows: Rows, llm: LLMParams, settings: Settings) -> None:
     print(f"{len(rows.correct)} answers in {len(set(rows.groups))} groups, {rows.correct.mean():.1%} correct")
     print(f"below h = {h:.3f}: {np.mean(familiarity < h):.1%} of the questions; mean {np.nanmean(familiarity):.3f}")
     for name, one in found.items():
-        print(f"AUROC of {name}: {_shown(one, '.3f')}")
+        print(f"AUROC of {name}: {shown(one, '.3f')}")
     gain = paired(found["log-probabilities and familiarity"], found["log-probabilities"])
-    print(f"what the familiarity adds: {_shown(gain, '+.3f')}")
+    print(f"what the familiarity adds: {shown(gain, '+.3f')}")
     print(f"tokens that were run for it: {own.cost.forward_tokens:,}")
 
 
@@ -123,17 +124,14 @@ def background(answered: Sequence[AnsweredQuestion], llm: LLMParams, settings: S
     print(f"with the chunks, {right / len(asked):.1%} without any")
 
 
-def _shown(one: Estimate, form: str) -> str:
-    low, high = one.interval
-    return f"{one.value:{form}} ({low:{form}} to {high:{form}})"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=Path, nargs="?", const=FILE, help="people's verdicts instead of the sample")
     parser.add_argument("--rows", type=int, default=200, help="of the verdicts")
     parser.add_argument("--model", help="the base model; default: params.yaml")
     chosen = parser.parse_args(arguments)
+    if chosen.verdicts and not chosen.verdicts.is_file():
+        parser.error(f"--verdicts: no file {chosen.verdicts}")
     llm, settings = load_params().llm, load_settings()
     if chosen.model:
         llm = llm.model_copy(update={"model": chosen.model})

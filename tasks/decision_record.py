@@ -51,6 +51,8 @@ def read_records(folder: Path) -> list[Record]:
                 f"{folder.name}/{file.name} was edited since the gate wrote it, so the comparisons on this hold-out "
                 f"cannot be counted: restore it from git (git log -- {folder.name}/{file.name})",
             )
+        if record.get("look") and "spent" not in record:  # from before levels were added up
+            record["spent"] = record["look"] * record["gate"]["false_promotions"] / record["gate"]["looks"]
         records.append(record)
     return sorted(records, key=lambda record: str(record["decided_at"]))
 
@@ -82,19 +84,19 @@ def looks_taken(records: Iterable[Record], holdout: str, accepting: bool) -> Loo
             taken.clear()
         taken.append(record)
     # Each record has the sums up to it.
-    return Looks(*(max((record[key] or 0 for record in taken), default=0) for key in ("look", "spent")))
+    return Looks(*(max((record.get(key) or 0 for record in taken), default=0) for key in ("look", "spent")))
 
 
 def coverage_lost(records: Iterable[Record], champion: str | None) -> float:
     """What `champion` shows less, as a share of all answers, than the versions that were in production before it.
 
-    0 where its loss was accepted by hand, or another target was asked for.
+    0 where its loss was accepted by hand, was not told from chance, or another target was asked for.
     """
     record = next((one for one in records if champion is not None and one.get("version") == champion), None)
     if record is None or (record["erasure"] or {}).get("accepted"):
         return 0.0
-    values = [check["value"] for check in record["checks"] if check["name"] == COVERAGE]
-    return max(0.0, -(values[0] or 0.0)) if values else 0.0
+    values = [check["value"] for check in record["checks"] if check["name"] == COVERAGE and check["passed"]]
+    return max(0.0, -values[0]) if values else 0.0
 
 
 def accepted_before(records: Iterable[Record], holdout: str) -> str | None:

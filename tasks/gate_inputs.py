@@ -121,10 +121,8 @@ def judge(
 
 def _same_target(workspace: Workspace, champion: str, params: Params) -> bool:
     """Whether the champion's threshold was tuned for what is asked for now."""
-    file = workspace.path / paths.APPROVALS / f"{champion}.json"
-    if not file.is_file():
-        return True
-    before, now = json.loads(file.read_text())["gate"]["threshold"], params.threshold.model_dump(mode="json")
+    record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
+    before, now = record["gate"]["threshold"], params.threshold.model_dump(mode="json")
     return all(before[key] == now[key] for key in ("metric", "target", "confidence"))
 
 

@@ -102,6 +102,7 @@ def promote_candidate(
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
     if registry.history:
         since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
+        workspace.require_revision(since)
         of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
         require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
     records = read_records(folder)
@@ -118,7 +119,7 @@ def promote_candidate(
     decision = judge(workspace, registry, metrics, new_holdout, rule, looks, lost, accepted is not None)
     if same and decision.no_guarantee:  # still
         return _unchanged(workspace, registry, before)
-    look = looks.next(params.gate) if decision.compared else None
+    taken = looks.next(params.gate) if decision.compared else None
     table = decision_table(decision, registry)
     create_markdown_artifact(table, key="gate", description="may it be promoted?")
     version = next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
@@ -126,8 +127,8 @@ def promote_candidate(
         **decision.to_dict(),
         "version": version if decision.approved else None,
         **now,
-        "look": look.taken if look else None,
-        "spent": look.spent if look else None,
+        "look": (taken or looks).taken or None,  # sums: a later record may take this one's file
+        "spent": (taken or looks).spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": workspace.git("rev-parse", "HEAD").strip(),
         "requirements_sha256": sha256(workspace.path / REQUIREMENTS),

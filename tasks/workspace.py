@@ -57,9 +57,19 @@ class Workspace:
     def git(self, *arguments: str) -> str:
         return git(self.path, *arguments)
 
+    def require_revision(self, name: str) -> None:
+        """Raises `AbstainError` where this history has no such tag or commit."""
+        if not succeeds(self.path, "git", "rev-parse", "--quiet", "--verify", f"{name}^{{commit}}"):
+            raise AbstainError(
+                Code.NO_VERSION,
+                f"{name} is not in the origin, so the comparisons since cannot be counted: push it there (git push "
+                "--tags) from a clone that has it, or git fetch --unshallow --tags",
+            )
+
     def added_since(self, revision: str, folder: Path) -> list[str]:
         """The files that any commit after `revision` has added to `folder`, as paths in the repository."""
-        new = ("-z", "--format=", "--name-only", "--no-renames", "--diff-filter=A")
+        # With --full-history also what a merge has dropped.
+        new = ("--full-history", "-z", "--format=", "--name-only", "--no-renames", "--diff-filter=A")
         listed = self.git("log", f"{revision}..HEAD", *new, "--", str(folder))
         return sorted({name.strip() for name in listed.split("\0")} - {""})
 

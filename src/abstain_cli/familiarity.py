@@ -32,7 +32,7 @@ def show_familiarity(
     grouping: Annotated[bool, typer.Option("--grouping/--no-grouping", help="fuse adjacent concepts")] = True,
     filtering: Annotated[bool, typer.Option("--filtering/--no-filtering", help="drop everyday concepts")] = True,
     ranking: Annotated[bool, typer.Option("--ranking/--no-ranking", help="weigh by frequency, not by place")] = True,
-    beams: Annotated[int, typer.Option(min=1, help="T_B: beams of a guess")] = 30,
+    beams: Annotated[int, typer.Option(min=1, max=256, help="T_B: beams of a guess")] = 30,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="h; default: from basic concepts, which are guessed once")
     ] = None,
@@ -47,6 +47,10 @@ def show_familiarity(
     from abstain.config.settings import load_settings
     from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
 
+    if threshold != threshold:
+        raise AbstainError(Code.USAGE, "--threshold nan: give a number from 0 to 1")
+    if domain and extraction != "llm":
+        raise AbstainError(Code.USAGE, "--domain is what the base model is told: give it with --extraction llm")
     if not instruction.strip():
         raise AbstainError(Code.USAGE, "INSTRUCTION is empty: give what is to be answered")
     params = load_params().llm

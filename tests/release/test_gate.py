@@ -180,9 +180,13 @@ def test_a_guarantee_is_refuted_only_by_more_than_chance_makes() -> None:
     assert check(judged(imprecise(2000, 0.795), champion=None, max_precision_drop=0.03), "precision").passed
 
 
-def test_answers_about_one_document_bear_no_guarantee_out() -> None:
-    one = replace(imprecise(100, 0.9), groups=np.full(100, "doc-0"))
-    assert check(judged(one, champion=None), "precision").passed is False
+@pytest.mark.parametrize(("documents", "passed"), [(1, False), (4, False), (5, True)])
+def test_answers_about_few_documents_bear_no_guarantee_out(documents: int, passed: bool) -> None:
+    few = replace(imprecise(100, 0.9), groups=np.arange(100) % documents)
+    assert check(judged(few, champion=None), "precision").passed is passed
+    unchecked = unchecked_guarantee(few, 0.5, PARAMS, reviews=300, frozen=False)
+    assert (unchecked is None) == (documents == 5)
+    assert unchecked is None or f"about {documents} documents, 5 are needed: bring reviews" in unchecked.why
 
 
 def test_a_version_that_shows_a_handful_is_refused_however_right_they_are() -> None:

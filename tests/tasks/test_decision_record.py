@@ -68,6 +68,13 @@ def test_the_levels_of_all_comparisons_are_added_up() -> None:
     assert looks_taken(changed, "h", accepting=False) == Looks(2, 0.015)
 
 
+def test_a_record_from_before_levels_were_added_up_has_spent_its_own(tmp_path: Path) -> None:
+    old = record(2, 3, gate={"looks": 60, "false_promotions": 0.1})
+    write_record(tmp_path / "rejected-a.json", {key: value for key, value in old.items() if key != "spent"})
+    found = looks_taken(read_records(tmp_path), "h", accepting=False)
+    assert found.taken == 3 and found.spent == pytest.approx(0.005)
+
+
 def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) -> None:
     names = ["approvals/v1.0.0.json", "approvals/rejected-a-h.json"]
     for name in names:
@@ -80,12 +87,13 @@ def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) ->
 
 
 def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
-    def promoted(version: str, value: float | None, **more: Any) -> dict[str, Any]:
-        checks = [{"name": "coverage", "passed": True, "value": value}]
+    def promoted(version: str, value: float | None, passed: bool | None = True, **more: Any) -> dict[str, Any]:
+        checks = [{"name": "coverage", "passed": passed, "value": value}]
         return record(1, approved=True, version=version, checks=checks, **more)
 
-    records = [promoted("v1.0.0", -0.15), promoted("v1.1.0", 0.05), promoted("v1.2.0", None), record(4)]
+    records = [promoted("v1.0.0", -0.15), promoted("v1.1.0", 0.05), promoted("v1.2.0", None, None), record(4)]
     assert [coverage_lost(records, name) for name in ("v1.0.0", "v1.1.0", "v1.2.0", "v9.0.0")] == [0.15, 0.0, 0.0, 0.0]
+    assert coverage_lost([promoted("v1.0.0", -0.5, None)], "v1.0.0") == 0.0, "chance may have made it"
     assert coverage_lost([promoted("v1.0.0", -0.5, erasure={"accepted": "asked for"})], "v1.0.0") == 0.0
     assert coverage_lost([promoted("v1.0.0", -0.5, erasure={"accepted": None})], "v1.0.0") == 0.5
     assert coverage_lost([record(1, approved=True, version="v1.0.0")], "v1.0.0") == coverage_lost([], None) == 0.0

@@ -12,7 +12,7 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.release.registry import Event, load_registry
+from abstain.release.registry import Event, load_registry, tag_of
 from tasks import gate_inputs, promotion
 from tasks.git_commit import commit
 from tasks.promotion import Promotion
@@ -172,6 +172,10 @@ def test_every_comparison_on_the_hold_out_is_counted_and_the_last_one_promotes_n
     candidates.write(2.4)
     outcome = candidates.promote()
     assert outcome.status == "rejected" and "compared on 2 times" in str(outcome.reasons)
+    candidates.write(1.19)  # the last one that took a look, judged again, gives none back
+    candidates.promote(again=True)
+    candidates.write(2.4)
+    assert "compared on 2 times" in str(candidates.promote(again=True).reasons)
     assert candidates.promote(new_holdout="the same one again").status == "rejected"
     candidates.write(1.19, drop=40)
     assert candidates.promote(new_holdout="a new quarter").status == "rejected"
@@ -210,6 +214,13 @@ def test_a_deleted_record_stops_the_gate(workspace: Plain, candidates: Candidate
     with pytest.raises(AbstainError, match=f"{record.name} was deleted, .* restore it"):
         candidates.promote()
     assert workspace.on_origin().version == "v1.0.0"
+
+
+def test_where_the_first_tag_is_missing_the_gate_says_what_to_do(workspace: Plain, candidates: Candidates) -> None:
+    workspace.git("tag", "--delete", tag_of("v1.0.0"))
+    candidates.write(2.4)
+    with pytest.raises(AbstainError, match="is not in the origin, .*: push it there"):
+        candidates.promote()
 
 
 def test_an_edited_record_stops_the_gate(workspace: Plain, candidates: Candidates) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics.bootstrap import paired
-from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least
+from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, unbiased_error
 
 SAME = 1e-6
 """Confidences that differ by less are of one scorer: the champion's come from its ONNX files."""
@@ -56,8 +56,9 @@ def better(window: EvaluationWindow, champion: str, params: GateParams, looks: L
     from scipy.stats import t
 
     own, other = window.aurocs(champion, params)
-    difference, error = own.value - other.value, paired(own, other).standard_error
-    p_value = float(t.sf(difference / error, len(np.unique(window.groups)) - 1)) if error > 0 else float("nan")
+    difference, groups = own.value - other.value, len(np.unique(window.groups))
+    error = unbiased_error(paired(own, other).standard_error, groups)
+    p_value = float(t.sf(difference / error, groups - 1)) if error > 0 else float("nan")
     level = params.false_promotions / params.looks
     name = f"{BETTER_THAN_CHAMPION}{champion}"
     now = looks.next(params)

@@ -18,7 +18,15 @@ from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import bootstrap, paired
-from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck, at_least, at_most, counted
+from abstain.release.evaluation_window import (
+    CHALLENGER,
+    EvaluationWindow,
+    GateCheck,
+    at_least,
+    at_most,
+    counted,
+    unbiased_error,
+)
 
 AS_PRECISE = "as precise"
 COVERAGE = "coverage"
@@ -177,10 +185,9 @@ def _calibration(window: EvaluationWindow, params: GateParams) -> Drop:
 def of_rows(
     window: EvaluationWindow, check: GateCheck, drop: float, error: float, rows: np.ndarray | None = None
 ) -> Drop:
-    """`rows`: the mask of the answers that the figure is of; None: all. The bootstrap of g documents spreads by the
-    factor sqrt((g - 1) / g) too little."""
+    """`error`: by bootstrap. `rows`: the mask of the answers that the figure is of; None: all."""
     groups = len(np.unique(window.groups if rows is None else window.groups[rows]))
-    return Drop(check, drop, error * np.sqrt(groups / (groups - 1)) if groups > 1 else error, groups)
+    return Drop(check, drop, unbiased_error(error, groups), groups)
 
 
 def error_of_precision(window: EvaluationWindow, rows: np.ndarray, params: GateParams) -> float:

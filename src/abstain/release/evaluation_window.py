@@ -67,6 +67,11 @@ class GateCheck:
     message: str
 
 
+def unbiased_error(error: float, groups: int) -> float:
+    """The standard error from that of a bootstrap of so many documents, which is too small by sqrt((g - 1) / g)."""
+    return float(error * np.sqrt(groups / (groups - 1))) if groups > 1 else error
+
+
 def at_least(code: Code, name: str, value: float, limit: float, message: str) -> GateCheck:
     """The check that `value` is not below `limit`; nan fails."""
     return GateCheck(code, name, bool(value >= limit), float(value), float(limit), message)

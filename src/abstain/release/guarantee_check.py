@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from abstain.config.params import GateParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
@@ -19,6 +21,9 @@ from abstain.release.evaluation_window import EvaluationWindow, GateCheck, at_le
 
 GUARANTEE = "guarantee"
 """The name of the check of a candidate without a guarantee that the hold-out can check."""
+MIN_DOCUMENTS = 5
+"""Answers about fewer documents tell too little of how much documents differ."""
+FROZEN = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class NoGuarantee:
 def unchecked_guarantee(
     holdout: EvaluationWindow, threshold: float, params: GateParams, reviews: int, frozen: bool
 ) -> NoGuarantee | None:
-    """Why the hold-out cannot check the guarantee of `threshold` yet; None where it shows `params.min_slice` answers.
+    """Why the hold-out cannot check the guarantee of `threshold` yet.
+
+    None where it shows `params.min_slice` answers about `MIN_DOCUMENTS`.
 
     Args:
         reviews: the number of reviewed answers in all splits.
@@ -53,13 +60,18 @@ def unchecked_guarantee(
     shown = holdout.shown(threshold)
     _, n_eff = holdout.precision(shown)
     if n_eff >= params.min_slice:
-        return None
+        documents = len(np.unique(holdout.groups[shown]))
+        if documents >= MIN_DOCUMENTS:
+            return None
+        remedy = FROZEN if frozen else ": bring reviews about more"
+        about = f"the hold-out shows answers about {documents} documents, {MIN_DOCUMENTS} are needed{remedy}"
+        return NoGuarantee(about, None, n_eff)
     rows = int(shown.sum())
-    counted = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
-    why = f"the hold-out shows {counted if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
+    number = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
+    why = f"the hold-out shows {number if rows else 'none'} of its reviewed answers, {params.min_slice} are needed"
     more = None if frozen or not rows else math.ceil(reviews * (params.min_slice - n_eff) / n_eff)
     if frozen:
-        why += ", and it is frozen: move split.holdout_frozen_at, or set it to null"
+        why += FROZEN
     else:
         why += ": bring more reviews" if more is None else f": bring about {more:,} more reviews"
     return NoGuarantee(why, more, n_eff)
@@ -92,10 +104,11 @@ def error_rate_kept(window: EvaluationWindow, threshold: float, target: float, p
 
 
 def _tested(drop: drops.Drop, n_eff: float, params: GateParams) -> GateCheck:
-    """Fails closed: where few answers are shown, and where all are about one document, which says nothing of others."""
+    """Fails closed: where few answers are shown, or about few documents, which say nothing of others."""
     (check,) = drops.judged([drop], params)
     if n_eff < params.min_slice:
         return replace(check, passed=False)
-    if drop.groups < 2:
-        return replace(check, passed=False, message=f"{check.message}; all are about one document")
+    if drop.groups < MIN_DOCUMENTS:
+        few = f"{check.message}; about {drop.groups} documents, {MIN_DOCUMENTS} are needed"
+        return replace(check, passed=False, message=few)
     return check

@@ -74,11 +74,18 @@ def test_a_candidate_as_long_as_a_sentence_is_none() -> None:
     assert concepts_of(text, [(5, len(text))], grouping=False, filtering=True) == [text[5:]]
 
 
+def test_a_long_quotation_hides_no_concept_in_it() -> None:
+    said = "the drug Beyfortus was approved in the summer of last year for infants who are born before the season"
+    assert any("Beyfortus" in one for one in found(f'Is it true that "{said}"?'))
+
+
 def test_listed_names_count_where_the_instruction_has_them() -> None:
     text = "Is the Barn Doctrine older than Roe v. Wade?"
     spans = listed(text, 'roe v. wade, Castle Doctrine, "Barn Doctrine".\n')
     assert [text[slice(*span)] for span in spans] == ["Roe v. Wade", "Barn Doctrine"]
     assert listed(text, "") == []
+    german = "In der Straße: was ist Beyfortus?"
+    assert [german[slice(*span)] for span in listed(german, "BEYFORTUS, Bey")] == ["Beyfortus"]
 
 
 @pytest.mark.parametrize(

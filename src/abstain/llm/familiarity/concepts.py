@@ -34,15 +34,14 @@ _OPENERS = {"AUX", "PRON", "SCONJ", "ADV", "ADP", "DET", "VERB", "CCONJ"}
 
 def concepts_of(instruction: str, spans: Iterable[Span], *, grouping: bool, filtering: bool) -> list[str]:
     """The concepts at `spans`, each once, in order."""
-    taken = sorted(_longest(spans))
+    short = [span for span in spans if len(words_of(instruction[slice(*span)])) <= MAX_WORDS]
+    taken = sorted(_longest(short))
     if grouping:
         taken = grouped(instruction, taken)
     texts = dict[str, str]()
     for span in taken:
         text = _as_in_a_sentence(instruction, span)
-        if 0 < len(words_of(text)) <= MAX_WORDS and not (
-            filtering and (is_common(text) or not re.search(r"[^\W\d_]", text))
-        ):
+        if words_of(text) and not (filtering and (is_common(text) or not re.search(r"[^\W\d_]", text))):
             texts.setdefault(text.casefold(), text)
     return list(texts.values())
 
@@ -51,7 +50,8 @@ def grouped(instruction: str, spans: Sequence[Span]) -> list[Span]:
     """Adjacent `spans` fused, where the instruction has nothing but a space or a hyphen between them."""
     found: list[Span] = []
     for first, last in spans:
-        if found and instruction[found[-1][1] : first] in (" ", "-"):
+        joined = instruction[slice(found[-1][0], last)] if found else ""
+        if found and instruction[found[-1][1] : first] in (" ", "-") and len(words_of(joined)) <= MAX_WORDS:
             found[-1] = (found[-1][0], last)
         else:
             found.append((first, last))
@@ -79,8 +79,8 @@ def recognized(instructions: Sequence[str]) -> list[list[Span]]:
 def listed(instruction: str, answer: str) -> list[Span]:
     """Where the instruction has what a base model listed in `answer`, parted by commas; what it has not is left out."""
     names = (name.strip(" \n.\"'") for name in re.split(r"[,\n]", answer))
-    places = ((instruction.casefold().find(name.casefold()), len(name)) for name in names if name)
-    return [(first, first + length) for first, length in places if first >= 0]
+    places = (re.search(rf"(?<!\w){re.escape(name)}(?!\w)", instruction, re.IGNORECASE) for name in names if name)
+    return [place.span() for place in places if place]
 
 
 def _longest(spans: Iterable[Span]) -> list[Span]:

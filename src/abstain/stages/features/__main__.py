@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
-from abstain.core.scorer_names import FUSION, PROBE, WRITER
+from abstain.core.scorer_names import FAMILIARITY, FUSION, PROBE, WRITER
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed_holdout
 from abstain.llm.engine.loading import load_tokenizer, resolve
@@ -94,6 +94,7 @@ def stage(params: Params) -> None:
     tokens |= {
         one.name: one.familiarity.forward_tokens(asked_rows) for one in scorers if isinstance(one, QuestionFamiliarity)
     }
+    tokens[FUSION] += tokens.get(FAMILIARITY, 0.0)  # it asks by prompts of its own
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {listed}", flush=True)
     writer = next((one.to_dict() for one in scorers if isinstance(one, WriterScores)), None)

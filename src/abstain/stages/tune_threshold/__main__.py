@@ -42,7 +42,7 @@ def stage(params: Params) -> None:
     others = None
     if not volunteered.empty:
         apart = _answers(volunteered, served)
-        others = operating_point(apart.confidence, apart.correct, chosen["threshold"]).to_dict()
+        others = operating_point(apart.confidence, apart.correct, chosen["threshold"], apart.weight).to_dict()
     chosen |= {"heuristic": heuristic.to_dict() if heuristic else None, "volunteered": others}
     artifacts.write_json(paths.THRESHOLD, chosen)
     known = served[validation["interaction_id"]].notna().to_numpy()
