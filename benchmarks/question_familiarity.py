@@ -31,6 +31,7 @@ from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
 from abstain.llm.familiarity.familiarity import FamiliarityMethod, SelfFamiliarity
+from abstain.llm.familiarity.guessing import texts_of
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.signals.compute_features import feature_requests_of, read_answers
 from abstain.llm.signals.familiarity import QuestionFamiliarity
@@ -109,14 +110,13 @@ def background(answered: Sequence[AnsweredQuestion], llm: LLMParams, settings: S
         for one in asked
     ]
     store.compute_missing(requests)
-    tokenizer, rows = load_tokenizer(resolve(llm.model, settings)), dict(store.read(requests))
+    texts = texts_of(store, load_tokenizer(resolve(llm.model, settings)), requests)
     known: dict[str, list[Fact]] = {}
     for page in build_handbook():
         for fact in page.facts:
             known.setdefault(fact.topic.key, []).append(fact)
     right = 0
-    for at, one in enumerate(asked):
-        text = tokenizer.decode(rows[at][:, 0].int().tolist(), skip_special_tokens=True).strip()
+    for one, text in zip(asked, texts, strict=True):
         contexts = [context.text for context in one.contexts]
         right += judge(one.question.text, one.question.fact, contexts, text, known[one.question.group]).correct
     with_chunks = sum(one.judgement.correct for one in asked)

@@ -31,12 +31,17 @@ class Looks:
     def next(self, params: GateParams) -> Looks | None:
         """With one more; None where it would spend more than `params.false_promotions`, whatever the levels of earlier
         ones were."""
-        spent = self.spent + params.false_promotions / params.looks
+        spent = self.spent + level_of_a_look(params)
         # A sum of as many equal parts as there are is the whole, but for its last digits.
         return Looks(self.taken + 1, spent) if spent <= params.false_promotions * (1 + 1e-9) else None
 
 
 NO_LOOKS = Looks()
+
+
+def level_of_a_look(params: GateParams) -> float:
+    """The largest p-value at which a challenger is promoted."""
+    return params.false_promotions / params.looks
 
 
 def same_confidences(window: EvaluationWindow, champion: str) -> bool:
@@ -59,7 +64,7 @@ def better(window: EvaluationWindow, champion: str, params: GateParams, looks: L
     difference, groups = own.value - other.value, len(np.unique(window.groups))
     error = unbiased_error(paired(own, other).standard_error, groups)
     p_value = float(t.sf(difference / error, groups - 1)) if error > 0 else float("nan")
-    level = params.false_promotions / params.looks
+    level = level_of_a_look(params)
     name = f"{BETTER_THAN_CHAMPION}{champion}"
     now = looks.next(params)
     if now is None:

@@ -24,6 +24,7 @@ import numpy as np
 from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, Request
+from abstain.llm.familiarity.guessing import texts_of
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore, Progress
 from abstain.study.similarity import mean_similarity
@@ -118,11 +119,7 @@ class FamiliarityBaselines:
     def _replies(self, prompts: Sequence[Pass], ask: Generate, progress: Progress) -> list[str]:
         requests = [Request(pass_, ask, f"instruction {at}") for at, pass_ in enumerate(prompts)]
         self.store.compute_missing(requests, progress)
-        rows = dict(self.store.read(requests))
-        return [
-            str(self._tokenizer.decode(rows[at][:, 0].int().tolist(), skip_special_tokens=True)).strip()
-            for at in range(len(requests))
-        ]
+        return texts_of(self.store, self._tokenizer, requests)
 
     def _log_probs(self, replies: Iterable[tuple[Pass, str]], progress: Progress) -> list[np.ndarray]:
         """Of every reply's tokens after its prompt, (tokens,), float64; none where nothing was replied."""

@@ -65,7 +65,7 @@ class ConceptGuesser:
         for at, row in self.store.read(requests):
             one = meant[at]
             score = exp(float(row[:, 1].double().mean())) if len(row) else None
-            found[one.concept] = GuessedConcept(one.concept, one.explanation, self._text(row[:, 0]), score)
+            found[one.concept] = GuessedConcept(one.concept, one.explanation, _text(self._tokenizer, row[:, 0]), score)
         return found
 
     def most_tokens(self, concept: str) -> int:
@@ -93,15 +93,21 @@ class ConceptGuesser:
 
     def _written(self, requests: Sequence[Request], progress: Progress) -> list[str]:
         self._compute(requests, progress)
-        rows = dict(self.store.read(requests))
-        return [self._text(rows[at][:, 0]) for at in range(len(requests))]
+        return texts_of(self.store, self._tokenizer, requests)
 
     def _compute(self, requests: Sequence[Request], progress: Progress) -> None:
         self.cost += self.store.compute_missing(requests, progress)
 
-    def _text(self, tokens: Any) -> str:
-        return str(self._tokenizer.decode(tokens.int().tolist(), skip_special_tokens=True)).strip()
-
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(resolve(self.store.model, self.store.settings))
+
+
+def texts_of(store: FeatureStore, tokenizer: Any, requests: Sequence[Request]) -> list[str]:
+    """What the base model wrote for each of `requests`, which are computed already."""
+    rows = dict(store.read(requests))
+    return [_text(tokenizer, rows[at][:, 0]) for at in range(len(requests))]
+
+
+def _text(tokenizer: Any, tokens: Any) -> str:
+    return str(tokenizer.decode(tokens.int().tolist(), skip_special_tokens=True)).strip()
