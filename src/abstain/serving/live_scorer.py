@@ -136,6 +136,11 @@ class LiveScorer:
         """What the base model is asked for an answer: nothing by the writer's scores."""
         return self.scorer.readings
 
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """The names of the parts of a fusion; of another scorer, its own."""
+        return tuple(self.scorer.parts) if isinstance(self.scorer, FusedParts) else (self.name,)
+
     def score(self, answers: Answers) -> np.ndarray:
         """Confidences, float64 (rows,); nan where there is none."""
         return np.asarray(self.scorer.score(answers), float)

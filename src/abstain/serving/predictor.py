@@ -37,6 +37,10 @@ class Decision:
     that of `threshold` when `version` was made, or why it went live without one. An answer that the base model cannot
     read, or the scorer has no score of, has no confidence and is not shown; nor is one without any context where the
     scorer was trained with some: its decision is `unavailable`. `reason` is the reason for either.
+
+    `show`: what a service does with the answer; true where the decision is to show it, and where it is `unavailable` and
+    the service was told to show such answers. `signals`: the names of what the scorer combines. `forward_tokens`: what the base model read for this answer, in
+    tokens that went through the whole model; 0 where the features were there.
     """
 
     interaction_id: str
@@ -49,6 +53,9 @@ class Decision:
     probability_low: float | None = None
     probability_high: float | None = None
     reason: str | None = None
+    signals: tuple[str, ...] = ()
+    forward_tokens: float = 0.0
+    show: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Predictor:
     reader: ServiceReader
     calibrator: Calibrator
     guarantee: str
+    guaranteed: bool
 
     @classmethod
     def open(cls, file: Path, settings: Settings) -> Predictor:
@@ -77,7 +85,8 @@ class Predictor:
             trained_on, version, _ = meta["model_revision"], meta["version"], float(meta["threshold"])
             layout_digest = meta["layout_digest"]
             calibrator = calibrator_from_dict(json.loads(meta.get("calibration", '{"method": "none"}')))
-            guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))["message"]
+            guarantee = json.loads(meta.get("guarantee", '{"message": "nothing was guaranteed"}'))
+            message, guaranteed = guarantee["message"], bool(guarantee.get("guaranteed"))
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
@@ -95,7 +104,7 @@ class Predictor:
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
         reader = ServiceReader(tuple(FeatureSource(llm, settings, one) for one in scorer.readings))
-        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, guarantee)
+        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, guaranteed)
 
     def judge(self, requests: Sequence[Interaction], *, no_context: bool = False) -> list[Decision]:
         """One decision per request of a service, in order: `unavailable` for an answer without any context, unless
@@ -109,20 +118,24 @@ class Predictor:
 
     def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """One decision per interaction, in order; a question without context is scored without."""
-        answers, unreadable = self.reader.read(interactions)
+        found = self.reader.read(interactions)
         with phase("decision"):
-            return self._decide_all(answers, unreadable)
+            return self.decide_all(found.answers, found.unreadable, found.forward_tokens)
 
-    def _decide_all(self, answers: Answers, unreadable: Sequence[UnreadableRow | None]) -> list[Decision]:
+    def decide_all(
+        self, answers: Answers, unreadable: Sequence[UnreadableRow | None], forward_tokens: Sequence[float]
+    ) -> list[Decision]:
         """One decision per answer, in order; `unreadable`: why the base model cannot read it, None where it can."""
         decisions = []
-        for one, reason, confidence in zip(answers.interactions, unreadable, self.scorer.score(answers), strict=True):
-            if reason:
-                decisions.append(self.refuse(one.interaction_id, Code.TOO_LONG, reason.reason))
-            elif np.isnan(confidence):
-                decisions.append(self.refuse(one.interaction_id, Code.NOTHING_TO_SCORE, self._silent()))
+        scores = self.scorer.score(answers)
+        for one, why, tokens, score in zip(answers.interactions, unreadable, forward_tokens, scores, strict=True):
+            if why:
+                decision = self.refuse(one.interaction_id, Code.TOO_LONG, why.reason)
+            elif np.isnan(score):
+                decision = self.refuse(one.interaction_id, Code.NOTHING_TO_SCORE, self._silent())
             else:
-                decisions.append(self.decide(one.interaction_id, float(confidence)))
+                decision = self.decide(one.interaction_id, float(score))
+            decisions.append(replace(decision, forward_tokens=tokens))
         return decisions
 
     def _silent(self) -> str:
@@ -142,14 +155,17 @@ class Predictor:
 
     def decide(self, interaction_id: str, confidence: float) -> Decision:
         """Show or abstain, at the released threshold."""
+        show = confidence >= self.threshold
         verdict = Decision(
             interaction_id,
-            "show" if confidence >= self.threshold else "abstain",
+            "show" if show else "abstain",
             confidence,
             self.threshold,
             self.scorer.metadata["version"],
             self.guarantee,
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
+            signals=self.scorer.signals,
+            show=show,
         )
         if (bounds := self.calibrator.interval(np.array([confidence]))) is None:
             return verdict

@@ -109,7 +109,8 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
     engine = reader.sources[0].engine()
     before = engine.work.forward_tokens
     long = interaction("x" * WINDOW, name="i-long")
-    found, unreadable = reader.read([*rows, long])
+    read_now = reader.read([*rows, long])
+    found, unreadable = read_now.answers, read_now.unreadable
     tokens = 2 * forward_tokens(params, alone, rows[1:], readings)
     assert engine.work.forward_tokens - before <= tokens, "the states are of a pass that is run anyway"
     for reading in readings:
@@ -120,5 +121,7 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
             assert_near(one.float(), other.float())
     assert unreadable[:3] == [None] * 3 and isinstance(unreadable[3], UnreadableRow)
     assert sorted(Path(alone.features).rglob("*")) == files
-    nothing, reasons = ServiceReader(()).read(rows)
-    assert nothing.results == {} and reasons == [None] * 3
+    each = [forward_tokens(params, alone, [row], readings) for row in rows[1:]]
+    assert read_now.forward_tokens == pytest.approx([0, *each, 0]), "what was cached costs nothing"
+    nothing = ServiceReader(()).read(rows)
+    assert nothing.answers.results == {} and nothing.unreadable == [None] * 3 and nothing.forward_tokens == [0] * 3

@@ -65,6 +65,18 @@ def read_answers(
 
 
 @dataclass(frozen=True)
+class ReadAnswers:
+    """Answers with what was read of each. `unreadable`: why the base model cannot read one, None where it can.
+
+    `forward_tokens`: the tokens that it read for one, as in the function `forward_tokens`; 0 where all was cached.
+    """
+
+    answers: Answers
+    unreadable: list[UnreadableRow | None]
+    forward_tokens: list[float]
+
+
+@dataclass(frozen=True)
 class ServiceReader:
     """Reads a few answers at a time for a service: what is not cached is computed, and not cached either.
 
@@ -73,8 +85,8 @@ class ServiceReader:
 
     sources: tuple[FeatureSource, ...]
 
-    def read(self, interactions: Sequence[Interaction]) -> tuple[Answers, list[UnreadableRow | None]]:
-        """`interactions` with the base model's results for each, and why it cannot read one, None where it can."""
+    def read(self, interactions: Sequence[Interaction]) -> ReadAnswers:
+        """`interactions` with the base model's results for each."""
         prepared = [[source.prepare(one) for one in interactions] for source in self.sources]
         found: dict[tuple[int, str], Tensor] = {}
         uncached: dict[str, Request] = {}
@@ -95,7 +107,13 @@ class ServiceReader:
         reasons: list[UnreadableRow | None] = [None] * len(interactions)
         for of in prepared:
             reasons = [one if isinstance(one, UnreadableRow) else why for one, why in zip(of, reasons, strict=True)]
-        return Answers(interactions, results), reasons
+        computed: list[list[FeatureSource]] = [[] for _ in interactions]
+        for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True)):
+            for number, one in enumerate(of):
+                if isinstance(one, Prepared) and f"{at}/{row_key(one.request)}" in uncached:
+                    computed[number].append(source)
+        tokens = [_cost(of, [one]) for one, of in zip(interactions, computed, strict=True)]
+        return ReadAnswers(Answers(interactions, results), reasons, tokens)
 
 
 def forward_tokens(
@@ -106,13 +124,16 @@ def forward_tokens(
     Shared prefixes of one answer's passes count once. Where no request goes deeper than layer l of n, a token counts as
     l / n: the unit is a token that went through the whole model.
     """
-    if not readings or not len(interactions):
+    return _cost([FeatureSource(params, settings, reading) for reading in readings], interactions[:COUNTED])
+
+
+def _cost(sources: Sequence[FeatureSource], rows: Sequence[Interaction]) -> float:
+    if not sources or not rows:
         return 0.0
-    ref = resolve(params.model, settings)
+    ref = resolve(sources[0].params.model, sources[0].settings)
     tokenizer, depth = load_tokenizer(ref), read_depth(ref)
-    share = max(reading.ask.layer / depth if isinstance(reading.ask, HiddenStates) else 1.0 for reading in readings)
-    rows = interactions[:COUNTED]
-    sources = [FeatureSource(params, settings, reading) for reading in readings]
+    asks = [source.ask for source in sources]
+    share = max(ask.layer / depth if isinstance(ask, HiddenStates) else 1.0 for ask in asks)
     return share * sum(_tokens(sources, tokenizer, row) for row in rows) / len(rows)
 
 
