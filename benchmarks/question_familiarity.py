@@ -73,7 +73,8 @@ def of_sample(answered: Sequence[AnsweredQuestion]) -> Rows:
 
 def of_verdicts(file: Path, rows: int) -> Rows:
     judged = read_judged(file)
-    picked = np.sort(np.random.default_rng(SEED).choice(len(judged.correct), rows, replace=False))
+    count = min(rows, len(judged.correct))
+    picked = np.sort(np.random.default_rng(SEED).choice(len(judged.correct), count, replace=False))
     return Rows(judged.take(picked), judged.correct[picked], judged.topic[picked])
 
 
@@ -127,7 +128,7 @@ def background(answered: Sequence[AnsweredQuestion], llm: LLMParams, settings: S
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=Path, nargs="?", const=FILE, help="people's verdicts instead of the sample")
-    parser.add_argument("--rows", type=int, default=200, help="of the verdicts")
+    parser.add_argument("--rows", type=int, default=200, help="of the verdicts, at most")
     parser.add_argument("--model", help="the base model; default: params.yaml")
     chosen = parser.parse_args(arguments)
     if chosen.verdicts and not chosen.verdicts.is_file():
