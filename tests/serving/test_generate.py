@@ -50,7 +50,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
     (honest,) = answer(scorer, questions()[:1], ASK)
     decoded = Engine.run
 
-    def spoil(self: Engine, requests: Any) -> Any:  # what was seen while decoding is told wrong
+    def spoil(self: Engine, requests: Any, tell: Any = None) -> Any:  # what was seen while decoding is told wrong
         for key, result in decoded(self, requests):
             yield key, [replace(result[0], states=result[0].states + 5)] if isinstance(result, list) else result
 
@@ -64,7 +64,7 @@ def test_an_answer_that_reads_in_other_tokens_is_read_again(
 def test_no_answer_is_not_shown(scorer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
-    def says_nothing(self: Engine, requests: Any) -> Any:
+    def says_nothing(self: Engine, requests: Any, tell: Any = None) -> Any:
         for key, result in honest(self, requests):
             yield key, [replace(result[0], text="")] if isinstance(result, list) and key == "1" else result
 
@@ -105,7 +105,7 @@ def test_room_for_an_answer_is_told_before_it_is_asked_for(scorer: Predictor) ->
 def test_states_that_are_not_finite_name_the_question(scorer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Engine.run
 
-    def overflows(self: Engine, requests: Any) -> Any:
+    def overflows(self: Engine, requests: Any, tell: Any = None) -> Any:
         for key, result in honest(self, requests):
             yield key, [replace(result[0], states=result[0].states * float("inf"))]
 
@@ -131,3 +131,10 @@ def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
     file.write_text('{"interaction_id": "a", "question": "b"}\n', encoding="utf-8")
     with pytest.raises(AbstainError, match=r"questions.jsonl line 1: contexts: Field required"):
         read_questions(file)
+
+
+def test_an_answer_is_told_while_it_is_written(scorer: Predictor) -> None:
+    told: list[str] = []
+    (one,) = answer(scorer, questions()[:1], ASK, tell=told.append)
+    assert len(told) == ASK.max_new_tokens and told[-1] == one.answer.rstrip("\ufffd")
+    assert len(told[0]) < len(told[-1]) and not any(text.endswith("\ufffd") for text in told)

@@ -204,6 +204,16 @@ class Code(StrEnum):
         "A command or a cell of an experiment failed.",
         "Correct the cause that the message quotes, and run the command again.",
     )
+    BUSY = (
+        "A509",
+        "A server is asked more than it can do at once.",
+        "Ask again after the seconds that Retry-After names, or start another server.",
+    )
+    NO_ACCESS = (
+        "A510",
+        "A request has no valid API key, its key lacks the role, or it comes from a page of another site.",
+        "Send `Authorization: Bearer KEY`; `abstain key` makes one with the roles that are needed.",
+    )
     BAD_SETTING = (
         "A601",
         "A key or value in a YAML file, or an environment variable, is missing, unknown or invalid.",

@@ -7,7 +7,7 @@ differently than it was generated: then that pass is made. Any other scorer read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -43,9 +43,16 @@ def room_for(predictor: Predictor, ask: Generate) -> str:
 
 
 def answer(
-    predictor: Predictor, questions: Sequence[Question], ask: Generate, *, no_context: bool = False
+    predictor: Predictor,
+    questions: Sequence[Question],
+    ask: Generate,
+    *,
+    no_context: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> list[GeneratedAnswer]:
     """Answer `questions` with the settings of `ask`, and decide about each answer, in order.
+
+    `tell`, for one question, is given its answer so far after each token.
 
     The decision is to abstain, with the reason, for a question that does not fit the window or has an empty answer. A
     question without any context is not answered, and the decision is `unavailable`, unless `no_context` is set. Raises
@@ -60,7 +67,8 @@ def answer(
     requests = {
         str(at): p.request for at, p in enumerate(prepared) if isinstance(p, Prepared) and at not in without_context
     }
-    found = {int(key): result[0] for key, result in engine.run(requests) if isinstance(result, list)}
+    listen = None if tell is None else lambda _, text: tell(text.rstrip("\ufffd"))  # a character may take two tokens
+    found = {int(key): result[0] for key, result in engine.run(requests, listen) if isinstance(result, list)}
     answered = {at: one for at, one in found.items() if one.text}
     if by_states:
         decisions = _decide_by_states(predictor, questions, requests, answered)

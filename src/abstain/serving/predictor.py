@@ -36,17 +36,18 @@ class Decision:
     with the bounds `probability_low` and `probability_high` where the calibrator has any (Venn-Abers). `guarantee` is
     that of `threshold` when `version` was made, or why it went live without one. An answer that the base model cannot
     read, or the scorer has no score of, has no confidence and is not shown; nor is one without any context where the
-    scorer was trained with some: its decision is `unavailable`. `reason` is the reason for either.
+    scorer was trained with some: its decision is `unavailable`. `reason` is the reason for either. `threshold` is None
+    while no version is live.
 
-    `show`: what a service does with the answer; true where the decision is to show it, and where it is `unavailable` and
-    the service was told to show such answers. `signals`: the names of what the scorer combines. `forward_tokens`: what the base model read for this answer, in
-    tokens that went through the whole model; 0 where the features were there.
+    `show`: what a service does with the answer. It is also true where the decision is `unavailable` and the service was
+    told to show such answers. `signals`: the names of what the scorer combines. `forward_tokens`: what the base model
+    read for this answer, in tokens that went through the whole model; 0 where the features were there.
     """
 
     interaction_id: str
     decision: Literal["show", "abstain", "unavailable"]
     confidence: float | None
-    threshold: float
+    threshold: float | None
     version: str
     guarantee: str
     probability: float | None = None
@@ -179,7 +180,12 @@ class Predictor:
 
     def unavailable(self, asked: Interaction | Question) -> Decision:
         """No decision, because nothing was retrieved for `asked`."""
-        return replace(self.refuse(asked.interaction_id, Code.NOTHING_TO_SCORE, NO_CONTEXT), decision="unavailable")
+        return self.unavailable_because(asked.interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT}")
+
+    def unavailable_because(self, interaction_id: str, reason: str) -> Decision:
+        """No decision, for `reason`, which has its code in front."""
+        version = self.scorer.metadata["version"]
+        return Decision(interaction_id, "unavailable", None, self.threshold, version, self.guarantee, reason=reason)
 
     def refuse(self, interaction_id: str, code: Code, reason: str) -> Decision:
         """Abstain without a confidence, for `reason`, a cause of the kind `code`."""

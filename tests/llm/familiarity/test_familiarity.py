@@ -96,6 +96,16 @@ def test_an_explanation_that_says_nothing_gives_no_familiarity(
     assert guesser.cost.rows == 0
 
 
+def test_a_threshold_is_known_once_every_basic_concept_was_guessed(
+    scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(familiarity, "basic_concepts", lambda: ["water", "bread"])
+    monkeypatch.setattr(guessing, "says_something", bool)
+    scorer.guesser.guess(["water"])
+    assert scorer.known_threshold() is None
+    assert scorer.threshold() == scorer.known_threshold()
+
+
 def test_a_concept_of_more_tokens_than_a_guess_has_no_score(guesser: ConceptGuesser) -> None:
     """A token is a byte here: the concept that fits is two characters of three bytes."""
     found = guesser.guess(["Pneumonoultramicroscopic", "免费"])

@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, log_probabilities
 from abstain.llm.engine.device import copies_done, to_host
-from abstain.llm.engine.generation import Generated, Prompt, decode
+from abstain.llm.engine.generation import Generated, Prompt, Tell, decode
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.planner import EncodedRequest, RequestPlan, by_depth
 from abstain.llm.engine.prefix_tree import Node
@@ -51,8 +51,10 @@ class Engine:
         """Counts of the work done so far."""
         return self.decoder.work
 
-    def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:
+    def run(self, requests: Mapping[str, Request], tell: Tell | None = None) -> Iterator[tuple[str, Result]]:
         """Yield `(key, result)` for every request, in the order in which they are done; shapes: see each request kind.
+
+        `tell` is given the answer of a `Generate` so far, under its key, after each of its tokens.
 
         Tensors are on the CPU. Raises `AbstainError` for a layer, site or segment that does not exist, a pass longer
         than the model's window, a choice of several tokens, and for states that are not finite, naming the row;
@@ -62,7 +64,7 @@ class Engine:
         self.work.passes += len(entries)
         self.work.pass_tokens += sum(len(entry.ids) for entry in entries)
         for depth, group in by_depth(entries, self.decoder.n_layers, self.decoder.packs):
-            yield from self._run_group(depth, group)
+            yield from self._run_group(depth, group, tell)
 
     def _encode(self, key: str, request: Request) -> EncodedRequest:
         ask, tokenizer = request.ask, self.loaded.tokenizer
@@ -94,7 +96,9 @@ class Engine:
             self.decoder.site(Hook(ask.states.layer, ask.states.site))
         return entry
 
-    def _run_group(self, depth: int, entries: Sequence[EncodedRequest]) -> Iterator[tuple[str, Result]]:
+    def _run_group(
+        self, depth: int, entries: Sequence[EncodedRequest], tell: Tell | None
+    ) -> Iterator[tuple[str, Result]]:
         plan = RequestPlan(entries, self.decoder, self.batch_tokens)
         prompts: list[Prompt] = []
         copied: Callable[[], None] = self._launch(plan, 0, depth)
@@ -108,12 +112,12 @@ class Engine:
                     prompts.append(_prompt(entry, path, plan))
                     tokens = sum(prompt.cached_tokens for prompt in prompts)
                     if sum(prompt.share for prompt in prompts) >= 1 or tokens >= DECODE_BATCHES * self.batch_tokens:
-                        yield from decode(self.decoder, prompts)
+                        yield from decode(self.decoder, prompts, tell)
                         prompts = []
                 else:
                     yield entry.key, _assemble(entry, path, plan)
         if prompts:
-            yield from decode(self.decoder, prompts)
+            yield from decode(self.decoder, prompts, tell)
 
     def _launch(self, plan: RequestPlan, number: int, depth: int) -> Callable[[], None]:
         """Run one batch; what it gives may be read once the returned function has been called."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -95,8 +95,14 @@ class _DecodedRow:
         return Hook(states.layer, states.site) if states else None
 
 
-def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, list[Generated] | Tensor]]:
-    """Yield `(key, result)` for each prompt: its answers, or what was guessed.
+Tell = Callable[[str, str], None]
+"""Is given a pass's key and its answer so far, after each of its tokens."""
+
+
+def decode(
+    decoder: Decoder, prompts: Sequence[Prompt], tell: Tell | None = None
+) -> Iterator[tuple[str, list[Generated] | Tensor]]:
+    """Yield `(key, result)` for each prompt: its answers, or what was guessed. `tell` is called while they are written.
 
     Raises `AbstainError` where states are wanted and the tokenizer has no EOS, whose states are part of them.
     """
@@ -114,7 +120,7 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
     ]
     if rows:
         with torch.inference_mode():
-            _finish(decoder, rows, eos)
+            _finish(decoder, rows, eos, tell)
     for prompt in prompts:
         if isinstance(prompt.ask, Generate):
             of_prompt = [row for row in rows if row.prompt is prompt]
@@ -132,7 +138,7 @@ def decode(decoder: Decoder, prompts: Sequence[Prompt]) -> Iterator[tuple[str, l
         yield from zip(sought, found, strict=True)
 
 
-def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None) -> None:
+def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: Tell | None) -> None:
     """Decode until every row is done. Rows that are done leave when half of them are: dropping one costs a copy."""
     kv_decoder = KVCacheDecoder(decoder, [row.prompt.ids for row in rows], [row.prompt.keys_values for row in rows])
     for row in rows:
@@ -140,6 +146,9 @@ def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None) -> None:
     final = torch.cat([row.prompt.state for row in rows])
     while True:
         _choose(decoder, rows, final, eos)
+        for row in rows if tell else ():
+            if not row.done and row.feed != eos:
+                tell(row.prompt.key, _text(decoder, row))
         alive = [at for at, row in enumerate(rows) if not row.done]
         if not alive:
             return
@@ -186,12 +195,16 @@ def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:
 
 
 def _generated(decoder: Decoder, row: _DecodedRow) -> Generated:
-    text: str = decoder.loaded.tokenizer.decode(row.tokens, skip_special_tokens=True)
     return Generated(
-        text=text.strip(),
+        text=_text(decoder, row),
         tokens=tuple(row.tokens),
         log_probs=torch.tensor(row.log_probs),
         ended=len(row.log_probs) > len(row.tokens),
         states=torch.stack(row.states) if row.states else None,
         choices=torch.stack(row.choices) if row.choices else torch.empty(len(row.log_probs), 0),
     )
+
+
+def _text(decoder: Decoder, row: _DecodedRow) -> str:
+    text: str = decoder.loaded.tokenizer.decode(row.tokens, skip_special_tokens=True)
+    return text.strip()

@@ -111,6 +111,10 @@ class SelfFamiliarity:
         guessed = self.guesser.guess(basic_concepts(), progress).values()
         return threshold_of([one.score for one in guessed if one.score is not None])
 
+    def known_threshold(self) -> float | None:
+        """`threshold`, where the cache has every basic concept: computing it anew takes minutes."""
+        return self.threshold() if self.guesser.is_known(basic_concepts()) else None
+
     def _rarest(self, concepts: Sequence[str]) -> tuple[list[str], int]:
         """At most `MAX_CONCEPTS` of `concepts`, in their order, and the number of those left out."""
         rarest = set(sorted(concepts, key=log_frequency)[:MAX_CONCEPTS])

@@ -56,17 +56,30 @@ class ConceptGuesser:
     ) -> dict[str, GuessedConcept]:
         """Each of `concepts`, guessed. Raises `AbstainError` where the base model's window is too short for it."""
         asked = list(dict.fromkeys(concepts))
-        prompts = [self._request("explain", concept, self.explanation, concept) for concept in asked]
-        told = [masked(text, concept) for text, concept in zip(self._written(prompts, progress), asked, strict=True)]
-        found = {concept: GuessedConcept(concept, text, "", 0.0) for concept, text in zip(asked, told, strict=True)}
+        found = {one.concept: one for one in _explained(asked, self._written(self._explanations(asked), progress))}
         meant = [one for one in found.values() if says_something(one.explanation)]
-        requests = [self._request("guess", one.explanation, self.search, one.concept) for one in meant]
+        requests = self._guesses(meant)
         self._compute(requests, progress)
         for at, row in self.store.read(requests):
             one = meant[at]
             score = exp(float(row[:, 1].double().mean())) if len(row) else None
             found[one.concept] = GuessedConcept(one.concept, one.explanation, _text(self._tokenizer, row[:, 0]), score)
         return found
+
+    def is_known(self, concepts: Sequence[str]) -> bool:
+        """Whether the cache has all that `guess` needs of `concepts`."""
+        prompts = self._explanations(concepts)
+        if self.store.missing(prompts):
+            return False
+        written = texts_of(self.store, self._tokenizer, prompts)
+        meant = [one for one in _explained(concepts, written) if says_something(one.explanation)]
+        return not self.store.missing(self._guesses(meant))
+
+    def _explanations(self, concepts: Sequence[str]) -> list[Request]:
+        return [self._request("explain", concept, self.explanation, concept) for concept in concepts]
+
+    def _guesses(self, explained: Sequence[GuessedConcept]) -> list[Request]:
+        return [self._request("guess", one.explanation, self.search, one.concept) for one in explained]
 
     def most_tokens(self, concept: str) -> int:
         """The most tokens that the base model runs to guess `concept`: both prompts, l_F twice, and T_B times l_B."""
@@ -101,6 +114,13 @@ class ConceptGuesser:
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(resolve(self.store.model, self.store.settings))
+
+
+def _explained(concepts: Sequence[str], written: Sequence[str]) -> list[GuessedConcept]:
+    """`concepts` with what was written about each, and not yet guessed."""
+    return [
+        GuessedConcept(concept, masked(text, concept), "", 0.0) for text, concept in zip(written, concepts, strict=True)
+    ]
 
 
 def texts_of(store: FeatureStore, tokenizer: Any, requests: Sequence[Request]) -> list[str]:

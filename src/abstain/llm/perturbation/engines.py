@@ -12,6 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.engine import Engine, Result
+from abstain.llm.engine.generation import Tell
 from abstain.llm.engine.loading import LoadedModel, window_of
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.causal import CausalProposer
@@ -82,12 +83,12 @@ def run_perturbations(
 class CausalEngine(Engine):
     """An `Engine` that also runs `Perturb` requests, through the same decoder."""
 
-    def run(self, requests: Mapping[str, Request]) -> Iterator[tuple[str, Result]]:
+    def run(self, requests: Mapping[str, Request], tell: Tell | None = None) -> Iterator[tuple[str, Result]]:
         """As `Engine.run`; perturbation requests are done first."""
         perturbed = {key: request for key, request in requests.items() if isinstance(request.ask, Perturb)}
         if perturbed:
             yield from run_perturbations(perturbed, self.loaded, self.batch_tokens, self.work, self._proposer)
-        yield from super().run({key: request for key, request in requests.items() if key not in perturbed})
+        yield from super().run({key: request for key, request in requests.items() if key not in perturbed}, tell)
 
     def _proposer(self, texts: Sequence[Sequence[int]], allowed: Tensor) -> TokenProposer:
         tokenizer = self.loaded.tokenizer

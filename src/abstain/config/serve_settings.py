@@ -1,0 +1,55 @@
+"""Settings of `abstain serve`, read from `ABSTAIN_SERVE_*` variables; the options of the command override some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+
+MIB = 1024 * 1024
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class ServeSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ABSTAIN_SERVE_", frozen=True)
+
+    keys: SecretStr | None = Field(None, exclude=True, description="lines of `abstain key`, in place of a file")
+    keys_file: Path | None = Field(None, description="file of lines of `abstain key`; read again when it changes")
+    on_unavailable: Literal["abstain", "show"] = Field(
+        "abstain", description="what is done with an answer about which there is no decision"
+    )
+    timeout_s: Seconds = Field(10.0, description="a decision that takes longer is `unavailable`")
+    answer_timeout_s: Seconds = Field(60.0, description="the same, for answers that the base model writes")
+    batch: Annotated[int, Field(ge=1)] = Field(32, description="answers that the base model reads together")
+    waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests that may wait for it; more get status 429")
+    list_limit: Annotated[int, Field(ge=1)] = Field(64, description="answers in one request")
+    body_limit: Annotated[int, Field(ge=1024)] = Field(32 * MIB, description="bytes of a request's body")
+    text_limit: Annotated[int, Field(ge=1)] = Field(100_000, description="characters of the texts of one answer")
+    body_timeout_s: Seconds = Field(10.0, description="a request that has not arrived by then is ended")
+    connections: Annotated[int, Field(ge=1)] = Field(1024, description="open connections; more get status 503")
+    refresh_s: Seconds = Field(15.0, description="how often the registry is asked for a new version")
+    states_folder: Path | None = Field(
+        None, description="folder whose files of hidden states a request may name; default: none may be named"
+    )
+    keep_days: Annotated[int, Field(ge=1)] = Field(90, description="days after which the log forgets texts")
+    withheld_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.15, description="chance that ingest takes a withheld answer, for reviewers"
+    )
+    retrieve_k: Annotated[int, Field(ge=1)] = Field(
+        5, description="chunks that are retrieved for a request without any"
+    )
+
+
+def load_serve_settings() -> ServeSettings:
+    """The settings of this process. Raises `AbstainError` naming the invalid variable."""
+    try:
+        return ServeSettings()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = f"ABSTAIN_SERVE_{'_'.join(map(str, problem['loc'])).upper()}"
+        raise AbstainError(Code.BAD_SETTING, f"environment variable {name}: {problem['msg']}") from None

@@ -1,0 +1,1 @@
+"""`abstain serve`: the gate as an HTTP service."""

@@ -1,0 +1,273 @@
+"""The HTTP routes of `abstain serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.serving.api.keys import ApiKey, Keys, Role
+from abstain.serving.api.limits import ARRIVED, BodyLimits, OwnOriginOnly
+from abstain.serving.api.problems import Problem, handle_problems
+from abstain.serving.api.schemas import (
+    AnswerRequest,
+    AnswerResponse,
+    ConceptResponse,
+    ContextsRequest,
+    DecisionResponse,
+    FamiliarityRequest,
+    FamiliarityResponse,
+    FeedbackRequest,
+    FeedbackResponse,
+    GateRequest,
+    HealthResponse,
+    VersionResponse,
+)
+from abstain.serving.api.service import GateService, Timed
+from abstain.serving.api.telemetry import context_of, trace_headers
+from abstain.serving.predictor import Decision
+
+_bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"description": what, "content": {"application/problem+json": {}}}
+    for status, what in (
+        (401, "no valid key"),
+        (403, "the key lacks the role"),
+        (408, "the body did not arrive in time"),
+        (409, "the id was used with other content"),
+        (413, "too much text"),
+        (422, "an invalid request"),
+        (429, "too many requests wait"),
+        (503, "nothing is live, or the log cannot be written"),
+    )
+}
+
+
+def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = None) -> FastAPI:
+    """The server's app. `hosts`: the only names it answers to, for one without keys; None: any."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.create_task(_follow(service))
+        yield
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+        await service.close()
+
+    app = FastAPI(
+        title="Abstain",
+        version="1",
+        description="Should this RAG answer be shown, or withheld?",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=PROBLEMS,
+    )
+    handle_problems(app)
+    app.include_router(_gate_routes(service, keys))
+    app.include_router(_health_routes(service))
+    app.add_middleware(BodyLimits, most=service.settings.body_limit, seconds=service.settings.body_timeout_s)
+    if hosts is not None:
+        app.add_middleware(OwnOriginOnly)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+
+    @app.middleware("http")
+    async def count(request: Request, following: Callable[[Request], Any]) -> Response:
+        response: Response = await following(request)
+        if response.status_code >= 400:
+            service.metrics.problems.labels(str(response.status_code)).inc()
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers.setdefault("X-Content-Type-Options", "nosniff")
+        return response
+
+    return app
+
+
+def requires(keys: Keys, role: Role) -> Callable[..., ApiKey]:
+    """A dependency: the caller, who has the role."""
+
+    def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
+        holder = keys.holder(sent.credentials if sent else None)
+        if holder is None:
+            detail = "send `Authorization: Bearer KEY` with a valid key"
+            raise Problem(401, Code.NO_ACCESS, detail, {"WWW-Authenticate": "Bearer"})
+        if role not in holder.roles:
+            raise Problem(403, Code.NO_ACCESS, f"the key {holder.name} lacks the role {role}")
+        return holder
+
+    return caller
+
+
+async def _follow(service: GateService) -> None:
+    """Follow the registry until the server ends."""
+    while True:
+        await asyncio.to_thread(service.live.refresh)
+        await asyncio.sleep(service.settings.refresh_s)
+
+
+def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
+    routes = APIRouter(prefix="/v1")
+    Asker = Annotated[ApiKey, Depends(requires(keys, "ask"))]
+    Teller = Annotated[ApiKey, Depends(requires(keys, "feedback"))]
+
+    @routes.post("/gate", operation_id="gate")
+    async def gate(
+        asked: GateRequest | list[GateRequest], _: Asker, request: Request, response: Response
+    ) -> DecisionResponse | list[DecisionResponse]:
+        """Decide about one answer or several: show it, abstain, or `unavailable`, which is never clean."""
+        many = asked if isinstance(asked, list) else [asked]
+        if len(many) > service.settings.list_limit:
+            raise AbstainError(
+                Code.TOO_LARGE, f"{len(many)} answers in one request, {service.settings.list_limit} are allowed"
+            )
+        trace = context_of(request.headers)
+        found = await asyncio.gather(*(service.decide(one, trace=trace) for one in many), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        done = [one for one in found if isinstance(one, Timed)]
+        _time(request, response, max((one.log_s for one in done), default=0.0))
+        response.headers.update(trace_headers(trace))
+        decisions = [_response(one.decision) for one in done]
+        return decisions if isinstance(asked, list) else decisions[0]
+
+    @routes.post("/answer", operation_id="answer", response_model=AnswerResponse)
+    async def answer(asked: AnswerRequest, holder: Asker, request: Request, response: Response) -> Any:
+        """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
+        trace = context_of(request.headers)
+        if asked.stream is not None:
+            events = _events(service, asked, holder, trace)
+            headers = {"Cache-Control": "no-store", **trace_headers(trace)}
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        text, timed = await service.answer(asked, trace)
+        _time(request, response, timed.log_s)
+        response.headers.update(trace_headers(trace))
+        return _answer_response(text, timed.decision, holder)
+
+    @routes.post("/feedback", operation_id="feedback")
+    async def feedback(given: FeedbackRequest, _: Teller) -> FeedbackResponse:
+        """Record a thumb or a review, once by its id."""
+        return FeedbackResponse(feedback_id=given.feedback_id, outcome=await service.feedback(given))
+
+    @routes.post("/contexts", operation_id="contexts", status_code=204)
+    async def contexts(given: ContextsRequest, _: Asker) -> Response:
+        """Register what an answer will rest on, by the id of its call."""
+        await service.register(given)
+        return Response(status_code=204)
+
+    @routes.post("/familiarity", operation_id="familiarity")
+    async def familiarity(asked: FamiliarityRequest, _: Asker) -> FamiliarityResponse:
+        """Whether the base model knows the concepts of an instruction, before it answers."""
+        if len(asked.instruction) > service.settings.text_limit:
+            raise AbstainError(Code.TOO_LARGE, f"{service.settings.text_limit:,} characters are allowed")
+        found, threshold = await service.familiarity(asked.instruction)
+        concepts = tuple(
+            ConceptResponse(concept=one.concept, familiarity=one.score, guess=one.guess) for one in found.concepts
+        )
+        return FamiliarityResponse(
+            familiarity=found.score, threshold=threshold, concepts=concepts, left_out=found.left_out
+        )
+
+    @routes.get("/version", operation_id="version")
+    async def version(_: Asker) -> VersionResponse:
+        """What is live, and what it promises."""
+        live = service.live.now
+        predictor = live.gate.predictor if live else None
+        return VersionResponse(
+            version=live.release.version if live else None,
+            since=live.release.since if live else None,
+            guaranteed=bool(predictor and predictor.guaranteed),
+            guarantee=predictor.guarantee if predictor else None,
+            mark=live.release.mark if live else "",
+            scorer=predictor.scorer.name if predictor else None,
+            signals=predictor.scorer.signals if predictor else (),
+            threshold=predictor.threshold if predictor else None,
+            model=predictor.source.params.model if predictor else None,
+            trouble=service.live.trouble,
+        )
+
+    return routes
+
+
+def _health_routes(service: GateService) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/healthz", operation_id="healthz")
+    async def healthz() -> HealthResponse:
+        """Whether the process answers."""
+        return HealthResponse(status="alive")
+
+    @routes.get("/readyz", operation_id="readyz")
+    async def readyz() -> HealthResponse:
+        """Whether a version is live."""
+        if service.live.now is None:
+            raise AbstainError(Code.NO_VERSION, service.live.trouble or "the first version is being opened")
+        return HealthResponse(status="ready")
+
+    @routes.get("/metrics", operation_id="metrics")
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        service.count_waiting()
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _time(request: Request, response: Response, log_s: float) -> None:
+    """`Server-Timing`: what was ours, from the last byte of the body on, and what the log took."""
+    took = time.perf_counter() - request.scope["state"][ARRIVED]
+    response.headers["Server-Timing"] = f"gate;dur={1000 * (took - log_s):.2f}, log;dur={1000 * log_s:.2f}"
+
+
+def _response(decision: Decision) -> DecisionResponse:
+    return DecisionResponse(**asdict(decision))
+
+
+def _answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:
+    visible = decision.show or "withheld" in holder.roles
+    return AnswerResponse(**asdict(decision), answer=text if visible else None)
+
+
+async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, trace: Any) -> AsyncIterator[bytes]:
+    """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where shown text is withheld.
+
+    `buffered` sends text only after the decision to show it. A problem becomes the event `problem`.
+    """
+    loop = asyncio.get_running_loop()
+    written: asyncio.Queue[str | None] = asyncio.Queue()
+    optimistic = asked.stream == "optimistic"
+
+    def tell(text: str) -> None:
+        loop.call_soon_threadsafe(written.put_nowait, text)
+
+    running = asyncio.create_task(service.answer(asked, trace, tell if optimistic else None))
+    running.add_done_callback(lambda _: written.put_nowait(None))
+    while (text := await written.get()) is not None:
+        yield _event("text", {"text": text})
+    try:
+        text, timed = running.result()
+    except AbstainError as error:
+        yield _event("problem", json.loads(bytes(Problem.of(error).response().body)))
+        return
+    answered = _answer_response(text, timed.decision, holder)
+    if not optimistic and answered.answer is not None:
+        yield _event("text", {"text": answered.answer})
+    yield _event("decision", answered.model_dump(mode="json"))
+    if optimistic and not timed.decision.show:
+        yield _event("retract", {"interaction_id": timed.decision.interaction_id})
+
+
+def _event(name: str, content: Any) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()

@@ -1,0 +1,99 @@
+"""The version that the server decides by, and its exchange while requests run.
+
+Where versions come from is not known here: `Releases` is given by who starts the server. A new version is fetched,
+opened, smoke-tested and warmed beside the old one, and takes over between two requests. One that fails is refused once
+and remembered; the old one goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.serving.gate import Gate
+
+_log = logging.getLogger("abstain.serve")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version that the registry names. `digest`: of its files, since a version may be repaired in place; `mark`: what
+    users should know about it, such as that it guarantees nothing."""
+
+    version: str
+    digest: str
+    since: datetime
+    mark: str = ""
+
+
+class Releases(Protocol):
+    """Where released versions come from."""
+
+    def live(self) -> Release | None:
+        """What is in production; None where nothing is. Raises `AbstainError` where the registry cannot be read."""
+
+    def fetch(self, release: Release) -> Path:
+        """The folder of `release`, complete, verified and smoke-tested. Raises `AbstainError` for a bad one."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A version with its gate."""
+
+    release: Release
+    gate: Gate
+
+
+class LiveGate:
+    """The live version; `refresh` follows the registry. Reading `now` needs no lock."""
+
+    def __init__(self, releases: Releases, open_gate: Callable[[Path], Gate]) -> None:
+        self._releases, self._open = releases, open_gate
+        self._refreshing = threading.Lock()
+        self.now: Live | None = None
+        self.trouble: str | None = None
+        """Why the newest version is not the live one, or why the registry cannot be read; None where all is well."""
+        self.swaps, self.refused = 0, 0
+        self._bad: Release | None = None
+
+    def refresh(self) -> None:
+        """Follow the registry; what goes wrong is in `trouble`, and the version so far stays."""
+        with self._refreshing:
+            try:
+                release = self._releases.live()
+            except AbstainError as error:
+                self._say(error.coded)
+                return
+            if release is None:
+                self.now = None
+                self._say(f"{Code.NO_VERSION}: nothing is in production yet: run `abstain retrain` first")
+            elif self.now and release == self.now.release:
+                self._say(None)
+            elif release != self._bad:
+                self._exchange(release)
+
+    def _exchange(self, release: Release) -> None:
+        try:
+            gate = self._open(self._releases.fetch(release))
+            gate.warm()
+        except Exception as error:  # whatever is wrong with it, the version so far must go on
+            self._bad, self.refused = release, self.refused + 1
+            what = error.coded if isinstance(error, AbstainError) else f"{type(error).__name__}: {error}"
+            self._say(f"{release.version} is refused: {what}")
+            return
+        before, self.now = self.now, Live(release, gate)
+        self._bad, self.swaps = None, self.swaps + (before is not None)
+        self._say(None)
+        _log.info("%s is live%s", release.version, f", after {before.release.version}" if before else "")
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble and trouble != self.trouble:
+            _log.warning("%s", trouble)
+        self.trouble = trouble

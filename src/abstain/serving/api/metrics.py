@@ -1,0 +1,45 @@
+"""Figures of the server for Prometheus. Labels have few values: none of them is a text or an id."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+"""Seconds: from a probe on given states to a long answer on a slow CPU."""
+
+
+class Metrics:
+    """The figures of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.decisions = Counter(
+            "abstain_decisions_total",
+            "Decisions, by what was decided, what is done with the answer, why, and who asked.",
+            ("decision", "shown", "code", "source", "version"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "abstain_decision_seconds",
+            "Time of a decision, its log included.",
+            ("source",),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "abstain_forward_tokens_total", "Tokens that the base model read for decisions.", registry=self.registry
+        )
+        self.feedback = Counter(
+            "abstain_feedback_total", "Thumbs and reviews.", ("kind", "outcome"), registry=self.registry
+        )
+        self.problems = Counter(
+            "abstain_problems_total", "Requests that were refused.", ("status",), registry=self.registry
+        )
+        self.waiting = Gauge("abstain_waiting", "Requests that wait for the base model.", registry=self.registry)
+        self.live = Gauge("abstain_live_info", "The version that decides.", ("version",), registry=self.registry)
+        self.swaps = Gauge("abstain_swaps", "Versions that took over since the start.", registry=self.registry)
+        self.refused = Gauge("abstain_versions_refused", "Versions that were refused.", registry=self.registry)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,103 @@
+"""Errors of the server as problem details (RFC 9457): `application/problem+json` with the code of the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.markdown import plain
+
+MEDIA_TYPE = "application/problem+json"
+STATUS = {
+    Code.INVALID_ROW: 422,
+    Code.WRONG_FORMAT: 422,
+    Code.TOO_LARGE: 413,
+    Code.TOO_LONG: 422,
+    Code.UNSUITABLE: 422,
+    Code.NOT_FINITE: 422,
+    Code.NOTHING_TO_SCORE: 422,
+    Code.OTHER_VERSION: 422,
+    Code.NOT_READABLE: 422,
+    Code.FAILED_CHECK: 409,
+    Code.ERASED_USER: 403,
+    Code.UNKNOWN_NAME: 404,
+    Code.NO_VERSION: 503,
+    Code.NO_SERVICE: 503,
+    Code.NO_PACKAGE: 501,
+    Code.BUSY: 429,
+    Code.NO_ACCESS: 403,
+    Code.USAGE: 422,
+}
+"""Code of the cause -> status; 500 for any other."""
+LONGEST = 600
+
+
+class Problem(Exception):
+    """A response other than the one that was asked for."""
+
+    def __init__(self, status: int, code: Code, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.headers = status, code, detail, dict(headers or {})
+
+    @classmethod
+    def of(cls, error: AbstainError) -> Problem:
+        status = STATUS.get(error.code, 500)
+        return cls(status, error.code, error.message, {"Retry-After": "1"} if status in (429, 503) else None)
+
+    def response(self) -> JSONResponse:
+        return problem_response(self.status, self.code, self.detail, self.headers)
+
+
+def problem_response(
+    status: int, code: Code, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> JSONResponse:
+    """The response. `detail` may quote what a caller sent: it is made printable, and cut."""
+    shown = plain(detail)
+    content = {
+        "type": f"urn:abstain:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…",
+        "code": str(code),
+        "remedy": code.remedy,
+        **more,
+    }
+    return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
+
+
+def handle_problems(app: FastAPI) -> None:
+    """Answer every error of `app` with a problem."""
+
+    async def of_problem(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, Problem)
+        return error.response()
+
+    async def of_abstain(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, AbstainError)
+        return Problem.of(error).response()
+
+    async def of_validation(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        problems = error.errors()
+        first = problems[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        errors = [{"loc": [str(part) for part in one["loc"]], "msg": one["msg"]} for one in problems[:20]]
+        detail = f"{where}: {first['msg']}" if where else first["msg"]
+        return problem_response(422, Code.INVALID_ROW, detail, errors=errors)
+
+    async def of_http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return problem_response(error.status_code, Code.USAGE, str(error.detail), error.headers)
+
+    app.add_exception_handler(Problem, of_problem)
+    app.add_exception_handler(AbstainError, of_abstain)
+    app.add_exception_handler(RequestValidationError, of_validation)
+    app.add_exception_handler(HTTPException, of_http)

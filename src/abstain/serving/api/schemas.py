@@ -1,0 +1,166 @@
+"""What the server's requests and responses hold. Unknown fields are refused with their name."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from abstain.core.contracts import Context, Id, LogProbability, Name, Number, Row, Text
+
+OPEN = ConfigDict(extra="ignore")
+
+
+class AskedAbout(Row):
+    """What a question belongs to. `user` is stored as a pseudonym."""
+
+    interaction_id: Id | None = Field(
+        None, description="yours, for feedback and repeats; one is made where it is absent"
+    )
+    user: Text | None = Field(None, description="who asked; stored as a pseudonym")
+    product: Text | None = None
+    line_of_business: Text | None = None
+    group: Text | None = Field(None, description="what may not straddle train and test, such as a document")
+
+
+class GateRequest(AskedAbout):
+    """One answer to decide about.
+
+    Its contexts are `contexts`, else what `/v1/contexts` registered for `call_id`, else the chunks of the knowledge
+    index that a user with `entitlements` may read. With none of these, and without `no_context`, the decision is
+    `unavailable`.
+    """
+
+    question: Text | None = None
+    contexts: tuple[Context | Text, ...] | None = Field(None, description="ranked, best first")
+    answer: Text | None = None
+    no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
+    call_id: Id | None = Field(None, description="of contexts that were registered before")
+    entitlements: tuple[Text, ...] | None = Field(None, description="of the asker, to retrieve contexts from the index")
+    model: Text | None = Field(None, description="the model that wrote the answer, id@revision")
+    writer: dict[Name, Number] | None = Field(None, description="scores that the assistant gave its answer")
+    token_log_probs: tuple[LogProbability, ...] | None = None
+
+
+class AnswerRequest(AskedAbout):
+    """A question for the base model to answer, and how."""
+
+    question: Text
+    contexts: tuple[Context | Text, ...] = ()
+    no_context: bool = False
+    max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    stream: Literal["buffered", "optimistic"] | None = Field(
+        None, description="server-sent events: the text after the decision, or as it is written, to be retracted"
+    )
+
+
+class DecisionResponse(Row):
+    """The decision about one answer: `show` is what to do, `decision` what was found."""
+
+    interaction_id: str
+    decision: Literal["show", "abstain", "unavailable"]
+    show: bool
+    confidence: float | None
+    probability: float | None = Field(description="that the answer is correct, calibrated")
+    probability_low: float | None
+    probability_high: float | None
+    threshold: float | None
+    guarantee: str = Field(description="what the threshold promises, or why there is no promise")
+    version: str
+    signals: tuple[str, ...] = Field(description="what the confidence is made of")
+    forward_tokens: float = Field(description="tokens that the base model read for this decision")
+    reason: str | None = Field(description="code and cause where there is no confidence, or no guarantee")
+
+
+class AnswerResponse(DecisionResponse):
+    """An answer with the decision about it. `answer` is null where it is withheld and the key may not see such."""
+
+    answer: str | None
+
+
+class FeedbackRequest(Row):
+    """A thumb or a review of an answer, recorded once by `feedback_id`."""
+
+    feedback_id: Id
+    interaction_id: Id
+    thumb: Literal["up", "down"] | None = None
+    user: Text | None = Field(None, description="who gave the thumb; stored as a pseudonym")
+    comment: Text | None = None
+    reviewer: Text | None = None
+    complete: bool | None = None
+    correct: bool | None = None
+    truthful: bool | None = None
+    ideal_answer: Text | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> FeedbackRequest:
+        verdict = (self.complete, self.correct, self.truthful, self.reviewer)
+        if self.thumb is None and None in verdict:
+            raise ValueError("give a thumb, or a review: reviewer, complete, correct and truthful")
+        if self.thumb is not None and (verdict != (None,) * 4 or self.ideal_answer is not None):
+            raise ValueError("a thumb and a review are two requests, with an id each")
+        if self.thumb is None and (self.user is not None or self.comment is not None):
+            raise ValueError("user and comment belong to a thumb")
+        return self
+
+    @property
+    def is_review(self) -> bool:
+        return self.thumb is None
+
+
+class FeedbackResponse(Row):
+    feedback_id: str
+    outcome: Literal["recorded", "known"]
+
+
+class ContextsRequest(Row):
+    """What an answer will rest on, under the id of its call; forgotten after `ttl_s` seconds."""
+
+    call_id: Id
+    question: Text | None = None
+    contexts: tuple[Context | Text, ...]
+    user: Text | None = None
+    product: Text | None = None
+    ttl_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
+
+
+class FamiliarityRequest(Row):
+    instruction: Text
+
+
+class ConceptResponse(Row):
+    concept: str
+    familiarity: float | None
+    guess: str = Field(description="the likeliest guess of the base model that contains the concept")
+
+
+class FamiliarityResponse(Row):
+    """How familiar the base model is with an instruction. `threshold`: h, null while it was not computed."""
+
+    familiarity: float | None
+    threshold: float | None
+    concepts: tuple[ConceptResponse, ...]
+    left_out: int
+
+
+class VersionResponse(Row):
+    """What is live. `trouble`: why the newest version is not, or why the registry cannot be read."""
+
+    version: str | None
+    since: datetime | None
+    guaranteed: bool
+    guarantee: str | None
+    mark: str
+    scorer: str | None
+    signals: tuple[str, ...]
+    threshold: float | None
+    model: str | None
+    trouble: str | None
+
+
+class HealthResponse(Row):
+    status: str

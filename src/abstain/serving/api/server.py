@@ -1,0 +1,98 @@
+"""Run the app: where it may listen, how it ends, and what a connection that sends nothing costs."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from abstain.config.serve_settings import ServeSettings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+
+HEADER_SECONDS = 10.0
+"""A connection on which no whole request head arrives for so long is closed."""
+GRACE_SECONDS = 20
+"""Requests that run at the end may take so long."""
+
+
+class ImpatientProtocol(H11Protocol):
+    """uvicorn's HTTP protocol, which closes a connection whose request head does not arrive.
+
+    uvicorn limits how long a connection may be idle after a response, but not how long its first line may take.
+    """
+
+    _head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget_head()
+        elif self._head is None:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _forget_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_loopback(host: str, has_keys: bool) -> None:
+    """Raise `AbstainError` for an address of the network without keys: whoever reaches it could ask and review."""
+    if not has_keys and not is_loopback(host):
+        raise AbstainError(
+            Code.NO_ACCESS,
+            f"--host {host} can be reached from other machines: set ABSTAIN_SERVE_KEYS_FILE (`abstain key` makes a "
+            "key), or listen to 127.0.0.1",
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on `port`, 0 for any. Raises `AbstainError` where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise AbstainError(
+            Code.NO_SERVICE, f"{host} port {port} cannot be used ({error.strerror}): name another one with --port"
+        ) from None
+
+
+def run(app: FastAPI, listening: socket.socket, settings: ServeSettings) -> None:
+    """Serve `app` until SIGTERM or SIGINT; requests that are running then are answered."""
+    config = uvicorn.Config(
+        app,
+        http=ImpatientProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=settings.connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    uvicorn.Server(config).run(sockets=[listening])

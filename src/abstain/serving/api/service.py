@@ -1,0 +1,283 @@
+"""The gate as a service, apart from HTTP: decide, log, count. The API's routes and the gateways' adapters call it.
+
+A decision is acknowledged once it is in the log. Where the log cannot take it, the caller gets an error instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from opentelemetry.context import Context as TraceContext
+
+from abstain.config.serve_settings import ServeSettings
+from abstain.core.codes import Code
+from abstain.core.contracts import Context, Feedback, Interaction, Question, Review
+from abstain.core.errors import AbstainError, parse_coded
+from abstain.data.decision_log import DecisionLog, LoggedDecision
+from abstain.llm.engine.requests import Generate
+from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
+from abstain.serving.api.batching import Batcher
+from abstain.serving.api.live_gate import Live, LiveGate
+from abstain.serving.api.metrics import Metrics
+from abstain.serving.api.schemas import AnswerRequest, AskedAbout, ContextsRequest, FeedbackRequest, GateRequest
+from abstain.serving.api.telemetry import emit
+from abstain.serving.gate import UNKNOWN_WRITER, Gate, as_contexts, new_id, no_version
+from abstain.serving.generate import GeneratedAnswer, answer, room_for
+from abstain.serving.predictor import Decision
+
+Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
+"""The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
+Tell = Callable[[str], None]
+"""Is given more and more of an answer while it is written."""
+T = TypeVar("T")
+_log = logging.getLogger("abstain.serve")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A decision, and the seconds that its log took."""
+
+    decision: Decision
+    log_s: float
+
+
+class GateService:
+    """Decisions of the live version, logged and counted."""
+
+    def __init__(
+        self, live: LiveGate, log: DecisionLog, settings: ServeSettings, retrieve: Retrieve | None = None
+    ) -> None:
+        self.live, self.log, self.settings = live, log, settings
+        self.metrics = Metrics()
+        self._retrieve = retrieve
+        self._batcher = Batcher(settings.batch, settings.waiting)
+        self._familiarity: tuple[Live, SelfFamiliarity] | None = None
+
+    async def close(self) -> None:
+        """Finish what is running, then the log."""
+        await self._batcher.close()
+        await asyncio.to_thread(self.log.close)
+
+    async def decide(self, asked: GateRequest, source: str = "api", trace: TraceContext | None = None) -> Timed:
+        """The decision about an answer, logged.
+
+        Raises `AbstainError` for texts that are missing or too long, a full queue, an id that was used for another
+        answer, and where the log cannot be written.
+        """
+        began = time.perf_counter()
+        key = asked.interaction_id or new_id()
+        question, contexts = await self._question_and_contexts(asked)
+        if question is None or asked.answer is None:
+            absent = "question" if question is None else "answer"
+            raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer")
+        row = Interaction(
+            interaction_id=key,
+            asked_at=datetime.now(UTC),
+            question=question,
+            answer=asked.answer,
+            contexts=contexts,
+            model=asked.model or UNKNOWN_WRITER,
+            product=asked.product,
+            line_of_business=asked.line_of_business,
+            group=asked.group,
+            writer=asked.writer,
+            token_log_probs=asked.token_log_probs,
+        )
+        self._limit(row)
+        decision = await self._decided(
+            key, lambda live: self._judged(live, row, asked.no_context), self.settings.timeout_s
+        )
+        return await self._log_and_count(decision, row, asked, source, began, trace)
+
+    async def answer(
+        self, asked: AnswerRequest, trace: TraceContext | None = None, tell: Tell | None = None
+    ) -> tuple[str, Timed]:
+        """The base model's answer and the decision about it, logged. `tell`: called from another thread.
+
+        Raises `AbstainError` as `decide` does.
+        """
+        began = time.perf_counter()
+        key = asked.interaction_id or new_id()
+        question = Question(interaction_id=key, question=asked.question, contexts=as_contexts(asked.contexts))
+        self._limit(question)
+        ask = Generate(asked.max_new_tokens, asked.temperature, asked.top_p, seed=asked.seed)
+        written: list[GeneratedAnswer] = []
+
+        async def decided(live: Live) -> Decision:
+            if excess := room_for(live.gate.predictor, ask):
+                raise AbstainError(Code.TOO_LONG, f"max_new_tokens {asked.max_new_tokens} leaves no room: {excess}")
+            run = partial(_answer_all, live.gate, ask, asked.no_context, tell)
+            kind = ("answer", live, ask, asked.no_context, tell)
+            written.append(await self._batcher.run(kind, run, question))
+            return live.gate.checked(written[0].verdict)
+
+        decision = await self._decided(key, decided, self.settings.answer_timeout_s)
+        text = written[0].answer if written else ""
+        row = None
+        if text:
+            live = self.live.now
+            model = live.gate.predictor.source.params.model if live else UNKNOWN_WRITER
+            more = {name: getattr(asked, name) for name in ("product", "line_of_business", "group")}
+            row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
+        return text, await self._log_and_count(decision, row, asked, "answer", began, trace)
+
+    async def feedback(self, given: FeedbackRequest) -> str:
+        """Record a thumb or a review: `recorded`, or `known` where it was before.
+
+        Raises `AbstainError` where the id was used for another one, and where the log cannot be written.
+        """
+        now, row = datetime.now(UTC), None
+        if given.thumb is not None:
+            row = Feedback(
+                interaction_id=given.interaction_id,
+                given_at=now,
+                thumb=given.thumb,
+                user=given.user,
+                comment=given.comment,
+            )
+        verdicts = given.model_dump(include={"reviewer", "complete", "correct", "truthful", "ideal_answer"})
+        outcome = await asyncio.wrap_future(
+            self.log.feedback(
+                given.feedback_id,
+                row or Review(interaction_id=given.interaction_id, reviewed_at=now, **verdicts),
+            )
+        )
+        self.metrics.feedback.labels("review" if given.is_review else "thumb", outcome).inc()
+        return outcome
+
+    async def register(self, given: ContextsRequest) -> None:
+        """Remember what an answer will rest on. Raises `AbstainError` where the log cannot be written."""
+        content = given.model_dump(mode="json", exclude={"call_id", "ttl_s"})
+        if len(text := json.dumps(content)) > self.settings.text_limit * 2:
+            raise self._too_long()
+        await asyncio.wrap_future(self.log.remember(given.call_id, text, given.ttl_s))
+
+    async def registered(self, call_id: str) -> dict[str, Any]:
+        """What was registered for a call and is not forgotten yet; empty where nothing is."""
+        content = await asyncio.to_thread(self.log.recall, call_id)
+        return json.loads(content) if content else {}
+
+    async def familiarity(self, instruction: str) -> tuple[Familiarity, float | None]:
+        """How familiar the live version's base model is with an instruction, and h where it is known already.
+
+        Raises `AbstainError` where nothing is live, and where the extra `familiarity` is not installed.
+        """
+        live = self.live.now
+        if live is None:
+            raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
+        if self._familiarity is None or self._familiarity[0] is not live:
+            llm, source = live.gate.predictor.source.params, live.gate.predictor.source
+            self._familiarity = live, SelfFamiliarity(llm.model, llm.layout, source.settings)
+        scorer = self._familiarity[1]
+        found = await self._batcher.run(("familiarity", live), scorer.familiarity_of, instruction)
+        return found, await asyncio.to_thread(scorer.known_threshold)
+
+    async def _question_and_contexts(self, asked: GateRequest) -> tuple[str | None, tuple[Context, ...]]:
+        if asked.contexts is not None or asked.no_context:
+            return asked.question, as_contexts(asked.contexts or ())
+        known = await self.registered(asked.call_id) if asked.call_id else {}
+        question = asked.question or known.get("question")
+        if known.get("contexts"):
+            return question, as_contexts([one if isinstance(one, str) else Context(**one) for one in known["contexts"]])
+        if question and asked.entitlements is not None and self._retrieve is not None:
+            found = await asyncio.to_thread(self._retrieve, question, asked.entitlements, self.settings.retrieve_k)
+            return question, tuple(found)
+        return question, ()
+
+    async def _judged(self, live: Live, row: Interaction, no_context: bool) -> Decision:
+        run = partial(_decide_all, live.gate)
+        decision: Decision = await self._batcher.run(("gate", live), run, (row, no_context))
+        return decision
+
+    async def _decided(self, key: str, decide: Callable[[Live], Awaitable[Decision]], timeout_s: float) -> Decision:
+        """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
+        live = self.live.now
+        if live is None:
+            return no_version(key, self.settings.on_unavailable, self.live.trouble or str(Code.NO_VERSION))
+        try:
+            return await asyncio.wait_for(decide(live), timeout_s)
+        except TimeoutError:
+            reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
+        except AbstainError as error:
+            if error.code in (Code.BUSY, Code.TOO_LONG, Code.INVALID_ROW):
+                raise
+            reason = error.coded
+        return replace(
+            live.gate.predictor.unavailable_because(key, reason), show=self.settings.on_unavailable == "show"
+        )
+
+    async def _log_and_count(
+        self,
+        decision: Decision,
+        row: Interaction | None,
+        asked: AskedAbout,
+        source: str,
+        began: float,
+        trace: TraceContext | None,
+    ) -> Timed:
+        code = found.code if decision.reason and (found := parse_coded(decision.reason)) else None
+        before_log = time.perf_counter()
+        logged = LoggedDecision(
+            interaction_id=decision.interaction_id,
+            decided_at=datetime.now(UTC),
+            decision=decision.decision,
+            shown=decision.show,
+            code=code,
+            reason=decision.reason,
+            confidence=decision.confidence,
+            probability=decision.probability,
+            threshold=decision.threshold,
+            version=decision.version or None,
+            scorer="+".join(decision.signals) or None,
+            forward_tokens=decision.forward_tokens,
+            took_ms=1000 * (before_log - began),
+            source=source,
+            product=asked.product,
+            user=asked.user,
+            interaction=row,
+        )
+        await asyncio.wrap_future(self.log.record(logged))
+        now = time.perf_counter()
+        shown = "yes" if decision.show else "no"
+        labels = (decision.decision, shown, str(code or ""), source, decision.version)
+        self.metrics.decisions.labels(*labels).inc()
+        self.metrics.seconds.labels(source).observe(now - began)
+        self.metrics.tokens.inc(decision.forward_tokens)
+        emit(decision, source, trace)
+        return Timed(decision, now - before_log)
+
+    def _limit(self, row: Question | Interaction) -> None:
+        length = len(row.question) + sum(len(one.text) + len(one.chunk_id) for one in row.contexts)
+        if length + len(getattr(row, "answer", "")) > self.settings.text_limit:
+            raise self._too_long()
+
+    def _too_long(self) -> AbstainError:
+        return AbstainError(Code.TOO_LARGE, f"the texts have more than {self.settings.text_limit:,} characters")
+
+    def count_waiting(self) -> None:
+        """Bring the figures up to date that are read, not counted."""
+        self.metrics.waiting.set(len(self._batcher))
+        self.metrics.live.clear()
+        if self.live.now:
+            self.metrics.live.labels(self.live.now.release.version).set(1)
+        self.metrics.swaps.set(self.live.swaps)
+        self.metrics.refused.set(self.live.refused)
+
+
+def _decide_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Decision]:
+    rows, no_context = zip(*jobs, strict=True)
+    return gate.decide_all(rows, no_context)
+
+
+def _answer_all(
+    gate: Gate, ask: Generate, no_context: bool, tell: Tell | None, questions: Sequence[Question]
+) -> list[GeneratedAnswer]:
+    return answer(gate.predictor, questions, ask, no_context=no_context, tell=tell)
