@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from abstain.config.params import load_params
-from abstain.config.settings import load_settings
+from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.files import write_atomically
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.erasure import erase, rows_of_user
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.erasure import erase_rows
 from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.privacy.pseudonyms import bare_name
 from abstain.release.registry import Registry, load_registry
 from tasks.copies import copies_of
 from tasks.git_commit import commit_data
@@ -33,14 +36,16 @@ class Erasure:
 def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> Erasure:
     """Remove the user's rows from the current data, keep them out, and mark the versions that were trained on them.
 
-    Rows and marks go in one commit. Called again, with nothing left to remove, it marks versions that have no mark yet
-    and keeps the decisions about the others.
+    Rows and marks go in one commit; then the user's rows in the decision log go. Called again, with nothing left to
+    remove, it marks versions that have no mark yet and keeps the decisions about the others.
     """
-    params = load_params(workspace.path / paths.PARAMS)
-    pseudonym = Privacy.open(params.privacy, load_settings()).pseudonym(user)
+    params, settings = load_params(workspace.path / paths.PARAMS), load_settings()
+    pseudonym = Privacy.open(params.privacy, settings).pseudonym(user)
+    names, log = {bare_name(user), pseudonym}, LogDatabase.existing(decision_log_url(settings))
+    logged = rows_of_user(log, names) if log else None
     store, file = DataStore(workspace.path / paths.DATA), workspace.path / paths.REGISTRY
     before = store.erased_users()
-    removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions)
+    removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions, logged=logged)
     erased = set(store.erased_users().interactions)
     gone = erased.difference(before.interactions)
     versions, registry = versions_trained_on(workspace, {user, pseudonym}, gone), load_registry(file)
@@ -49,4 +54,6 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
         registry = registry.erased(new, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
     commit_data(workspace, "Erase a user", paths.REGISTRY)
+    if log:  # after the commit: where that fails, the log still tells what belongs to the user
+        removed["decision log"] = erase(log, names, {pseudonym}, with_interactions=with_interactions, identities=erased)
     return Erasure(removed, versions, registry, tuple(copies_of(workspace, erased)) if with_interactions else ())

@@ -104,7 +104,8 @@ def test_start_replaces_the_sample_in_one_commit_and_once(clone: Clone, choices:
     assert params.split.holdout_frozen_at is None and params.threshold.on_infeasible == "heuristic"
     files = clone.files()
     assert files["data.dvc"] == template("data.yaml") and json.loads(files["registry.json"])["history"] == []
-    assert yaml.safe_load(files["sources.yaml"])["sources"] == [{"name": "inbox", "kind": "files", "url": "s3://b/in"}]
+    inbox, decisions = yaml.safe_load(files["sources.yaml"])["sources"]
+    assert inbox == {"name": "inbox", "kind": "files", "url": "s3://b/in"} and decisions["kind"] == "decisions"
     assert "url = s3://b/dvc\n" in files[".dvc/config"] and "# maximum error rate" in files["params.yaml"]
     assert not start_project(Choices())
     with pytest.raises(AbstainError, match=r"started before: edit .*params.yaml"):

@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         None, exclude=True, description="secret of the users' pseudonyms; default: the home's own, `user.key`"
     )
 
+    decisions: SecretStr | None = Field(
+        None,
+        exclude=True,
+        description="postgresql:// URL of the decision log of `abstain serve`; default: `decisions.sqlite` in home",
+    )
     index: SecretStr | None = Field(
         None,
         exclude=True,
@@ -100,6 +105,12 @@ class Settings(BaseSettings):
         return str(
             Path(self.features_url).expanduser().resolve() if self.features_url else self.home.resolve() / "features"
         )
+
+
+def decision_log_url(settings: Settings, home: Path | None = None) -> str:
+    """The URL of the decision log: ABSTAIN_DECISIONS, else that of the file in `home` (default: the settings' own)."""
+    given = settings.decisions.get_secret_value().strip() if settings.decisions else ""
+    return given or f"sqlite:///{(home or settings.home).resolve() / 'decisions.sqlite'}"
 
 
 def load_settings() -> Settings:

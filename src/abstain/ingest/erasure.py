@@ -21,27 +21,36 @@ from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
+from abstain.data.decision_log.erasure import UsersRows
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import interaction_identity
 from abstain.ingest.privacy.pseudonyms import bare_name
 from abstain.ingest.quarantine import Quarantine
 
 
-def erase_rows(store: DataStore, user: str, pseudonym: str, *, with_interactions: bool = False) -> dict[str, int]:
+def erase_rows(
+    store: DataStore,
+    user: str,
+    pseudonym: str,
+    *,
+    with_interactions: bool = False,
+    logged: UsersRows | None = None,
+) -> dict[str, int]:
     """Remove every row of the user with the id `user` or with `pseudonym`; returns the number of rows removed by table.
 
-    A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row has or had either
-    name.
+    `logged` is what the decision log has of the user: with the interactions, those that they asked or rated there go
+    from the data, too. A user may be erased more than once. Raises `AbstainError`, with nothing changed, where no row
+    has or had either name, nor the log.
     """
     names, known = {bare_name(user), bare_name(pseudonym)}, store.erased_users()
     rated = {row.interaction_id for row in store.rows(Feedback) if row.user and bare_name(row.user) in names}
-    gone = rated if with_interactions else set()
+    gone = rated | (logged.interactions if logged else set()) if with_interactions else set()
     files = {"feedback": [*store.parts(Feedback), *store.held().values()]}
     if with_interactions:
         files |= {"interactions": store.parts(Interaction), "reviews": store.parts(Review)}
     removed = {table: sum(_rewrite(path, names, gone) for path in paths) for table, paths in files.items()}
     removed["quarantine"] = Quarantine(store.folder).drop_of(names, gone)
-    if not sum(removed.values()):
+    if not (sum(removed.values()) or logged):
         if pseudonym not in known.users:
             raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
         return removed

@@ -51,8 +51,9 @@ def test_sources_every_key_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (warehouse.late_by_days, warehouse.naive_is_utc, warehouse.tables.reviews) == (0.5, True, None)
 
 
-def test_sources_shipped_file_is_the_inbox(tmp_path: Path) -> None:
-    (inbox,) = load_sources(TEMPLATE / "sources.yaml", tmp_path / "home")
+def test_sources_shipped_file_is_the_inbox_and_the_decision_log(tmp_path: Path) -> None:
+    inbox, decisions = load_sources(TEMPLATE / "sources.yaml", tmp_path / "home")
+    assert list(decisions.read({})) == []  # no server has written one
     assert list(inbox.read({})) == []  # its folder was created
     write_lines(tmp_path / "home" / "inbox" / "a.jsonl", row())
     assert len(list(inbox.read({}))) == 1

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
-from abstain.core.contracts import Context, Interaction, Row
+from abstain.core.contracts import Context, Feedback, Interaction, Review, Row
 from abstain.core.markdown import plain
 from abstain.ingest.pipeline.parsing import ParsedRow
 from abstain.ingest.privacy.pseudonyms import Pseudonyms, user_key
@@ -79,18 +79,21 @@ class Privacy:
         """`row` with its contents redacted; documents, `raw` and rows without contents stay as they are."""
         if self._is_off:
             return row
-        interaction, feedback, review = row.interaction, row.feedback, row.review
-        if interaction is not None:
-            interaction = self._interaction(interaction)
-        if feedback is not None:
-            user = self.pseudonym(feedback.user) if feedback.user else None
-            feedback = _with(feedback, user=user, comment=self._maybe(feedback.comment))
-        if review is not None:
-            reviewer = self._reviewer(review.reviewer) if self._reviewer else review.reviewer
-            review = _with(review, reviewer=reviewer, ideal_answer=self._maybe(review.ideal_answer))
+        interaction = self._interaction(row.interaction) if row.interaction else None
+        feedback = self._feedback(row.feedback) if row.feedback else None
+        review = self._review(row.review) if row.review else None
         if interaction is row.interaction and feedback is row.feedback and review is row.review:
             return row
         return replace(row, interaction=interaction, feedback=feedback, review=review)
+
+    def redact_row(self, row: R) -> R:
+        """An interaction, a thumb or a review as `apply` would keep it."""
+        if isinstance(row, Interaction):
+            return cast(R, self._interaction(row))
+        if isinstance(row, Feedback):
+            return cast(R, self._feedback(row))
+        assert isinstance(row, Review)
+        return cast(R, self._review(row))
 
     def redact(self, text: str) -> str:
         """`text` without the entities; they are counted."""
@@ -127,6 +130,14 @@ class Privacy:
             redacted = tuple(_with(context, text=self.redact(context.text)) for context in contexts)
             contexts = contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
         return _with(row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts)
+
+    def _feedback(self, row: Feedback) -> Feedback:
+        user = self.pseudonym(row.user) if row.user else None
+        return _with(row, user=user, comment=self._maybe(row.comment))
+
+    def _review(self, row: Review) -> Review:
+        reviewer = self._reviewer(row.reviewer) if self._reviewer else row.reviewer
+        return _with(row, reviewer=reviewer, ideal_answer=self._maybe(row.ideal_answer))
 
     def _maybe(self, text: str | None) -> str | None:
         return None if text is None else self.redact(text)

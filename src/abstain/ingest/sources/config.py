@@ -11,11 +11,12 @@ from pydantic import Field, field_validator
 
 from abstain.config.yaml_model import FrozenModel, load
 from abstain.data.store.dataset import is_review_queue
+from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.ingest.sources.export import ExportSource
 from abstain.ingest.sources.files import FileSource
 from abstain.ingest.sources.sql import SqlSource
 
-AnySource = FileSource | SqlSource | ExportSource
+AnySource = FileSource | SqlSource | ExportSource | DecisionLogSource
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")  # no dot, so that a source never looks like a document's file
 

@@ -1,0 +1,206 @@
+"""The database of the decision log: SQLite in the home, or PostgreSQL; transactions, and errors of one line.
+
+Notes:
+
+* Writers take turns: SQLite has one anyway, in PostgreSQL a lock makes it so. Numbers rise in the order of commits
+  then, and to look whether a row is there and to write it is one step for all processes.
+* SQLite has a write-ahead log, so that readers and the writer do not wait for each other. `synchronous` is FULL: NORMAL
+  would survive the death of the process, but not a power cut. One commit takes all rows that wait, so the sync of the
+  disk is not paid for each row.
+* `secure_delete` overwrites a text that is removed. PostgreSQL keeps dead rows until its vacuum.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy.engine import URL, make_url
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.files import make_home
+from abstain.data.decision_log.schema import VERSION, make_tables, version_of
+
+WAIT_S = 10
+"""Seconds that a writer waits for another one, and that a server may take to answer."""
+
+_FILE = "sqlite:///"
+_LOCK = 0x61627374_6C6F67  # "abstlog"
+_OF_ONE_ROW = (exc.DataError, exc.IntegrityError, exc.InterfaceError)
+"""Errors of a value, not of the database; an interface error of a lost connection says that it is."""
+_SECRET = re.compile("pass|secret|token", re.IGNORECASE)
+_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", f"busy_timeout={WAIT_S * 1000}")
+
+
+class LogDatabase:
+    """One database; `open` makes its tables, `existing` makes nothing. All methods may be called by several threads."""
+
+    def __init__(self, url: str) -> None:
+        self._file = Path(url.removeprefix(_FILE)) if url.startswith(_FILE) else None
+        parsed = URL.create("sqlite", database=str(self._file)) if self._file else _parse(url)
+        masked = {key: "hidden" if _SECRET.search(key) else value for key, value in parsed.query.items()}
+        self._shown = str(self._file or parsed.set(query=masked).render_as_string(hide_password=True))
+        self._secret = parsed.password
+        self._engine = self._connect(parsed)
+        self._inode: tuple[int, int] | None = None
+
+    @classmethod
+    def open(cls, url: str) -> LogDatabase:
+        """The log at `url`, made where there is none.
+
+        Raises `AbstainError` where it cannot be made or reached, or has a layout that this release does not know.
+        """
+        database = cls(url)
+        database._prepare()
+        return database
+
+    @classmethod
+    def existing(cls, url: str) -> LogDatabase | None:
+        """The log at `url`; None where nothing was logged yet. Raises `AbstainError` as `open`."""
+        database = cls(url)
+        if database._file is not None and not database._file.exists():
+            return None
+        with database.reading() as connection:
+            version = version_of(connection)
+        if version is None:
+            return None
+        database._require(version)
+        return database
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a file of SQLite's."""
+        return self._file is not None
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that no other writer's overlaps, committed at the end of the block.
+
+        Raises `AbstainError` where the database is away; errors of one row's values as they come.
+        """
+        if self._file is not None and self._inode != _inode(self._file):
+            self.close()  # the file was removed or replaced: what is written into it now, nobody would find
+            self._prepare()
+        with self._transaction(is_writer=True) as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction for reading. Raises `AbstainError` where the database is away."""
+        with self._transaction(is_writer=False) as connection:
+            yield connection
+
+    def overwrite_removed(self) -> None:
+        """Have texts that were removed leave SQLite's write-ahead log, too."""
+        if self.is_file:
+            with self._translate_errors(), self._engine.connect() as connection:
+                connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        self._engine.dispose()
+
+    def error(self, problem: object, code: Code = Code.NO_SERVICE) -> AbstainError:
+        """The one-line error about this database, without its password."""
+        message = " ".join(str(problem).split())
+        shown = message.replace(self._secret, "***") if self._secret else message
+        return AbstainError(code, f"decision log {self._shown}: {shown}")
+
+    def _prepare(self) -> None:
+        if self._file is not None:
+            try:
+                make_home(self._file.parent)
+                # SQLite gives its other files the mode of this one.
+                os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise self.error(f"{error.strerror}: check its folder and permissions", Code.NOT_WRITABLE) from None
+        with self._transaction(is_writer=True) as connection:
+            make_tables(connection)
+            self._require(version_of(connection))
+        self._inode = _inode(self._file) if self._file else None
+
+    def _require(self, version: str | None) -> None:
+        if version != VERSION:
+            raise self.error(
+                f"its layout has version {version}, this release knows {VERSION}: use the release that wrote it, or "
+                "move it away, and a new one is made",
+                Code.OTHER_VERSION,
+            )
+
+    @contextmanager
+    def _transaction(self, *, is_writer: bool) -> Iterator[Connection]:
+        with self._translate_errors(), self._engine.connect() as connection:
+            connection = connection.execution_options(is_writer=is_writer)
+            with connection.begin():
+                if is_writer and not self.is_file:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                yield connection
+
+    def _connect(self, url: URL) -> Engine:
+        try:
+            if self._file is not None:
+                engine = create_engine(url, connect_args={"check_same_thread": False})
+                event.listen(engine, "connect", _configure)
+                event.listen(engine, "begin", _begin)
+                return engine
+            milliseconds = WAIT_S * 1000
+            options = {
+                "connect_timeout": WAIT_S,
+                "tcp_user_timeout": milliseconds,
+                "options": f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds}",
+            }
+            return create_engine(url, pool_pre_ping=True, connect_args=options)
+        except ImportError:
+            raise self.error("PostgreSQL needs psycopg: pip install 'abstain[postgres]'", Code.NO_PACKAGE) from None
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except exc.DBAPIError as error:
+            if isinstance(error, _OF_ONE_ROW) and not error.connection_invalidated:
+                raise
+            cause = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
+            raise self.error(f"{cause}: it takes rows again once this is solved") from None
+        except exc.TimeoutError:
+            raise self.error("all connections are in use: ask again later") from None
+
+
+def _configure(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # transactions begin by `_begin`, not by the driver
+    for pragma in _PRAGMAS:
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    # A transaction that begins to read and then writes would fail, not wait, where another has written meanwhile.
+    is_writer = connection.get_execution_options().get("is_writer")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
+
+
+def _inode(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _parse(url: str) -> URL:
+    """Parse a PostgreSQL URL. Raises `AbstainError`, which does not quote it: it may hold a password."""
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise AbstainError(
+            Code.BAD_SETTING,
+            "the decision log's URL is none of PostgreSQL: write postgresql://user:password@host/database",
+        )
+    return parsed.set(drivername="postgresql+psycopg")

@@ -1,0 +1,137 @@
+"""Decisions and feedback as rows of the log: what is stored, what recognises a row sent again, who is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeVar
+
+from sqlalchemy import Row as FoundRow
+
+from abstain.core.contracts import Feedback, Interaction, Review, Row
+from abstain.data.store.record_keys import microseconds, moment_of
+from abstain.data.store.splits import uniform
+
+Texts = Literal["kept", "none", "expired", "erased"]
+"""Whether the log has a row's text: none, because only states were given; expired, because its days are over."""
+
+R = TypeVar("R", bound=Row)
+
+
+class Redact(Protocol):
+    """A row of a contract as it may be stored: texts redacted, people by pseudonym."""
+
+    def __call__(self, row: R, /) -> R: ...
+
+
+@dataclass(frozen=True)
+class LoggedDecision:
+    """One decision of the gate.
+
+    `shown` is what the caller was told to do: an answer whose decision is `unavailable` may be either. Of a request
+    with states alone `interaction` is None, and `states_sha256` tells another request with the same id.
+    """
+
+    interaction_id: str
+    decided_at: datetime
+    decision: Literal["show", "abstain", "unavailable"]
+    shown: bool
+    code: str | None
+    reason: str | None
+    confidence: float | None
+    probability: float | None
+    threshold: float | None
+    version: str | None
+    scorer: str | None
+    forward_tokens: float
+    took_ms: float
+    source: str
+    product: str | None
+    user: str | None
+    interaction: Interaction | None
+    states_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The probabilities with which a withheld answer and a shown one are drawn for the data, feedback or not."""
+
+    withheld: float
+    shown: float
+
+
+_FIGURES = (
+    *("interaction_id", "decision", "shown", "code", "reason", "confidence", "probability", "threshold", "version"),
+    *("scorer", "forward_tokens", "took_ms", "source", "product"),
+)
+
+
+def decision_row(
+    decision: LoggedDecision, redact: Redact, pseudonym: Callable[[str], str], shares: Shares
+) -> dict[str, Any]:
+    """`decision` as a row of `DECISIONS`: its texts redacted, its user by pseudonym."""
+    content = None
+    asked = f"states {decision.states_sha256}"
+    if decision.interaction is not None:
+        # The gate does not draw lots: what it showed, it would always have shown. What it withheld has no propensity.
+        gate = (
+            {"decision": "shown", "propensity": 1.0} if decision.shown else {"decision": "withheld", "propensity": None}
+        )
+        interaction = redact(decision.interaction.model_copy(update=gate))
+        content = interaction.canonical()
+        # A request that is repeated may be decided differently, and get another time where it gives none.
+        asked = interaction.model_copy(update={"decision": None, "propensity": None}).model_dump_json(
+            exclude={"asked_at"}
+        )
+    share = shares.shown if decision.shown else shares.withheld
+    return {
+        **{name: getattr(decision, name) for name in _FIGURES},
+        "decided_at": microseconds(decision.decided_at),
+        "user": pseudonym(decision.user) if decision.user else None,
+        "share": share,
+        "drawn": uniform(0, f"decision log/{decision.interaction_id}") < share,
+        "texts": "none" if content is None else "kept",
+        "content": content,
+        "digest": _digest(asked),
+    }
+
+
+def feedback_row(feedback_id: str, row: Feedback | Review, redact: Redact, now: datetime) -> dict[str, Any]:
+    """`row`, redacted, as a row of `FEEDBACK`; a review without an inclusion probability, since it was not drawn.
+
+    What recognises it leaves out its moment, which a caller need not give.
+    """
+    if isinstance(row, Review):
+        row = row.model_copy(update={"inclusion_probability": None})
+    row = redact(row)
+    return {
+        "feedback_id": feedback_id,
+        "interaction_id": row.interaction_id,
+        "recorded_at": microseconds(now),
+        "kind": "thumb" if isinstance(row, Feedback) else "review",
+        "user": row.user if isinstance(row, Feedback) else None,
+        "texts": "kept",
+        "content": row.canonical(),
+        "digest": _digest(row.model_dump_json(exclude={"given_at", "reviewed_at"})),
+    }
+
+
+def read_decision(row: FoundRow[Any]) -> LoggedDecision:
+    """A row of `DECISIONS` as the decision that it is of: the user by pseudonym, texts as they are there."""
+    return LoggedDecision(
+        **{name: getattr(row, name) for name in _FIGURES},
+        decided_at=moment_of(row.decided_at),
+        user=row.user,
+        interaction=Interaction.model_validate_json(row.content) if row.content else None,
+    )
+
+
+def read_feedback(kind: str, content: str) -> Feedback | Review:
+    """The content of a row of `FEEDBACK`."""
+    return (Feedback if kind == "thumb" else Review).model_validate_json(content)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

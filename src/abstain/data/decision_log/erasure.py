@@ -1,0 +1,122 @@
+"""Texts that leave the log: because their days are over, or because a user's erasure was requested.
+
+Ids, figures and versions stay. The digest by which a row that is sent again is compared goes with its text: from then
+on it is known by its id alone. The user's pseudonym goes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, case, or_, select, update
+
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.schema import DECISIONS, ERASED, FEEDBACK
+from abstain.data.store.record_keys import interaction_identity, microseconds
+
+AT_ONCE = 500
+"""Ids that one statement names."""
+
+_GONE: dict[str, Any] = {"content": None, "digest": None, "user": None}
+
+
+@dataclass(frozen=True)
+class UsersRows:
+    """What the log has of a user: the number of thumbs, and the decisions on what they asked or rated, by id."""
+
+    feedback: int
+    interactions: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.feedback or self.interactions)
+
+
+def rows_of_user(database: LogDatabase, names: Collection[str]) -> UsersRows:
+    """What the log has of the user with any of `names`. Raises `AbstainError` where it cannot be read."""
+    with database.reading() as connection:
+        rated = connection.scalars(select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.user.in_(names))).all()
+        asked = connection.scalars(select(DECISIONS.c.interaction_id).where(DECISIONS.c.user.in_(names))).all()
+    return UsersRows(len(rated), frozenset((*rated, *asked)))
+
+
+def erase(
+    database: LogDatabase,
+    names: Collection[str],
+    pseudonyms: Collection[str],
+    *,
+    with_interactions: bool,
+    identities: Collection[str] = frozenset(),
+) -> int:
+    """Remove what the user with any of `names` said, and have the log keep no more of it; returns the number of rows.
+
+    With `with_interactions`, the texts of what the user asked or rated go, too, with all feedback on them; without,
+    nothing in the log tells any more who asked. Raises `AbstainError` where the database is away, with nothing removed.
+
+    Args:
+        pseudonyms: under which name the user's later rows come.
+        identities: other interactions that go then, by `interaction_identity`, in hex.
+    """
+    gone: list[str] = []
+    if with_interactions:
+        gone = sorted(rows_of_user(database, names).interactions | _with_identities(database, identities))
+    with database.writing() as connection:
+        _keep_out(connection, pseudonyms, with_interactions=with_interactions)
+        erased = {**_GONE, "texts": "erased"}
+        count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(erased)).rowcount
+        for start in range(0, len(gone), AT_ONCE):
+            ids = gone[start : start + AT_ONCE]
+            for table in (FEEDBACK, DECISIONS):
+                is_theirs = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
+                count += connection.execute(update(table).where(is_theirs).values(erased)).rowcount
+        connection.execute(update(DECISIONS).where(DECISIONS.c.user.in_(names)).values(user=None))
+    database.overwrite_removed()
+    return count
+
+
+def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
+    """Remove the texts of decisions and feedback older than `keep_days`; returns the number of rows they were of.
+
+    Raises `AbstainError` where the database is away.
+    """
+    oldest = microseconds(now - timedelta(days=keep_days))
+    count = 0
+    with database.writing() as connection:
+        for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
+            has_some = or_(table.c.content.is_not(None), table.c.user.is_not(None))
+            texts = case((table.c.texts == "kept", "expired"), else_=table.c.texts)
+            expired = update(table).where(moment < oldest, has_some).values(**_GONE, texts=texts)
+            count += connection.execute(expired).rowcount
+    if count:
+        database.overwrite_removed()
+    return count
+
+
+def erased_users(connection: Connection, names: Collection[str]) -> dict[str, bool]:
+    """Those of `names` whose rows are not kept: whether what they ask is not, either."""
+    rows = connection.execute(select(ERASED.c.user, ERASED.c.with_interactions).where(ERASED.c.user.in_(names)))
+    return {row[0]: row[1] for row in rows}
+
+
+def _with_identities(database: LogDatabase, identities: Collection[str]) -> set[str]:
+    """The ids in the log that have one of `identities`: these are digests, so all ids are looked through."""
+    if not identities:
+        return set()
+    with database.reading() as connection:
+        found = (
+            key
+            for table in (DECISIONS, FEEDBACK)
+            for key in connection.execution_options(yield_per=AT_ONCE).scalars(
+                select(table.c.interaction_id).where(table.c.texts != "erased")
+            )
+        )
+        return {key for key in found if interaction_identity(key).hex() in identities}
+
+
+def _keep_out(connection: Connection, pseudonyms: Collection[str], *, with_interactions: bool) -> None:
+    before = erased_users(connection, pseudonyms)
+    connection.execute(ERASED.delete().where(ERASED.c.user.in_(pseudonyms)))
+    rows = [{"user": name, "with_interactions": with_interactions or before.get(name, False)} for name in pseudonyms]
+    connection.execute(ERASED.insert(), rows)

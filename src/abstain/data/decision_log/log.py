@@ -1,0 +1,317 @@
+"""The decision log of a server: one thread writes what all requests bring, and commits once for all that waits.
+
+Notes:
+
+* A row is acknowledged when its future is done, which is after the commit: an acknowledged row survives the death of
+  the process. A row that was not acknowledged may be there or not; sent again, it is known by its id.
+* Rows are redacted by the thread that writes, before any of them touches the disk.
+* Requests bring rows faster than a failing disk takes them: the queue is bounded, and a full one is an error at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Table, delete, func, select
+
+from abstain.core.codes import Code
+from abstain.core.contracts import Feedback, Review
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log import erasure, queries
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.decisions import LoggedDecision, Redact, Shares, decision_row, feedback_row
+from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
+from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK
+from abstain.data.store.record_keys import microseconds
+
+Recorded = Literal["recorded", "known"]
+
+BATCH = 1000
+"""The most rows of one commit: other processes wait for it."""
+PURGE_EVERY_S = 3600
+CALLS_KEPT = 10_000
+"""The most calls whose content is remembered; the oldest go first."""
+CALL_CHARS = 1 << 20
+"""The longest content of one."""
+
+
+class LogFull(AbstainError):
+    """The log does not take a row now, because too many wait for the database: ask again later."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A row on its way: `make` gives it as the `table` has it, by the thread that writes."""
+
+    table: Table
+    make: Callable[[], dict[str, Any]]
+    future: Future[Any] = field(default_factory=Future)
+
+
+_Made = tuple[_Waiting, dict[str, Any]]
+
+
+class DecisionLog:
+    """A log that a server writes into. Any thread may call its methods; those that ask wait for the database."""
+
+    def __init__(
+        self,
+        database: LogDatabase,
+        redact: Redact,
+        pseudonym: Callable[[str], str],
+        shares: Shares,
+        keep_days: float,
+        pending: int,
+    ) -> None:
+        self._database, self._redact, self._pseudonym = database, redact, pseudonym
+        self._shares, self._keep_days = shares, keep_days
+        self._queue: queue.Queue[_Waiting | None] = queue.Queue(pending)
+        self._lock, self._is_closed = threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        redact: Redact,
+        pseudonym: Callable[[str], str],
+        withheld_share: float = 0.15,
+        shown_share: float = 0.05,
+        keep_days: float = 90,
+        pending: int = 4096,
+    ) -> DecisionLog:
+        """The log at `url`, made where there is none: `sqlite:///` and a path, or postgresql://...
+
+        Args:
+            redact: a row as it may be stored, its people by pseudonym; called by one thread.
+            withheld_share, shown_share: with which probability a decision is drawn for the data without any feedback.
+            keep_days: how long texts are kept.
+            pending: how many rows may wait.
+
+        Raises `AbstainError` where the database cannot be made or reached, or has a layout of another release.
+        """
+        shares = Shares(withheld_share, shown_share)
+        return cls(LogDatabase.open(url), redact, pseudonym, shares, keep_days, pending)
+
+    def record(self, decision: LoggedDecision) -> Future[Recorded]:
+        """Record a decision; `known` where the same request was decided before: that decision stays.
+
+        The future raises `AbstainError` where another request has this id, and where the database is away. Raises
+        `LogFull` where too many rows wait, and `ValueError` where the ids of decision and interaction differ.
+        """
+        if decision.interaction is not None and decision.interaction.interaction_id != decision.interaction_id:
+            raise ValueError("the interaction of a decision has its id")
+        return self._put(DECISIONS, lambda: decision_row(decision, self._redact, self._pseudonym, self._shares))
+
+    def feedback(self, feedback_id: str, row: Feedback | Review) -> Future[Recorded]:
+        """Record a thumb or a review once by its id; `known` where the same was recorded before.
+
+        The future raises `AbstainError` where this id has another content, and where the database is away. Raises
+        `LogFull` where too many rows wait.
+        """
+        return self._put(FEEDBACK, lambda: feedback_row(feedback_id, row, self._redact, datetime.now(UTC)))
+
+    def remember(self, call_id: str, content: str, ttl_s: float) -> Future[Recorded]:
+        """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
+
+        Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogFull` where too many rows wait.
+        """
+        if len(content) > CALL_CHARS:
+            raise AbstainError(
+                Code.TOO_LARGE,
+                f"the contexts of a call have {len(content):,} characters, {CALL_CHARS:,} allowed: send less",
+            )
+        expires = microseconds(datetime.now(UTC) + timedelta(seconds=ttl_s))
+        return self._put(CALLS, lambda: {"call_id": call_id, "content": content, "expires_at": expires})
+
+    def recall(self, call_id: str) -> str | None:
+        """What is remembered of a call; None where nothing is, or no more."""
+        now = microseconds(datetime.now(UTC))
+        known = select(CALLS.c.content).where(CALLS.c.call_id == call_id, CALLS.c.expires_at > now)
+        with self._database.reading() as connection:
+            content: str | None = connection.scalar(known)
+        return content
+
+    def find(self, interaction_id: str) -> FoundDecision | None:
+        """See `queries.find`."""
+        return queries.find(self._database, interaction_id)
+
+    def newest_withheld(self, limit: int) -> list[LoggedDecision]:
+        """See `queries.newest_withheld`."""
+        return queries.newest_withheld(self._database, limit)
+
+    def over_time(self, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
+        """See `queries.over_time`."""
+        return queries.over_time(self._database, since, until, step)
+
+    def count(self, since: datetime | None = None) -> Mapping[str, int]:
+        """See `queries.count`."""
+        return queries.count(self._database, since)
+
+    def erase(self, names: Collection[str], *, with_interactions: bool) -> int:
+        """Erase the user with any of `names`, ids or pseudonyms: see `erasure.erase`."""
+        pseudonyms = {self._pseudonym(name) for name in names}
+        return erasure.erase(self._database, {*names, *pseudonyms}, pseudonyms, with_interactions=with_interactions)
+
+    def purge(self, now: datetime) -> int:
+        """Remove texts older than the days that they are kept. The log does so itself, too, every hour."""
+        return erasure.purge(self._database, now, self._keep_days)
+
+    def close(self) -> None:
+        """Write what waits, and end. Later rows are refused."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._queue.put(None)
+            self._thread.join()
+            self._database.close()
+
+    def _put(self, table: Table, make: Callable[[], dict[str, Any]]) -> Future[Any]:
+        waiting = _Waiting(table, make)
+        with self._lock:  # nothing comes behind the mark of the end
+            if self._is_closed:
+                raise self._database.error("the log is closed: the server is shutting down")
+            try:
+                self._queue.put_nowait(waiting)
+            except queue.Full:
+                full = f"{self._queue.maxsize:,} rows wait for it: send fewer requests, or see why it is slow"
+                raise LogFull(Code.NO_SERVICE, self._database.error(full).message) from None
+        return waiting.future
+
+    # The thread that writes
+
+    def _run(self) -> None:
+        next_purge = time.monotonic()
+        is_open = True
+        while is_open:
+            batch, is_open = self._take(max(0.0, next_purge - time.monotonic()))
+            self._commit([waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()])
+            if time.monotonic() >= next_purge:
+                next_purge = time.monotonic() + PURGE_EVERY_S
+                with suppress(AbstainError):  # the database is away: what is due now is due then
+                    self.purge(datetime.now(UTC))
+
+    def _take(self, timeout_s: float) -> tuple[list[_Waiting], bool]:
+        """All rows that wait, at least one unless the time is over; and whether more may come."""
+        batch: list[_Waiting] = []
+        with suppress(queue.Empty):
+            while len(batch) < BATCH:
+                waiting = self._queue.get_nowait() if batch else self._queue.get(timeout=timeout_s)
+                if waiting is None:
+                    return batch, False
+                batch.append(waiting)
+        return batch, True
+
+    def _commit(self, batch: Sequence[_Waiting]) -> None:
+        made: list[_Made] = []
+        for waiting in batch:
+            try:
+                made.append((waiting, waiting.make()))
+            except Exception as error:  # of one row, whatever it is: the others are written
+                waiting.future.set_exception(error)
+        if made:
+            self._write_all(made)
+
+    def _write_all(self, made: Sequence[_Made]) -> None:
+        """Write the rows in one commit; then each future is done. A row that the database refuses fails alone."""
+        try:
+            with self._database.writing() as connection:
+                outcomes = self._write(connection, made)
+        except AbstainError as error:
+            for waiting, _ in made:
+                waiting.future.set_exception(AbstainError(error.code, error.message))
+        except Exception as error:
+            if len(made) > 1:
+                for one in made:
+                    self._write_all([one])
+            else:
+                cause = getattr(error, "orig", error)
+                problem = f"refuses a row ({cause}): correct its ids and texts"
+                made[0][0].future.set_exception(self._database.error(problem, Code.INVALID_ROW))
+        else:
+            for (waiting, _), outcome in zip(made, outcomes, strict=True):
+                if isinstance(outcome, AbstainError):
+                    waiting.future.set_exception(outcome)
+                else:
+                    waiting.future.set_result(outcome)
+
+    def _write(self, connection: Connection, made: Sequence[_Made]) -> list[Recorded | AbstainError]:
+        """Insert what is new; the outcome of each row, in order."""
+        keys = {DECISIONS: "interaction_id", FEEDBACK: "feedback_id"}
+        known = {table: _digests(connection, table, key, _column(made, table, key)) for table, key in keys.items()}
+        erased = erasure.erased_users(connection, {str(row["user"]) for _, row in made if row.get("user")})
+        gone = _erased_answers(connection, _column(made, FEEDBACK, "interaction_id"))
+        new: dict[Table, list[dict[str, Any]]] = {DECISIONS: [], FEEDBACK: [], CALLS: []}
+        outcomes: list[Recorded | AbstainError] = []
+        for waiting, row in made:
+            table = waiting.table
+            if table is CALLS:
+                new[CALLS].append(row)
+                outcomes.append("recorded")
+                continue
+            key = row[keys[table]]
+            if key in known[table]:
+                digest = known[table][key]
+                is_same = digest is None or digest == row["digest"]
+                outcomes.append("known" if is_same else _conflict(table, key))
+                continue
+            user = row["user"]
+            is_gone = erased.get(user, False) if table is DECISIONS else user in erased or row["interaction_id"] in gone
+            if is_gone:
+                row = {**row, "texts": "erased", "content": None, "digest": None, "user": None}
+                if table is DECISIONS:
+                    gone.add(key)
+            known[table][key] = row["digest"]
+            new[table].append(row)
+            outcomes.append("recorded")
+        for table in keys:
+            if new[table]:
+                connection.execute(table.insert(), new[table])
+        if new[CALLS]:
+            _remember(connection, {row["call_id"]: row for row in new[CALLS]})
+        return outcomes
+
+
+def _column(made: Sequence[_Made], table: Table, name: str) -> list[str]:
+    return [row[name] for waiting, row in made if waiting.table is table]
+
+
+def _digests(connection: Connection, table: Table, key: str, ids: Collection[str]) -> dict[str, str | None]:
+    """The digests of those of `ids` that are there; None where a text is gone, and its id alone is known."""
+    if not ids:
+        return {}
+    rows = connection.execute(select(table.c[key], table.c.digest).where(table.c[key].in_(ids)))
+    return {row[0]: row[1] for row in rows}
+
+
+def _erased_answers(connection: Connection, ids: Collection[str]) -> set[str]:
+    if not ids:
+        return set()
+    is_erased = DECISIONS.c.interaction_id.in_(ids) & (DECISIONS.c.texts == "erased")
+    return set(connection.scalars(select(DECISIONS.c.interaction_id).where(is_erased)))
+
+
+def _remember(connection: Connection, calls: Mapping[str, dict[str, Any]]) -> None:
+    """Write `calls`, the last content of each, and make room: no more than `CALLS_KEPT`, none that has expired."""
+    connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(list(calls))))
+    connection.execute(CALLS.insert(), list(calls.values()))
+    newest = connection.scalar(select(func.max(CALLS.c.seq))) or 0
+    is_over = (CALLS.c.expires_at <= microseconds(datetime.now(UTC))) | (CALLS.c.seq <= newest - CALLS_KEPT)
+    connection.execute(delete(CALLS).where(is_over))
+
+
+def _conflict(table: Table, key: str) -> AbstainError:
+    what = "interaction_id" if table is DECISIONS else "feedback id"
+    return AbstainError(
+        Code.FAILED_CHECK, f"the {what} '{key}' was used before, with another content: give each its own id"
+    )

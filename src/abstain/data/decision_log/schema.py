@@ -1,0 +1,123 @@
+"""The tables of the decision log, and the version of their layout.
+
+Notes:
+
+* `seq` rises in the order of commits, because writers take turns (`LogDatabase.writing`): a reader that has seen n has
+  seen all below n.
+* A text is one JSON cell, so that it can go, and the figures beside it stay. Moments are microseconds since 1970.
+* `digest` recognises a row that is sent again. It goes with the text: by it a guessed text could be confirmed.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+)
+
+VERSION = "1"
+
+_NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up by itself in a column of this type alone
+_TABLES = MetaData()
+
+PROPERTIES = Table(
+    "decision_log", _TABLES, Column("name", String, primary_key=True), Column("content", String, nullable=False)
+)
+"""`version`, and `id`, by which a reader knows that it is another log than before."""
+
+DECISIONS = Table(
+    "decision_log_decisions",
+    _TABLES,
+    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("interaction_id", Text, nullable=False, unique=True),
+    Column("decided_at", BigInteger, nullable=False, index=True),
+    Column("decision", String, nullable=False),
+    Column("shown", Boolean, nullable=False),
+    Column("code", Text),
+    Column("reason", Text),
+    Column("confidence", Float(53)),
+    Column("probability", Float(53)),
+    Column("threshold", Float(53)),
+    Column("version", Text),
+    Column("scorer", Text),
+    Column("forward_tokens", Float(53), nullable=False),
+    Column("took_ms", Float(53), nullable=False),
+    Column("source", Text, nullable=False),
+    Column("product", Text),
+    Column("user", Text, index=True),
+    Column("share", Float(53), nullable=False),  # with which probability it was drawn
+    Column("drawn", Boolean, nullable=False),
+    Column("texts", String, nullable=False),  # kept, none (only states were given), expired or erased
+    Column("content", Text),
+    Column("digest", String),
+    Index("decision_log_withheld", "shown", "seq"),
+    sqlite_autoincrement=True,
+)
+
+FEEDBACK = Table(
+    "decision_log_feedback",
+    _TABLES,
+    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("feedback_id", Text, nullable=False, unique=True),
+    Column("interaction_id", Text, nullable=False, index=True),
+    Column("recorded_at", BigInteger, nullable=False, index=True),
+    Column("kind", String, nullable=False),  # thumb or review
+    Column("user", Text, index=True),
+    Column("texts", String, nullable=False),  # kept, expired or erased
+    Column("content", Text),
+    Column("digest", String),
+    sqlite_autoincrement=True,
+)
+
+ERASED = Table(
+    "decision_log_erased",
+    _TABLES,
+    Column("user", Text, primary_key=True),
+    Column("with_interactions", Boolean, nullable=False),
+)
+"""Pseudonyms of erased users: nothing that they say is kept from then on."""
+
+CALLS = Table(
+    "decision_log_calls",
+    _TABLES,
+    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("call_id", Text, nullable=False, unique=True),
+    Column("content", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False, index=True),
+    sqlite_autoincrement=True,
+)
+"""What the answers of calls will rest on, for a short time."""
+
+
+def make_tables(connection: Connection) -> None:
+    """Make the tables where there are none. Other writers have to wait meanwhile."""
+    if version_of(connection) is None:
+        _TABLES.create_all(connection)
+        rows = {"version": VERSION, "id": secrets.token_hex(16)}
+        connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
+
+
+def version_of(connection: Connection) -> str | None:
+    """The version of the tables there; None where there are none."""
+    if not inspect(connection).has_table(PROPERTIES.name):
+        return None
+    return str(property_of(connection, "version"))
+
+
+def property_of(connection: Connection, name: str) -> str | None:
+    """`version` or `id` of the log there."""
+    content: str | None = connection.scalar(select(PROPERTIES.c.content).where(PROPERTIES.c.name == name))
+    return content

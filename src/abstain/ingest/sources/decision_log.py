@@ -1,0 +1,72 @@
+"""The decision log of `abstain serve` as a source: decisions that got feedback, and those that were drawn.
+
+The log redacted its rows and has its users by pseudonym; ingest does both again, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from abstain.config.settings import decision_log_url, load_settings
+from abstain.core.filesystem import with_variables
+from abstain.data.decision_log.changes import LoggedChange, LogPosition, changes, end_of
+from abstain.data.decision_log.database import LogDatabase
+from abstain.ingest.pipeline.parsing import ParsedRow, parse_object
+from abstain.ingest.sources import SourceModel, SourceReader, SourceState
+
+
+class DecisionLogSource(SourceModel):
+    """The log that servers of this home write, or the one at `url`. Where none was written yet it gives nothing."""
+
+    kind: Literal["decisions"] = "decisions"
+    url: str | None = Field(
+        None,
+        min_length=1,
+        repr=False,
+        description="postgresql:// URL, `${VARIABLE}` from the environment; default: where `abstain serve` writes",
+    )
+
+    def in_home(self, home: Path, project: Path) -> Self:
+        """Return this source with its URL. Raises `AbstainError` for a variable that is not set."""
+        if self.url is None:
+            return self.model_copy(update={"url": decision_log_url(load_settings(), home)})
+        return self.model_copy(update={"url": with_variables(self.url, f"source '{self.name}'")})
+
+    def read(self, state: Mapping[str, Any]) -> SourceReader:
+        """Read what was logged since the reading that gave `state`; all of it where this is another log.
+
+        Raises:
+            AbstainError: the log cannot be reached, or has a layout of another release; also while iterating.
+        """
+        database = LogDatabase.existing(self.url) if self.url else None
+        return SourceReader(self._rows(database, state))
+
+    def _rows(self, database: LogDatabase | None, state: Mapping[str, Any]) -> Generator[ParsedRow, None, SourceState]:
+        if database is None:
+            return SourceState(state)
+        end = end_of(database)
+        since = LogPosition(**state) if state.get("log") == end.log else LogPosition(end.log)
+        expired = 0
+        for change in changes(database, since, end):
+            expired += "expired" in (change.texts, change.answer_texts)
+            if change.content is not None:
+                yield self._parse(change)
+        database.close()
+        note = f"{self.name}: {expired:,} decisions or replies came after their texts had gone from the log"
+        return SourceState(asdict(end), notes=(note,) if expired else ())
+
+    def _parse(self, change: LoggedChange) -> ParsedRow:
+        """A row of the import format; feedback whose decision has no text is one of its own."""
+        assert change.content is not None
+        fields = json.loads(change.content)
+        table = "decisions" if change.kind == "decision" else "feedback"
+        if change.answer is not None:
+            del fields["interaction_id"]
+            fields = {**json.loads(change.answer), change.kind: fields}
+        return parse_object(fields, f"{self.name}/{table}", change.number)

@@ -1,0 +1,408 @@
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abstain.core.codes import Code
+from abstain.core.contracts import Feedback
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log import log as module
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.decisions import LoggedDecision, Shares, decision_row
+from abstain.data.decision_log.log import DecisionLog, LogFull
+from tests.data.builders import feedback, interaction, review
+from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, pseudonym, url_of
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[DecisionLog]:
+    opened = open_log(url_of(tmp_path))
+    yield opened
+    opened.close()
+
+
+def code_of(future: Future[Any]) -> Code:
+    error = future.exception(timeout=20)
+    assert isinstance(error, AbstainError) and "\n" not in str(error)
+    return error.code
+
+
+def row_of(**changes: Any) -> dict[str, Any]:
+    return decision_row(decision(**changes), lambda row: row, pseudonym, Shares(0.15, 0.05))
+
+
+class Held:
+    """A redaction that waits until it is let go: what comes meanwhile has to wait for the thread that writes."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, row: Any) -> Any:
+        self.entered.set()
+        assert self.go.wait(20)
+        return row
+
+
+def test_what_is_recorded_is_found_with_its_feedback(log: DecisionLog) -> None:
+    logged = decision(
+        user="ann", decision="unavailable", shown=False, code="A206", reason="no context", confidence=None
+    )
+    assert log.record(logged).result() == "recorded"
+    replies = [feedback(user="u-1"), review(inclusion_probability=0.5)]
+    assert [log.feedback(f"f-{at}", row).result() for at, row in enumerate(replies)] == ["recorded", "recorded"]
+    found = log.find("i-1")
+    assert found and found.texts == "kept" and found.share == 0.15
+    assert found.decision == replace(logged, user="u-ann", interaction=interaction(decision="withheld"))
+    assert found.feedback == (replies[0], review()), "no review of the log was drawn"
+    assert log.find("i-2") is None
+
+
+def test_a_shown_answer_has_propensity_1_and_a_withheld_one_has_none(log: DecisionLog) -> None:
+    for key, shown, kind in (("a", True, "show"), ("b", False, "abstain"), ("c", True, "unavailable")):
+        log.record(decision(key, shown, decision=kind, interaction=interaction(key, propensity=0.5, decision="shown")))
+    log.record(decision("d", False)).result()
+    rows = [found.decision.interaction for key in "abcd" if (found := log.find(key))]
+    assert [(row.decision, row.propensity) for row in rows if row] == [
+        ("shown", 1),
+        ("withheld", None),
+        ("shown", 1),
+        ("withheld", None),
+    ]
+
+
+def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog) -> None:
+    assert log.record(decision()).result() == "recorded"
+    again = decision(shown=False, confidence=0.1, took_ms=9.0, interaction=interaction(asked_at=AT))
+    assert log.record(again).result() == "known"
+    assert code_of(log.record(decision(interaction=interaction(answer="Ten euros.")))) is Code.FAILED_CHECK
+    assert code_of(log.record(decision(interaction=None))) is Code.FAILED_CHECK
+    found = log.find("i-1")
+    assert found and found.decision == decision(interaction=interaction(decision="shown", propensity=1.0))
+    assert log.count() == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
+
+
+def test_of_states_alone_their_digest_tells_another_request(log: DecisionLog) -> None:
+    def states(digest: str | None, key: str = "i-1") -> LoggedDecision:
+        return decision(key, interaction=None, states_sha256=digest)
+
+    assert [log.record(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
+    assert code_of(log.record(states("ed"))) is Code.FAILED_CHECK
+    assert code_of(log.record(decision())) is Code.FAILED_CHECK
+    found = log.find("i-1")
+    assert found and (found.texts, found.decision.interaction) == ("none", None)
+    assert [log.record(states(None, "i-2")).result() for _ in range(2)] == ["recorded", "known"]
+
+
+def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
+    assert log.feedback("f-1", feedback(comment="good")).result() == "recorded"
+    assert log.feedback("f-1", feedback(comment="good", days=2)).result() == "known"
+    assert code_of(log.feedback("f-1", feedback(comment="bad"))) is Code.FAILED_CHECK
+    assert log.feedback("f-2", feedback(comment="good")).result() == "recorded"
+    assert log.count()["feedback"] == 2
+
+
+def test_a_conflict_and_a_row_that_cannot_be_written_fail_alone(log: DecisionLog) -> None:
+    log.record(decision()).result()
+    rows = [decision("a"), decision(interaction=interaction(answer="x")), decision("b", reason="\ud800"), decision("c")]
+    futures = [log.record(row) for row in rows]
+    assert [futures[at].result() for at in (0, 3)] == ["recorded", "recorded"]
+    assert [code_of(futures[at]) for at in (1, 2)] == [Code.FAILED_CHECK, Code.INVALID_ROW]
+    assert log.find("a") and log.find("c") and not log.find("b")
+
+
+def test_a_redaction_that_fails_fails_its_row_alone(tmp_path: Path) -> None:
+    def redact(row: Any) -> Any:
+        if row.interaction_id == "b":
+            raise AbstainError(Code.NO_PACKAGE, "no pipeline")
+        return row
+
+    log = open_log(url_of(tmp_path), redact=redact)
+    first, second = log.record(decision("b")), log.record(decision("a"))
+    assert code_of(first) is Code.NO_PACKAGE and second.result() == "recorded"
+    log.close()
+
+
+def test_all_that_waits_is_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = []
+    writing = LogDatabase.writing
+    monkeypatch.setattr(LogDatabase, "writing", lambda self: commits.append(1) or writing(self))
+    held = Held()
+    log = open_log(url_of(tmp_path), redact=held)
+    futures = [log.record(decision("first"))]
+    assert held.entered.wait(20)
+    before = len(commits)
+    futures += [log.record(decision(f"i-{at}")) for at in range(50)]
+    held.go.set()
+    assert {future.result() for future in futures} == {"recorded"}
+    assert len(commits) - before == 2 and log.count()["show"] == 51
+    log.close()
+
+
+def test_a_full_queue_is_an_error_at_once_and_later_rows_are_taken(tmp_path: Path) -> None:
+    held = Held()
+    log = open_log(url_of(tmp_path), redact=held, pending=2)
+    futures = [log.record(decision("a"))]
+    assert held.entered.wait(20)
+    futures += [log.record(decision("b")), log.feedback("f", feedback("b"))]
+    with pytest.raises(LogFull, match="2 rows wait for it"):
+        log.record(decision("c"))
+    held.go.set()
+    assert [future.result() for future in futures] == ["recorded"] * 3
+    assert log.record(decision("c")).result() == "recorded"
+    log.close()
+
+
+def test_closing_writes_what_waits_and_refuses_what_comes_later(tmp_path: Path) -> None:
+    log = open_log(url_of(tmp_path))
+    futures = [log.record(decision(f"i-{at}")) for at in range(200)]
+    log.close()
+    log.close()
+    assert all(future.done() and future.result() == "recorded" for future in futures)
+    with pytest.raises(AbstainError, match="the log is closed"):
+        log.record(decision("late"))
+
+
+def test_who_no_longer_waits_is_not_recorded(tmp_path: Path) -> None:
+    held = Held()
+    log = open_log(url_of(tmp_path), redact=held)
+    log.record(decision("a"))
+    assert held.entered.wait(20)
+    assert log.record(decision("b")).cancel()
+    held.go.set()
+    log.close()
+    log = open_log(url_of(tmp_path))
+    assert log.find("a") and not log.find("b")
+    log.close()
+
+
+def test_a_decision_that_is_of_another_interaction_is_a_mistake_of_the_caller(log: DecisionLog) -> None:
+    with pytest.raises(ValueError, match="has its id"):
+        log.record(decision("i-1", interaction=interaction("i-2")))
+
+
+# Contexts of calls
+
+
+def test_the_last_contexts_of_a_call_are_recalled_until_they_expire(log: DecisionLog) -> None:
+    assert log.recall("c") is None
+    log.remember("c", "one", 60)
+    log.remember("c", "two", 60)
+    log.remember("d", "over", -1).result()
+    assert (log.recall("c"), log.recall("d")) == ("two", None)
+    log.remember("c", "three", 60).result()
+    assert log.recall("c") == "three"
+
+
+def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: DecisionLog) -> None:
+    other = open_log(url_of(tmp_path))
+    log.remember("c", "one", 60).result()
+    assert other.recall("c") == "one"
+    other.close()
+
+
+def test_contexts_are_bounded_in_number_and_length(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CALLS_KEPT", 3)
+    monkeypatch.setattr(module, "CALL_CHARS", 10)
+    for at in range(5):
+        log.remember(f"c-{at}", str(at), 60).result()
+    assert [log.recall(f"c-{at}") for at in range(5)] == [None, None, "2", "3", "4"]
+    with pytest.raises(AbstainError, match="11 characters, 10 allowed"):
+        log.remember("c", "x" * 11, 60)
+
+
+# Who is drawn
+
+
+@given(st.text(min_size=1, max_size=20).filter(str.strip), st.booleans())
+def test_a_larger_share_draws_the_same_and_more(key: str, shown: bool) -> None:
+    def drawn(share: float) -> bool:
+        row = decision_row(decision(key, shown, interaction=None), lambda row: row, pseudonym, Shares(share, share))
+        assert row["share"] == share
+        return bool(row["drawn"])
+
+    draws = [drawn(share) for share in (0.0, 0.15, 0.5, 1.0)]
+    assert draws == sorted(draws) and draws[0] is False and draws[-1] is True
+
+
+@pytest.mark.parametrize(("shown", "share"), [(True, 0.05), (False, 0.15)])
+def test_the_share_is_drawn(shown: bool, share: float) -> None:
+    drawn = sum(row_of(key=f"i-{at}", shown=shown, interaction=None)["drawn"] for at in range(20_000))
+    assert abs(drawn / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+
+
+# What is asked of the log
+
+
+def test_newest_withheld_come_first(log: DecisionLog) -> None:
+    for at in range(6):
+        log.record(decision(f"i-{at}", at % 2 == 0)).result()
+    assert [row.interaction_id for row in log.newest_withheld(2)] == ["i-5", "i-3"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 59), st.sampled_from(["show", "abstain", "unavailable"]), st.floats(0, 1e6))))
+def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+    log = open_log(url_of(tmp_path_factory.mktemp("log")))
+    for at, (minute, kind, took) in enumerate(rows):
+        moment = AT + timedelta(minutes=minute)
+        log.record(decision(f"i-{at}", decided_at=moment, decision=kind, took_ms=took, interaction=None))
+    log.record(decision("before", decided_at=AT - timedelta(microseconds=1)))
+    log.record(decision("after", decided_at=AT + timedelta(hours=1))).result()
+    steps = log.over_time(AT, AT + timedelta(hours=1), timedelta(minutes=15))
+    log.close()
+    expected = []
+    for quarter in range(4):
+        own = sorted(took for minute, _, took in rows if minute // 15 == quarter)
+        kinds = [kind for minute, kind, _ in rows if minute // 15 == quarter]
+        if own:
+            counts = tuple(map(kinds.count, ("show", "abstain", "unavailable")))
+            p50, p99 = (own[-(-len(own) * percent // 100) - 1] for percent in (50, 99))
+            expected.append((AT + quarter * timedelta(minutes=15), *counts, p50, p99))
+    found = [(one.start, one.show, one.abstain, one.unavailable, one.p50_ms, one.p99_ms) for one in steps]
+    assert found == expected
+
+
+def test_counts_are_of_the_decisions_since_a_moment(log: DecisionLog) -> None:
+    log.record(decision("old", decided_at=AT - timedelta(days=1)))
+    log.record(decision("new", shown=False))
+    log.feedback("f", feedback("new")).result()
+    assert log.count(AT) == {"show": 0, "abstain": 1, "unavailable": 0, "feedback": 1}
+    assert log.count(datetime.now(UTC) + timedelta(days=1))["feedback"] == 0
+
+
+def test_a_step_of_no_length_is_a_mistake_of_the_caller(log: DecisionLog) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        log.over_time(AT, AT, timedelta(0))
+
+
+# The database
+
+
+def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        log = open_log(url_of(tmp_path / "home"))
+        log.record(decision()).result()
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "home").iterdir()}
+    assert modes == dict.fromkeys(["decisions.sqlite", "decisions.sqlite-wal", "decisions.sqlite-shm"], 0o600)
+    log.close()
+
+
+def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
+    secret = "4111 1111 1111 1111"
+
+    def redact(row: Any) -> Any:
+        text = row.canonical().replace(secret, "<CREDIT_CARD>")
+        return type(row).model_validate_json(text)
+
+    log = open_log(url_of(tmp_path), redact=redact)
+    asked = interaction(question=f"Is {secret} mine?", answer=f"{secret} is.")
+    futures = [
+        log.record(decision(interaction=asked, user="ann@example.org")),
+        log.feedback("f-1", feedback(comment=f"my {secret}")),
+        log.feedback("f-2", review(ideal_answer=f"it is {secret}")),
+    ]
+    assert [future.result() for future in futures] == ["recorded"] * 3
+    assert (tmp_path / "decisions.sqlite-wal").stat().st_size > 0
+    assert secret.encode() not in bytes_in(tmp_path) and bytes_in(tmp_path).count(b"<CREDIT_CARD>") >= 4
+    assert b"u-ann@example.org" in bytes_in(tmp_path)
+    log.close()
+    assert secret.encode() not in bytes_in(tmp_path)
+
+
+def test_another_layout_is_one_line(tmp_path: Path) -> None:
+    open_log(url_of(tmp_path)).close()
+    with closing(sqlite3.connect(tmp_path / "decisions.sqlite")) as connection, connection:
+        connection.execute("UPDATE decision_log SET content = '2' WHERE name = 'version'")
+    for opening in (open_log, LogDatabase.existing):
+        with pytest.raises(AbstainError, match="its layout has version 2, this release knows 1") as refused:
+            opening(url_of(tmp_path))
+        assert refused.value.code is Code.OTHER_VERSION and "\n" not in str(refused.value)
+
+
+def test_a_place_that_cannot_be_written_and_a_file_that_is_no_database_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no database, but long enough to be read as one" * 100)
+    with pytest.raises(AbstainError, match=r"not a database") as refused:
+        open_log(f"sqlite:///{tmp_path / 'file'}")
+    assert refused.value.code is Code.NO_SERVICE
+    with pytest.raises(AbstainError) as refused:
+        open_log(f"sqlite:///{tmp_path / 'file' / 'decisions.sqlite'}")
+    assert refused.value.code is Code.NOT_WRITABLE
+
+
+@pytest.mark.parametrize("url", ["mysql://ann:s3cret@h/d", "s3cret", "postgresql://ann:s3cret@h:port/d"])
+def test_a_url_that_is_none_of_postgresql_is_not_quoted(url: str) -> None:
+    with pytest.raises(AbstainError, match="write postgresql://") as refused:
+        open_log(url)
+    assert refused.value.code is Code.BAD_SETTING and "s3cret" not in str(refused.value)
+
+
+def test_while_the_database_is_away_rows_fail_and_later_ones_are_written(
+    tmp_path: Path, log: DecisionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.record(decision("before")).result()
+    with closing(sqlite3.connect(tmp_path / "decisions.sqlite", isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        log._database._engine.dispose()
+        monkeypatch.setattr("abstain.data.decision_log.database._PRAGMAS", ("busy_timeout=1",))
+        other.execute("BEGIN EXCLUSIVE")
+        away = [log.record(decision("a")), log.feedback("f", feedback("a"))]
+        assert [code_of(future) for future in away] == [Code.NO_SERVICE] * 2
+        other.execute("ROLLBACK")
+        other.execute("PRAGMA locking_mode=NORMAL")
+        other.execute("SELECT count(*) FROM decision_log").fetchone()
+    assert log.record(decision("a")).result() == "recorded"
+    assert log.count() == {"show": 2, "abstain": 0, "unavailable": 0, "feedback": 0}
+
+
+def test_a_file_that_was_removed_is_made_anew(tmp_path: Path, log: DecisionLog) -> None:
+    log.record(decision("a")).result()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert log.record(decision("b")).result() == "recorded"
+    other = open_log(url_of(tmp_path))
+    assert other.find("b") and not other.find("a")
+    other.close()
+
+
+def test_the_log_purges_itself(tmp_path: Path) -> None:
+    log = open_log(url_of(tmp_path))
+    log.record(decision()).result()
+    log.close()
+    log = open_log(url_of(tmp_path), keep_days=1)  # AT is before yesterday
+    deadline = time.monotonic() + 20
+    while (found := log.find("i-1")) and found.texts == "kept" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found and found.texts == "expired"
+    log.close()
+
+
+def test_two_logs_on_one_file_record_every_row_once(tmp_path: Path) -> None:
+    logs = [open_log(url_of(tmp_path)) for _ in range(2)]
+    futures = [log.record(decision(f"i-{at}")) for at in range(100) for log in logs]
+    futures += [log.feedback(f"f-{at}", feedback(f"i-{at}")) for at in range(100) for log in logs]
+    outcomes = [future.result() for future in futures]
+    assert outcomes.count("recorded") == outcomes.count("known") == 200
+    assert logs[0].count() == {"show": 100, "abstain": 0, "unavailable": 0, "feedback": 100}
+    for log in logs:
+        log.close()
+
+
+def test_feedback_of_any_text_comes_back(log: DecisionLog) -> None:
+    comment = "it's \x00 'quoted' \u2028 \U0001f600"
+    log.feedback("f", feedback(comment=comment)).result()
+    log.record(decision()).result()
+    found = log.find("i-1")
+    assert found and isinstance(found.feedback[0], Feedback) and found.feedback[0].comment == comment
