@@ -31,6 +31,7 @@ from abstain_cli import (
     quarantine,
     review,
     score,
+    serve,
     study,
 )
 from abstain_cli.progress_bar import step_progress
@@ -57,10 +58,12 @@ app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
 app.command("init")(init.init)
 app.command("generate")(score.generate)
+app.command("key")(serve.key)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
 app.command("score")(score.score)
+app.command("serve")(serve.serve)
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses of a command ended by Ctrl-C or SIGTERM, as a shell reports them."""

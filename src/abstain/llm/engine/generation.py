@@ -146,9 +146,10 @@ def _finish(decoder: Decoder, rows: list[_DecodedRow], eos: int | None, tell: Te
     final = torch.cat([row.prompt.state for row in rows])
     while True:
         _choose(decoder, rows, final, eos)
-        for row in rows if tell else ():
-            if not row.done and row.feed != eos:
-                tell(row.prompt.key, _text(decoder, row))
+        if tell is not None:
+            for row in rows:
+                if not row.done and row.feed != eos:
+                    tell(row.prompt.key, _text(decoder, row))
         alive = [at for at, row in enumerate(rows) if not row.done]
         if not alive:
             return

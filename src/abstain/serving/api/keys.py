@@ -71,7 +71,8 @@ class Keys:
 
     def __init__(self, text: str | None = None, file: Path | None = None) -> None:
         self._given = parse_keys(text, "ABSTAIN_KEYS") if text else ()
-        self._file, self._read, self._stamp = file, (), (0, 0)
+        self._file, self._stamp = file, (0, 0)
+        self._read: tuple[ApiKey, ...] = ()
         self._reload()
 
     @property

@@ -19,6 +19,7 @@ HEADER_SECONDS = 10.0
 """A connection on which no whole request head arrives for so long is closed."""
 GRACE_SECONDS = 20
 """Requests that run at the end may take so long."""
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class ImpatientProtocol(H11Protocol):

@@ -21,7 +21,8 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Feedback, Interaction, Question, Review
 from abstain.core.errors import AbstainError, parse_coded
-from abstain.data.decision_log import DecisionLog, LoggedDecision
+from abstain.data.decision_log.decisions import LoggedDecision
+from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.engine.requests import Generate
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher

@@ -1,0 +1,122 @@
+"""`abstain serve` and `abstain key`: the gate as an HTTP service, and the keys of those who may ask it.
+
+torch and FastAPI are imported by the commands, as in `abstain_cli.app`: `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from abstain.core.contracts import Context
+    from abstain.data.decision_log.log import DecisionLog
+    from abstain.serving.api.service import Retrieve
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="address to listen to; other than this machine's own needs keys")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8700,
+    on_unavailable: Annotated[
+        Literal["abstain", "show"] | None,
+        typer.Option(help="what is done with answers without a decision; default: ABSTAIN_SERVE_ON_UNAVAILABLE"),
+    ] = None,
+    retrieve: Annotated[
+        bool, typer.Option(help="retrieve contexts from the knowledge base where a request names entitlements")
+    ] = False,
+) -> None:
+    """Decide about answers over HTTP with the version in production, and follow the registry."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for `abstain score`
+    from abstain.config.serve_settings import load_serve_settings
+    from abstain.config.settings import load_settings
+    from abstain.serving.api.app import make_app
+    from abstain.serving.api.keys import Keys
+    from abstain.serving.api.live_gate import LiveGate
+    from abstain.serving.api.server import LOOPBACK_NAMES, listen, require_loopback, run
+    from abstain.serving.api.service import GateService
+    from abstain.serving.gate import Gate
+    from tasks.live_release import OriginReleases
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    settings, serving = load_settings(), load_serve_settings()
+    if on_unavailable is not None:
+        serving = serving.model_copy(update={"on_unavailable": on_unavailable})
+    text = serving.keys.get_secret_value() if serving.keys else None
+    keys = Keys(text, serving.keys_file)
+    require_loopback(host, keys.required)
+    live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
+    with listen(host, port) as listening, _retriever(retrieve) as chunks:
+        service = GateService(live, _open_log(), serving, chunks)
+        app = make_app(service, keys, None if keys.required else LOOPBACK_NAMES)
+        shown = f"[{host}]" if ":" in host else host
+        print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)
+        run(app, listening, serving)
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="who will hold it")],
+    role: Annotated[
+        list[str] | None, typer.Option("--role", "-r", help="ask, feedback or withheld; repeatable; default: ask")
+    ] = None,
+) -> None:
+    """Make an API key: it is printed once, and the line for ABSTAIN_SERVE_KEYS_FILE holds only its hash."""
+    from abstain.core.codes import Code
+    from abstain.core.errors import AbstainError
+    from abstain.serving.api.keys import ROLES, make_key
+
+    roles = [one for one in ROLES if one in (role or ["ask"])]
+    if unknown := set(role or ()) - ROLES:
+        raise AbstainError(
+            Code.UNKNOWN_NAME, f"--role {', '.join(sorted(unknown))}: there are {', '.join(sorted(ROLES))}"
+        )
+    secret, line = make_key(name, roles)
+    print(f"key   {secret}\nline  {line}")
+
+
+def _open_log() -> DecisionLog:
+    """The decision log, with the rules of ingest for texts and people."""
+    from abstain.config.params import load_params
+    from abstain.config.serve_settings import load_serve_settings
+    from abstain.config.settings import decision_log_url, load_settings
+    from abstain.core import paths
+    from abstain.data.decision_log.log import DecisionLog
+    from abstain.ingest.privacy.policy import Privacy
+    from tasks.workspace import project_root
+
+    settings, serving = load_settings(), load_serve_settings()
+    privacy = Privacy.open(load_params(project_root() / paths.PARAMS).privacy, settings)
+    return DecisionLog.open(
+        decision_log_url(settings),
+        redact=privacy.redact_row,
+        pseudonym=privacy.pseudonym,
+        withheld_share=serving.withheld_share,
+        keep_days=serving.keep_days,
+    )
+
+
+@contextmanager
+def _retriever(wanted: bool) -> Iterator[Retrieve | None]:
+    """Chunks of the current knowledge base, which is indexed once, at the start."""
+    if not wanted:
+        yield None
+        return
+    from abstain.core.contracts import Context
+    from abstain_cli.kb import knowledge_base
+
+    with knowledge_base() as base:
+        base.check_held()
+
+        def nearest(question: str, entitlements: Sequence[str], k: int) -> list[Context]:
+            hits = base.retriever.search(question, k, entitlements)
+            return [Context(chunk_id=hit.chunk.chunk_id, text=hit.chunk.text) for hit in hits]
+
+        yield nearest
