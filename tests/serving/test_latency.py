@@ -44,7 +44,9 @@ def test_everything_that_can_be_had_is_timed(params: Params, settings: Settings)
 @pytest.mark.heavy
 def test_nothing_is_taken_from_another_answer(params: Params, settings: Settings, monkeypatch: Any) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(Engine, "run", lambda self, asked, tell=None, run=Engine.run: engines.append(self) or run(self, asked))
+    monkeypatch.setattr(
+        Engine, "run", lambda self, asked, tell=None, run=Engine.run: engines.append(self) or run(self, asked)
+    )
     tokens = []
     for rows in range(1, 4):
         latencies(params, settings, [SHORT] * rows)

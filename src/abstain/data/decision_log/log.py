@@ -185,7 +185,7 @@ class DecisionLog:
                 self._queue.put_nowait(waiting)
             except queue.Full:
                 full = f"{self._queue.maxsize:,} rows wait for it: send fewer requests, or see why it is slow"
-                raise LogFull(Code.NO_SERVICE, self._database.error(full).message) from None
+                raise LogFull(Code.BUSY, self._database.error(full).message) from None
         return waiting.future
 
     # The thread that writes

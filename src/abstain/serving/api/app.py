@@ -1,6 +1,7 @@
-"""The HTTP routes of `abstain serve`."""
+"""The HTTP routes of `abstain serve`.
 
-from __future__ import annotations
+Annotations are evaluated here: FastAPI reads them, and those of the callers are made for each app.
+"""
 
 import asyncio
 import json
@@ -237,7 +238,7 @@ def _response(decision: Decision) -> DecisionResponse:
 
 def _answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:
     visible = decision.show or "withheld" in holder.roles
-    return AnswerResponse(**asdict(decision), answer=text if visible else None)
+    return AnswerResponse(**asdict(decision), answer=(text or None) if visible else None)
 
 
 async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, trace: Any) -> AsyncIterator[bytes]:

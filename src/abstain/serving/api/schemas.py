@@ -77,7 +77,10 @@ class DecisionResponse(Row):
 
 
 class AnswerResponse(DecisionResponse):
-    """An answer with the decision about it. `answer` is null where it is withheld and the key may not see such."""
+    """An answer with the decision about it.
+
+    `answer` is null where there is none, and where it is withheld and the key may not see such.
+    """
 
     answer: str | None
 

@@ -83,9 +83,9 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def run(app: FastAPI, listening: socket.socket, settings: ServeSettings) -> None:
-    """Serve `app` until SIGTERM or SIGINT; requests that are running then are answered."""
-    config = uvicorn.Config(
+def config_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+    """How `app` is served: requests that run at its end are answered."""
+    return uvicorn.Config(
         app,
         http=ImpatientProtocol,
         ws="none",
@@ -96,4 +96,8 @@ def run(app: FastAPI, listening: socket.socket, settings: ServeSettings) -> None
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+
+
+def run(app: FastAPI, listening: socket.socket, settings: ServeSettings) -> None:
+    """Serve `app` until SIGTERM or SIGINT."""
+    uvicorn.Server(config_of(app, settings)).run(sockets=[listening])

@@ -1,0 +1,100 @@
+"""A gate server of a tiny release: its service, its app and clients of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.config.serve_settings import ServeSettings
+from abstain.config.settings import Settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log.log import DecisionLog
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.live_gate import LiveGate, Release
+from abstain.serving.api.service import GateService
+from abstain.serving.gate import Gate
+from tests.serving.builders import release
+
+GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
+BASE = "http://127.0.0.1"
+
+
+class MadeUpReleases:
+    """Releases in a folder, one of which is live."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now: Release | None = None
+        self.away = False
+
+    def promote(self, version: str, file: Path) -> None:
+        self.now = Release(version, str(file), datetime(2026, 11, 1, tzinfo=UTC))
+
+    def live(self) -> Release | None:
+        if self.away:
+            raise AbstainError(Code.NOT_READABLE, "the origin cannot be reached")
+        return self.now
+
+    def fetch(self, release: Release) -> Path:
+        return Path(release.digest).parent
+
+
+@pytest.fixture
+def make_release(tmp_path: Path, model: Path, settings: Settings) -> Callable[..., Path]:
+    """A release in a folder of its own, with a guarantee, unless changed."""
+
+    def make(version: str = "v1.0.0", **changes: str | None) -> Path:
+        folder = tmp_path / "releases" / version
+        folder.mkdir(parents=True)
+        return release(folder, model, settings, **{"version": version, "guarantee": GUARANTEE, **changes})
+
+    return make
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> MadeUpReleases:
+    return MadeUpReleases(tmp_path / "releases")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[DecisionLog]:
+    opened = DecisionLog.open(
+        f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}"
+    )
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog) -> Callable[..., GateService]:
+    """A service over `releases`, with these serve settings."""
+
+    def make(**changes: object) -> GateService:
+        serving = ServeSettings(refresh_s=3600, **changes)  # type: ignore[arg-type]
+        live = LiveGate(releases, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
+        service = GateService(live, log, serving)
+        service.live.refresh()
+        return service
+
+    return make
+
+
+@pytest.fixture
+def service(
+    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> GateService:
+    releases.promote("v1.0.0", make_release())
+    return make_service()
+
+
+@pytest.fixture
+def client(service: GateService) -> Iterator[TestClient]:
+    with TestClient(make_app(service, Keys()), BASE) as opened:
+        yield opened

@@ -1,0 +1,145 @@
+"""What a real socket can be sent: the server answers, or ends the connection, and goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from abstain.core.errors import AbstainError
+from abstain.serving.api import server
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.server import LOOPBACK_NAMES, config_of, listen
+from abstain.serving.api.service import GateService
+from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.test_gate_route import ASKED
+
+
+@contextmanager
+def running(service: GateService) -> Iterator[tuple[str, int]]:
+    """The service on a socket of this machine: host and port."""
+    with listen("127.0.0.1", 0) as listening:
+        own = uvicorn.Server(config_of(make_app(service, Keys(), LOOPBACK_NAMES), service.settings))
+        thread = threading.Thread(target=own.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield listening.getsockname()
+        finally:
+            own.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def small(
+    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., object]
+) -> GateService:
+    releases.promote("v1.0.0", make_release())  # type: ignore[arg-type]
+    return make_service(body_limit=4096, body_timeout_s=0.5, connections=16)
+
+
+def sent(address: tuple[str, int], content: bytes) -> bytes:
+    """What the server answers to raw bytes, up to the end of the connection, or of two seconds."""
+    with socket.create_connection(address, timeout=2) as connection:
+        connection.sendall(content)
+        found = b""
+        try:
+            while chunk := connection.recv(65536):
+                found += chunk
+        except TimeoutError:
+            pass
+    return found
+
+
+def head(length: str, more: str = "") -> bytes:
+    return f"POST /v1/gate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}{length}\r\n\r\n".encode()
+
+
+def still_decides(address: tuple[str, int]) -> bool:
+    response = httpx.post(f"http://{address[0]}:{address[1]}/v1/gate", json=ASKED, timeout=30)
+    return response.status_code == 200 and response.json()["decision"] in ("show", "abstain")
+
+
+def test_a_request_that_never_comes_costs_a_connection_for_a_while_only(
+    small: GateService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    with running(small) as address:
+        idle = [socket.create_connection(address, timeout=5) for _ in range(12)]
+        for at, one in enumerate(idle):
+            one.sendall(b"POST /v1/gate HTTP/1.1\r\nHost: local"[: 3 * at])
+        assert still_decides(address)
+        for one in idle:
+            assert one.recv(100) == b"", "closed by the server"
+            one.close()
+        dripping = socket.create_connection(address, timeout=5)
+        dripping.sendall(b"GET /healthz HT")
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 5:
+                dripping.sendall(b"x")
+                time.sleep(0.1)
+        assert still_decides(address)
+
+
+def test_a_body_that_does_not_arrive_is_given_up(small: GateService) -> None:
+    with running(small) as address:
+        assert b" 408 " in sent(address, head("Content-Length: 100") + b'{"question"')
+        assert still_decides(address)
+
+
+def test_too_long_a_body_is_refused_before_it_is_read(small: GateService) -> None:
+    with running(small) as address:
+        assert b" 413 " in sent(address, head("Content-Length: 1000000"))
+        chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
+        assert b" 413 " in sent(address, head("Transfer-Encoding: chunked") + chunk * 3)
+        assert still_decides(address)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\xff\x16\x03\x01",
+        b"GET / HTTP/9.9\r\n\r\n",
+        head("Content-Length: -1"),
+        head("Content-Length: 2\r\nContent-Length: 4") + b"{}{}",
+        head("Content-Length: 2", "X: a\r\n b: c\r\n") + b"{}",
+        head("Content-Length: 40000", "X-Long: " + "a" * 100_000 + "\r\n"),
+        head("Content-Length: 3") + b"\xff\xfe{",
+        head("Content-Length: 9") + b'{"a": 1e9',
+        head("Content-Length: 4") + b"[[[[",
+    ],
+)
+def test_malformed_requests_are_answered_or_ended(small: GateService, content: bytes) -> None:
+    with running(small) as address:
+        answer = sent(address, content)
+        assert answer == b"" or answer.split()[1][:1] == b"4"
+        assert still_decides(address)
+
+
+def test_deep_json_is_a_problem(small: GateService) -> None:
+    deep = b'{"a":' * 500 + b"1" + b"}" * 500
+    with running(small) as address:
+        assert b" 422 " in sent(address, head(f"Content-Length: {len(deep)}", "Connection: close\r\n") + deep)
+        assert still_decides(address)
+
+
+def test_what_is_sent_does_not_come_back_as_headers(small: GateService) -> None:
+    asked = {**ASKED, "interaction_id": "i\r\nSet-Cookie: x=1", "call_id": "\u2028"}
+    with running(small) as (host, port):
+        response = httpx.post(f"http://{host}:{port}/v1/gate", json=asked, headers={"traceparent": "00-x\ty"})
+        assert "set-cookie" not in response.headers and response.status_code in (200, 422)
+        assert "traceparent" not in response.headers
+        assert json.loads(response.text)
+
+
+def test_a_port_that_is_taken_is_named(small: GateService) -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(AbstainError, match="--port"):
+        listen("127.0.0.1", taken.getsockname()[1])
