@@ -13,6 +13,7 @@ Notes:
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -33,6 +34,8 @@ InclusionProbability = Annotated[float, Field(ge=SMALLEST_INCLUSION, le=1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
 """A finite number; -0 becomes 0, which is the same number in other bytes."""
 LogProbability = Annotated[Number, Field(le=0)]
+UNNAMED = "unnamed-"
+"""How the document of an unnamed context begins: no document has to be ingested for it."""
 Verdict = Literal["complete", "correct", "truthful"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 """What a review says of an answer, yes or no each."""
@@ -196,6 +199,13 @@ class ImportedInteraction(Interaction):
         feedback = Feedback.model_construct(interaction_id=key, **self.thumb.__dict__) if self.thumb else None
         review = Review.model_construct(interaction_id=key, **self.review.__dict__) if self.review else None
         return interaction, feedback, review
+
+
+def unnamed_context(text: str) -> Context:
+    """A retrieved text whose chunk nobody named: its id is made from the text, so equal texts are of one document."""
+    name = " ".join(text.split())
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return Context(chunk_id=f"{UNNAMED}{digest}#1", text=text)
 
 
 def document_of(chunk_id: str) -> str:

@@ -17,7 +17,7 @@ from typing import Literal
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Interaction
+from abstain.core.contracts import Context, Interaction, unnamed_context
 from abstain.serving.predictor import Decision, Predictor
 
 OnUnavailable = Literal["abstain", "show"]
@@ -96,10 +96,8 @@ def interaction(
 
 
 def as_contexts(given: Sequence[str | Context]) -> tuple[Context, ...]:
-    """Contexts; those without an id are numbered."""
-    return tuple(
-        one if isinstance(one, Context) else Context(chunk_id=f"context#{at}", text=one) for at, one in enumerate(given)
-    )
+    """Contexts; those without an id are named after their text."""
+    return tuple(one if isinstance(one, Context) else unnamed_context(one) for one in given)
 
 
 def new_id() -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question
+from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question, unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
 
@@ -66,7 +66,7 @@ def from_flags(question: str, answer: str, contexts: list[str]) -> Interaction:
 
 
 def _contexts(texts: list[str]) -> tuple[Context, ...]:
-    return tuple(Context(chunk_id=f"context#{n}", text=text) for n, text in enumerate(texts))
+    return tuple(map(unnamed_context, texts))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.core.contracts import unnamed_context
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import line_of
 from abstain.data.validation.checks import TABLES, Known, ValidatedRows, percent, suites
@@ -84,11 +85,12 @@ def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:
 
 def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
     known = Known(KeyIndex(), {"fees", "cards"}, {"fees#0"})
-    contexts = cited("fees#0", "cards#1", "b#1", "a#2", "a#2")
+    named = unnamed_context("No document is ingested for this.").chunk_id
+    contexts = cited("fees#0", "cards#1", "b#1", "a#2", "a#2", named)
     (row,) = tables(rows(interaction(contexts=contexts)), known, NOW)["interactions"]
     assert row["unknown_contexts"] == "'a#2', 'b#1'"
     assert row["outdated_contexts"] == "'cards#1'"
-    assert (row["contexts"], row["longest_context_chars"]) == (5, 1)
+    assert (row["contexts"], row["longest_context_chars"]) == (6, 1)
 
 
 @given(st.floats(-400, 400), st.booleans())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from abstain.core.contracts import Feedback, Interaction, Review, document_of
+from abstain.core.contracts import UNNAMED, Feedback, Interaction, Review, document_of
 from abstain.data.store.record_keys import Record, moment_of
 from abstain.data.validation.checks import Known, ValidatedRows
 
@@ -78,7 +78,7 @@ def tables(rows: ValidatedRows, known: Known, now: datetime) -> dict[str, Table]
 def _interaction(line: Record, known: Known, now: datetime) -> dict[str, Any]:
     row = line.row
     assert isinstance(row, Interaction)
-    cited = [context.chunk_id for context in row.contexts]
+    cited = [context.chunk_id for context in row.contexts if not context.chunk_id.startswith(UNNAMED)]
     unknown = [chunk_id for chunk_id in cited if document_of(chunk_id) not in known.doc_ids]
     return {
         "row": line.key,

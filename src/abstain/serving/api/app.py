@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -43,6 +43,7 @@ _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": what, "content": {"application/problem+json": {}}}
     for status, what in (
+        (400, "no JSON"),
         (401, "no valid key"),
         (403, "the key lacks the role"),
         (408, "the body did not arrive in time"),
@@ -50,6 +51,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         (413, "too much text"),
         (422, "an invalid request"),
         (429, "too many requests wait"),
+        (501, "a package is not installed"),
         (503, "nothing is live, or the log cannot be written"),
     )
 }
@@ -144,14 +146,15 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         decisions = [_response(one.decision) for one in done]
         return decisions if isinstance(asked, list) else decisions[0]
 
-    @routes.post("/answer", operation_id="answer", response_model=AnswerResponse)
+    events: dict[str, Any] = {"content": {"text/event-stream": {}}}
+
+    @routes.post("/answer", operation_id="answer", response_model=AnswerResponse, responses={200: events})
     async def answer(asked: AnswerRequest, holder: Asker, request: Request, response: Response) -> Any:
         """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
         trace = context_of(request.headers)
         if asked.stream is not None:
-            events = _events(service, asked, holder, trace)
-            headers = {"Cache-Control": "no-store", **trace_headers(trace)}
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            sent = _events(service, asked, holder, trace)
+            return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
         text, timed = await service.answer(asked, trace)
         _time(request, response, timed.log_s)
         response.headers.update(trace_headers(trace))
@@ -217,7 +220,7 @@ def _health_routes(service: GateService) -> APIRouter:
             raise AbstainError(Code.NO_VERSION, service.live.trouble or "the first version is being opened")
         return HealthResponse(status="ready")
 
-    @routes.get("/metrics", operation_id="metrics")
+    @routes.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Figures for Prometheus."""
         service.count_waiting()
@@ -244,7 +247,8 @@ def _answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerRes
 async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, trace: Any) -> AsyncIterator[bytes]:
     """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where shown text is withheld.
 
-    `buffered` sends text only after the decision to show it. A problem becomes the event `problem`.
+    `buffered` sends text only after the decision to show it. A problem becomes the event `problem`. Who does not stay
+    to the end may have seen text: the answer is finished and logged all the same.
     """
     loop = asyncio.get_running_loop()
     written: asyncio.Queue[str | None] = asyncio.Queue()
@@ -253,7 +257,7 @@ async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, tr
     def tell(text: str) -> None:
         loop.call_soon_threadsafe(written.put_nowait, text)
 
-    running = asyncio.create_task(service.answer(asked, trace, tell if optimistic else None))
+    running = service.start(service.answer(asked, trace, tell if optimistic else None))
     running.add_done_callback(lambda _: written.put_nowait(None))
     while (text := await written.get()) is not None:
         yield _event("text", {"text": text})

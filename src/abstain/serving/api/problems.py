@@ -95,7 +95,8 @@ def handle_problems(app: FastAPI) -> None:
 
     async def of_http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return problem_response(error.status_code, Code.USAGE, str(error.detail), error.headers)
+        code = Code.UNKNOWN_NAME if error.status_code in (404, 405) else Code.WRONG_FORMAT
+        return problem_response(error.status_code, code, str(error.detail), error.headers)
 
     app.add_exception_handler(Problem, of_problem)
     app.add_exception_handler(AbstainError, of_abstain)

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -61,9 +61,24 @@ class GateService:
         self._retrieve = retrieve
         self._batcher = Batcher(settings.batch, settings.waiting)
         self._familiarity: tuple[Live, SelfFamiliarity] | None = None
+        self._started: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that is finished even where nobody waits for it any more."""
+        task = asyncio.create_task(work)
+        self._started.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._started.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, AbstainError):  # such a one was told to who asked
+            _log.error("an answer has failed", exc_info=error)
 
     async def close(self) -> None:
         """Finish what is running, then the log."""
+        await asyncio.gather(*self._started, return_exceptions=True)
         await self._batcher.close()
         await asyncio.to_thread(self.log.close)
 
