@@ -1,0 +1,49 @@
+"""A gate server as a process of its own: `python -m tests.serving.api.process FOLDER` prints its address.
+
+FOLDER holds a release a version and the file `live`, with the version in production; its log is `log.sqlite` there.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from abstain.config.serve_settings import load_serve_settings
+from abstain.config.settings import load_settings
+from abstain.data.decision_log.log import DecisionLog
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.live_gate import LiveGate, Release
+from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
+from abstain.serving.api.service import GateService
+from abstain.serving.gate import Gate
+
+
+class FolderReleases:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def live(self) -> Release | None:
+        version = (self.folder / "live").read_text().strip()
+        return Release(version, version, datetime(2026, 11, 1, tzinfo=UTC))
+
+    def fetch(self, release: Release) -> Path:
+        return self.folder / release.version
+
+
+def main(folder: Path) -> None:
+    settings, serving = load_settings(), load_serve_settings()
+    live = LiveGate(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
+    log = DecisionLog.open(
+        f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}"
+    )
+    with listen("127.0.0.1", 0) as listening:
+        service = GateService(live, log, serving)
+        live.refresh()
+        print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+        run(make_app(service, Keys(), LOOPBACK_NAMES), listening, serving)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
