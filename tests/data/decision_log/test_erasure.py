@@ -1,0 +1,129 @@
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.erasure import UsersRows, erase, rows_of_user
+from abstain.data.decision_log.log import DecisionLog
+from abstain.data.store.record_keys import interaction_identity
+from tests.data.builders import feedback, interaction, review
+from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
+
+
+def secret(name: str) -> str:
+    """A text that fills pages of the database by itself."""
+    return f"<{name}>" * 3000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[DecisionLog]:
+    """Ann asked a and rated b, which Bob asked, who rated a; c is Bob's alone, and there is a review of it."""
+    opened = open_log(url_of(tmp_path), keep_days=30)
+    for key, user in (("a", "ann"), ("b", "bob"), ("c", "bob")):
+        asked = interaction(key, question=secret(key))
+        opened.record(decision(key, user=user, interaction=asked, decided_at=datetime.now(UTC)))
+    opened.feedback("f-1", feedback("b", user="u-ann", comment=secret("f-1")))
+    opened.feedback("f-2", feedback("a", user="u-bob", comment=secret("f-2")))
+    opened.feedback("f-3", review("c", ideal_answer=secret("f-3"))).result()
+    yield opened
+    opened.close()
+
+
+def texts(log: DecisionLog) -> dict[str, tuple[str, str | None, int]]:
+    """By decision: whether its texts are there, the user, and how much feedback."""
+    found = {key: log.find(key) for key in "abc"}
+    return {key: (one.texts, one.decision.user, len(one.feedback)) for key, one in found.items() if one}
+
+
+def test_a_users_feedback_goes_and_nothing_tells_any_more_who_asked(tmp_path: Path, log: DecisionLog) -> None:
+    assert log.erase(["ann"], with_interactions=False) == 1
+    assert texts(log) == {"a": ("kept", None, 1), "b": ("kept", "u-bob", 0), "c": ("kept", "u-bob", 1)}
+    assert b"<f-1>" not in bytes_in(tmp_path) and b"<f-2>" in bytes_in(tmp_path)
+    assert log.erase(["ann"], with_interactions=False) == 0
+
+
+def test_with_interactions_go_the_texts_of_what_they_asked_or_rated(tmp_path: Path, log: DecisionLog) -> None:
+    assert log.erase(["u-ann"], with_interactions=True) == 4
+    assert texts(log) == {"a": ("erased", None, 0), "b": ("erased", None, 0), "c": ("kept", "u-bob", 1)}
+    found = log.find("a")
+    assert found and (found.decision.confidence, found.decision.version) == (0.75, "v1.0.0")
+    everything = bytes_in(tmp_path)
+    there = {name for name in ("a", "b", "c", "f-1", "f-2", "f-3") if f"<{name}>".encode() in everything}
+    assert there == {"c", "f-3"}
+
+
+def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) -> None:
+    log.erase(["ann"], with_interactions=True)
+    later = [
+        log.record(decision("a", user="ann", interaction=interaction("a", question=secret("a")))),
+        log.feedback("f-1", feedback("b", user="u-ann", comment="else")),
+        log.record(decision("d", user="ann", interaction=interaction("d", question="as Ann asked, later"))),
+        log.feedback("f-4", feedback("c", user="u-ann", comment="as Ann said, later")),
+        log.feedback("f-5", feedback("a", user="u-bob", comment="as Ann said, later")),
+        log.feedback("f-6", feedback("d", user="u-bob", comment="as Ann said, later")),
+    ]
+    assert [future.result() for future in later] == ["known", "known", *["recorded"] * 4]
+    assert log.feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "known"
+    assert b", later" not in bytes_in(tmp_path)
+    assert log.count() == {"show": 4, "abstain": 0, "unavailable": 0, "feedback": 6}
+
+
+def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> None:
+    log.erase(["ann"], with_interactions=False)
+    log.record(decision("d", user="ann")).result()
+    log.feedback("f-4", feedback("d", user="u-ann")).result()
+    found = log.find("d")
+    assert found and (found.texts, found.feedback) == ("kept", ())
+
+
+def test_once_with_interactions_remains_with_interactions(log: DecisionLog) -> None:
+    for with_interactions in (True, False):
+        log.erase(["ann"], with_interactions=with_interactions)
+    log.record(decision("d", user="ann")).result()
+    found = log.find("d")
+    assert found and found.texts == "erased"
+
+
+def test_interactions_that_the_data_names_go_too(tmp_path: Path, log: DecisionLog) -> None:
+    database = LogDatabase.existing(url_of(tmp_path))
+    assert database
+    assert rows_of_user(database, ["u-ann"]) == UsersRows(1, frozenset("ab"))
+    gone = {interaction_identity("c").hex()}
+    assert erase(database, ["u-carol"], ["u-carol"], with_interactions=False, identities=gone) == 0
+    assert erase(database, ["u-carol"], ["u-carol"], with_interactions=True, identities=gone) == 2
+    assert texts(log)["c"] == ("erased", None, 0) and texts(log)["a"][0] == "kept"
+
+
+def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None:
+    before = log.count()
+    old = decision(
+        "old", user="ann", decided_at=AT - timedelta(days=2), interaction=interaction("old", question="so old")
+    )
+    log.record(old).result()
+    assert log.purge(AT + timedelta(days=29)) == 1
+    assert log.purge(AT + timedelta(days=29)) == 0
+    found = log.find("old")
+    assert found and (found.texts, found.decision.interaction, found.decision.user) == ("expired", None, None)
+    assert found.decision.confidence == 0.75 and found.share == 0.05
+    assert log.count() == {**before, "show": before["show"] + 1}
+    assert b"so old" not in bytes_in(tmp_path)
+    assert log.record(decision("old", interaction=interaction("old", answer="else"))).result() == "known"
+    assert log.purge(datetime.now(UTC) + timedelta(days=31)) == 6
+    assert b"<a>" not in bytes_in(tmp_path) and b"<f-3>" not in bytes_in(tmp_path)
+    assert log.feedback("f-1", feedback("b", comment="else")).result() == "known"
+
+
+def test_where_there_is_no_log_there_is_nothing_to_erase(tmp_path: Path) -> None:
+    assert LogDatabase.existing(url_of(tmp_path)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "decisions.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(AbstainError) as refused:
+        LogDatabase.existing(url_of(tmp_path))
+    assert refused.value.code is Code.NO_SERVICE

@@ -1,0 +1,127 @@
+"""The same log in PostgreSQL."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.erasure import rows_of_user
+from abstain.data.decision_log.log import DecisionLog
+from abstain.ingest.sources.decision_log import DecisionLogSource
+from tests.data.builders import feedback, interaction, review
+from tests.data.decision_log.builders import AT, decision, open_log
+from tests.data.decision_log.processes import assert_all_there, kill_writers
+from tests.postgres import database, start_postgres
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def url(postgres: str) -> Iterator[str]:
+    with database(postgres) as url:
+        yield url
+
+
+@pytest.fixture
+def log(url: str) -> Iterator[DecisionLog]:
+    opened = open_log(url, withheld_share=1.0, keep_days=30)
+    yield opened
+    opened.close()
+
+
+def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str, log: DecisionLog) -> None:
+    assert log.record(decision("a", user="ann")).result() == "recorded"
+    assert log.record(decision("a", user="ann")).result() == "known"
+    assert log.record(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
+    assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
+    assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
+    log.remember("c", "one", 60)
+    log.remember("c", "two", 60).result()
+    assert log.recall("c") == "two"
+    (step,) = log.over_time(AT, AT + timedelta(hours=1), timedelta(minutes=5))
+    assert (step.start, step.show, step.abstain, step.p50_ms, step.p99_ms) == (AT, 1, 1, 3.0, 5.0)
+    assert [row.interaction_id for row in log.newest_withheld(5)] == ["b"]
+    source = DecisionLogSource(name="decisions", url=url)
+    reading = source.read({})
+    assert [row.interaction and row.interaction.interaction_id for row in reading] == ["b", "a"]
+    assert list(source.read(reading.outcome.state)) == []
+    existing = LogDatabase.existing(url)
+    assert existing and rows_of_user(existing, ["u-ann"]).feedback == 1
+    assert log.erase(["ann"], with_interactions=True) == 2
+    assert log.purge(AT + timedelta(days=31)) == 1
+    found = [log.find(key) for key in "ab"]
+    assert [one.texts for one in found if one] == ["erased", "expired"]
+    assert log.count() == {"show": 1, "abstain": 1, "unavailable": 0, "feedback": 1}
+
+
+def test_postgres_a_row_that_it_refuses_fails_alone(log: DecisionLog) -> None:
+    futures = [log.record(decision(key, reason=reason)) for key, reason in (("a", None), ("b", "\x00"), ("c", None))]
+    error = futures[1].exception()
+    assert isinstance(error, AbstainError) and error.code is Code.INVALID_ROW
+    assert [futures[at].result() for at in (0, 2)] == ["recorded"] * 2
+
+
+def test_postgres_where_no_server_has_logged_there_is_nothing(url: str) -> None:
+    assert list(DecisionLogSource(name="decisions", url=url).read({})) == []
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+
+
+def test_postgres_numbers_rise_in_the_order_of_commits(url: str) -> None:
+    logs = [open_log(url, shown_share=1.0) for _ in range(3)]
+    source, seen, state = DecisionLogSource(name="decisions", url=url), [], {}
+    futures = [log.record(decision(f"{name}-{at}")) for at in range(300) for name, log in enumerate(logs)]
+    while True:  # reads while they write: what has a lower number than one that was seen may not come later
+        is_last = all(future.done() for future in futures)
+        reading = source.read(state)
+        seen += [row.interaction.interaction_id for row in reading if row.interaction]
+        state = reading.outcome.state
+        if is_last:
+            break
+    assert len(seen) == len(set(seen)) == 900
+    for log in logs:
+        log.close()
+
+
+def test_postgres_what_was_acknowledged_survives_a_kill(url: str) -> None:
+    acknowledged = kill_writers(url, ["a", "b"], seed=1)
+    assert_all_there(url, acknowledged)
+
+
+def test_postgres_while_it_is_away_rows_fail_and_later_ones_are_written() -> None:
+    with tempfile.TemporaryDirectory(prefix="abstain-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        with start_postgres(Path(folder) / "data") as url:
+            log = open_log(url)
+            assert log.record(decision("before")).result() == "recorded"
+        error = log.record(decision("a")).exception()
+        assert isinstance(error, AbstainError) and error.code is Code.NO_SERVICE and "\n" not in str(error)
+        with pytest.raises(AbstainError):
+            log.find("before")
+        with start_postgres(Path(folder) / "data"):
+            assert log.record(decision("a")).result() == "recorded"
+            assert log.find("before") and log.count()["show"] == 2
+            log.close()
+
+
+def test_postgres_that_is_away_is_one_line_without_the_password() -> None:
+    with pytest.raises(AbstainError) as refused:
+        open_log("postgresql://ann:s3cret@127.0.0.1:9/log?sslpassword=hunter2")
+    assert refused.value.code is Code.NO_SERVICE
+    assert not re.search(r"s3cret|hunter2|\n", str(refused.value))
+
+
+def test_postgres_texts_of_any_language_come_back(log: DecisionLog) -> None:
+    asked = interaction("a", question="Wie hoch? \U0001f600 \u2028 'x'")
+    log.record(decision("a", interaction=asked))
+    log.feedback("f", review("a", ideal_answer="Zehn €")).result()
+    found = log.find("a")
+    assert found and found.decision.interaction and found.decision.interaction.question == asked.question
+    assert found.feedback == (review("a", ideal_answer="Zehn €"),)

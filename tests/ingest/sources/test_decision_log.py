@@ -1,0 +1,284 @@
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abstain.config.params import load_params
+from abstain.config.settings import load_settings
+from abstain.core.contracts import Feedback, Interaction, Review
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log import changes as module
+from abstain.data.decision_log.log import DecisionLog
+from abstain.data.store.dataset import DataStore
+from abstain.ingest.erasure import erase_rows
+from abstain.ingest.pipeline.parsing import ParsedRow
+from abstain.ingest.pipeline.report import IngestReport
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.privacy.policy import Privacy
+from abstain.ingest.sources import SourceReader
+from abstain.ingest.sources.config import load_sources
+from abstain.ingest.sources.decision_log import DecisionLogSource
+from tests.checkout import ROOT
+from tests.data.builders import NOW, PARAMS, accept_all, feedback, interaction, review
+from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
+
+NONE = {"withheld_share": 0.0, "shown_share": 0.0}
+ALL = {"withheld_share": 1.0, "shown_share": 1.0}
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., DecisionLog]]:
+    logs: list[DecisionLog] = []
+
+    def open_here(**options: Any) -> DecisionLog:
+        logs.append(open_log(url_of(tmp_path), **options))
+        return logs[-1]
+
+    yield open_here
+    for log in logs:
+        log.close()
+
+
+def reader(folder: Path, state: Mapping[str, Any] | None = None) -> SourceReader:
+    return DecisionLogSource(name="decisions", url=url_of(folder)).read(state or {})
+
+
+def read(folder: Path, state: Mapping[str, Any] | None = None) -> tuple[list[ParsedRow], dict[str, Any]]:
+    reading = reader(folder, state)
+    rows = list(reading)
+    assert [row.reasons for row in rows] == [()] * len(rows)
+    return rows, json.loads(json.dumps(reading.outcome.state))
+
+
+def parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
+    """The interaction of each row, and that of its thumb or review."""
+    return [
+        (row.interaction and row.interaction.interaction_id, reply and reply.interaction_id)
+        for row in rows
+        for reply in [row.feedback or row.review]
+    ]
+
+
+def take(folder: Path, privacy: Privacy | None = None) -> IngestReport:
+    source = DecisionLogSource(name="decisions", url=url_of(folder))
+    return ingest([source], folder / "data", PARAMS, NOW, privacy=privacy, remember=True, validate=accept_all)
+
+
+def stored(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    store = DataStore(folder / "data")
+    return (
+        [row.interaction_id for row in store.rows(Interaction)],
+        [row.interaction_id for row in store.rows(Feedback)],
+        [row.interaction_id for row in store.rows(Review)],
+    )
+
+
+def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
+    tmp_path: Path, opened: Callable[..., DecisionLog]
+) -> None:
+    log = opened(**NONE)
+    for key in "abc":
+        log.record(decision(key))
+    log.feedback("f-1", feedback("b", user="u-1"))
+    log.feedback("f-2", review("c")).result()
+    opened(**ALL).record(decision("drawn", shown=False)).result()
+    rows, state = read(tmp_path)
+    assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
+    assert rows[0].interaction == interaction("drawn", decision="withheld")
+    assert rows[1].interaction == interaction("b", decision="shown", propensity=1.0)
+    assert (rows[1].feedback, rows[2].review) == (feedback("b", user="u-1"), review("c"))
+    assert read(tmp_path, state) == ([], state)
+
+
+def test_late_feedback_brings_the_decision_that_was_not_taken(
+    tmp_path: Path, opened: Callable[..., DecisionLog]
+) -> None:
+    log = opened(**NONE)
+    log.record(decision("a")).result()
+    rows, state = read(tmp_path)
+    assert rows == []
+    log.feedback("f", feedback("a")).result()
+    rows, state = read(tmp_path, state)
+    assert parts(rows) == [("a", "a")]
+    assert read(tmp_path, state)[0] == []
+
+
+def test_feedback_before_its_decision_is_given_alone_and_the_decision_when_it_comes(
+    tmp_path: Path, opened: Callable[..., DecisionLog]
+) -> None:
+    log = opened(**NONE)
+    log.feedback("f", feedback("a")).result()
+    rows, state = read(tmp_path)
+    assert parts(rows) == [(None, "a")]
+    log.record(decision("a")).result()
+    rows, state = read(tmp_path, state)
+    assert parts(rows) == [("a", None)]
+
+
+def test_of_states_alone_feedback_is_given_alone(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
+    log = opened(**ALL)
+    log.record(decision("a", interaction=None))
+    log.feedback("f", feedback("a")).result()
+    reading = reader(tmp_path)
+    assert parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("decide"), st.integers(0, 7)),
+            st.tuples(st.just("thumb"), st.integers(0, 7)),
+            st.tuples(st.just("review"), st.integers(0, 7)),
+            st.tuples(st.just("ingest"), st.booleans()),
+        ),
+        max_size=25,
+    )
+)
+@settings(max_examples=25)
+def test_every_row_is_in_the_data_once_whenever_it_is_read(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    log = open_log(url_of(folder), withheld_share=0.5, shown_share=0.5)
+    decided: set[str] = set()
+    replies: dict[str, list[str]] = {"thumb": [], "review": []}
+    for at, (step, value) in enumerate(steps):
+        key = f"i-{value}"
+        if step == "decide":
+            log.record(decision(key)).result()
+            decided.add(key)
+        elif step == "ingest" and value:  # killed before it published: nothing of it is kept
+            list(reader(folder, DataStore(folder / "data").state("decisions")))
+        elif step == "ingest":
+            take(folder)
+        else:
+            row = feedback(key, user=f"u-{at}") if step == "thumb" else review(key, reviewer=f"r-{at}")
+            log.feedback(f"f-{at}", row).result()
+            replies[step].append(key)
+    take(folder)
+    drawn = {key for key in decided if (found := log.find(key)) and found.drawn}
+    log.close()
+    known, rated = decided & {*drawn, *replies["thumb"], *replies["review"]}, replies
+    interactions, thumbs, reviews = stored(folder)
+    assert sorted(interactions) == sorted(known)
+    assert sorted(thumbs) == sorted(key for key in rated["thumb"] if key in decided)
+    assert sorted(reviews) == sorted(key for key in rated["review"] if key in decided)
+    again = take(folder)
+    assert again.read == 0
+
+
+def test_more_rows_than_one_page_come_in_order(
+    tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE", 3)
+    log = opened(**ALL)
+    for at in range(9):
+        log.record(decision(f"i-{at}"))
+        log.feedback(f"f-{at}", feedback(f"i-{at}")).result()
+    rows, _ = read(tmp_path)
+    assert [row.line for row in rows] == [*range(1, 10), *range(1, 10)]
+
+
+def test_rows_that_are_logged_while_it_is_read_come_with_the_next_reading(
+    tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE", 1)
+    log = opened(**ALL)
+    log.record(decision("a"))
+    log.record(decision("b")).result()
+    reading = reader(tmp_path)
+    rows = iter(reading)
+    first = next(rows)
+    log.record(decision("c")).result()
+    assert parts([first, *rows]) == [("a", None), ("b", None)]
+    assert parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
+
+
+def test_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, keys in ((old, "ab"), (new, "c")):
+        log = open_log(url_of(folder), **ALL)
+        for key in keys:
+            log.record(decision(key)).result()
+        log.close()
+    _, state = read(old)
+    assert parts(read(new, state)[0]) == [("c", None)]
+
+
+def test_where_nothing_was_logged_there_is_nothing_and_the_state_stays(tmp_path: Path) -> None:
+    reading = reader(tmp_path / "nowhere", {"log": "5e", "decisions": 3, "feedback": 2})
+    assert list(reading) == []
+    assert reading.outcome.state == {"log": "5e", "decisions": 3, "feedback": 2} and reading.outcome.notes == ()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_texts_that_have_gone_are_skipped_and_noted(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
+    log = opened(**ALL, keep_days=30)
+    log.record(decision("old", decided_at=AT - timedelta(days=40)))
+    log.record(decision("new"))
+    log.feedback("f", feedback("old")).result()
+    assert log.purge(AT) == 1
+    reading = reader(tmp_path)
+    assert parts(list(reading)) == [("new", None), (None, "old")]
+    assert reading.outcome.notes == ("decisions: 2 decisions or replies came after their texts had gone from the log",)
+
+
+def test_the_log_that_the_settings_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sources.yaml").write_text(
+        "sources:\n- {name: decisions, kind: decisions}\n- {name: other, kind: decisions, url: '${OTHER}'}\n"
+    )
+    monkeypatch.setenv("OTHER", "postgresql://ann:s3cret@other/log")
+    own, other = load_sources(tmp_path / "sources.yaml", tmp_path)
+    assert isinstance(own, DecisionLogSource) and isinstance(other, DecisionLogSource)
+    assert (own.url, other.url) == (url_of(tmp_path), "postgresql://ann:s3cret@other/log")
+    assert "s3cret" not in repr(other)
+    monkeypatch.setenv("ABSTAIN_DECISIONS", "postgresql://ann:s3cret@host/log")
+    (own, _) = load_sources(tmp_path / "sources.yaml", tmp_path)
+    assert isinstance(own, DecisionLogSource) and own.url == "postgresql://ann:s3cret@host/log"
+    assert "s3cret" not in repr(load_settings())
+    monkeypatch.delenv("OTHER")
+    with pytest.raises(AbstainError, match="source 'other': the environment variable OTHER"):
+        load_sources(tmp_path / "sources.yaml", tmp_path)
+
+
+def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log redacts by ingest's rules, and what it gives is not changed by them."""
+    monkeypatch.setenv("ABSTAIN_USER_KEY", "5e" * 32)
+    privacy = Privacy.open(load_params(ROOT / "params.yaml").privacy, load_settings())
+    log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.pseudonym, **NONE)
+    asked = interaction("a", question="I am ann@example.org. What is the fee?", answer="Dear ann@example.org, none.")
+    log.record(decision("a", interaction=asked, user="ann"))
+    log.feedback("f-1", feedback("a", user="ann", comment="mail ann@example.org"))
+    log.feedback("f-2", review("a", ideal_answer="ann@example.org, none.")).result()
+    rows, _ = read(tmp_path)
+    kept = [part for row in rows for part in row.contents()]
+    assert [privacy.redact_row(part) for part in kept] == kept
+    assert b"ann@example.org" not in bytes_in(tmp_path)
+    found = log.find("a")
+    assert found and isinstance(found.feedback[0], Feedback)
+    assert found.decision.user == found.feedback[0].user == privacy.pseudonym("ann") != "ann"
+    assert take(tmp_path, privacy).accepted == 2
+    log.feedback("f-3", feedback("a", user="bob")).result()
+    report = take(tmp_path, privacy)
+    assert (report.read, report.accepted, stored(tmp_path)[1]) == (1, 1, ["a", "a"])
+    log.close()
+
+
+def test_an_erased_user_stays_out_by_either_way(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
+    log = opened(**NONE)
+    log.record(decision("a"))
+    log.feedback("f-1", feedback("a", user="u-1", comment="as Ann said")).result()
+    take(tmp_path)
+    erase_rows(DataStore(tmp_path / "data"), "ann", "u-1", with_interactions=True)
+    log.feedback("f-2", feedback("a", user="u-1", comment="as Ann said, later"))
+    log.feedback("f-3", feedback("a", user="u-2")).result()
+    report = take(tmp_path)
+    assert (report.accepted, report.quarantined) == (0, 2) and stored(tmp_path) == ([], [], [])
+    assert b"as Ann said" not in bytes_in(tmp_path / "data")
