@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from abstain.config.settings import load_settings
+from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
-from abstain.core.contracts import Feedback
+from abstain.core.codes import Code
+from abstain.core.contracts import Feedback, Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.core.markdown import numbered
@@ -37,7 +38,19 @@ from tasks.promotion import Promotion, promote_candidate, roll_back
 from tasks.server import reports
 from tasks.workspace import BRANCH, Workspace, open_workspace
 from tests.conftest import Project
-from tests.data.builders import NOW, PARAMS, accept_all, alone, interaction, row, thumb, verdict, write_lines
+from tests.data.builders import (
+    NOW,
+    PARAMS,
+    accept_all,
+    alone,
+    feedback,
+    interaction,
+    row,
+    thumb,
+    verdict,
+    write_lines,
+)
+from tests.data.decision_log.builders import decision, open_log
 from tests.review.builders import write_file
 from tests.tasks.conftest import DAY, Candidates, Plain
 
@@ -321,6 +334,46 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
     files[0].unlink()
     copies = erase_user(history, "u-ann", with_interactions=True).copies
     assert str(files[0]) not in "".join(copies) and len(copies) == 4
+
+
+def test_what_the_decision_log_has_of_the_user_goes_after_the_commit(
+    history: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = decision_log_url(load_settings())
+    log = open_log(url)
+    for key, user in (("i-1", None), ("i-3", None), ("asked", "u-ann"), ("rated", None), ("other", None)):
+        log.record(decision(key, user=user))
+    for key in ("rated", "i-3"):
+        log.feedback(f"f-{key}", feedback(key, user="u-ann")).result()
+
+    def texts() -> dict[str, str]:
+        found = {key: log.find(key) for key in ("i-1", "i-3", "asked", "rated", "other")}
+        return {key: one.texts for key, one in found.items() if one}
+
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            "tasks.erasure.erase", lambda *_, **__: (_ for _ in ()).throw(AbstainError(Code.NO_SERVICE, "away"))
+        )
+        with pytest.raises(AbstainError, match="away"):
+            erase_user(history, "u-ann", with_interactions=True)
+    assert set(texts().values()) == {"kept"}
+    erased = erase_user(history, "u-ann", with_interactions=True)  # again: the data tell no more what she rated there
+    gone = dict.fromkeys(("i-1", "i-3", "asked", "rated"), "erased")
+    assert texts() == {**gone, "other": "kept"} and erased.removed["decision log"] == 6
+    store = DataStore(history.path / paths.DATA)
+    assert [found.interaction_id for found in store.rows(Interaction)] == ["i-2"]
+    assert {interaction_identity(key).hex() for key in gone} <= set(store.erased_users().interactions)
+    log.close()
+
+
+def test_a_user_of_whom_the_decision_log_alone_has_rows_is_erased(history: Plain) -> None:
+    log = open_log(decision_log_url(load_settings()))
+    log.feedback("f", feedback("i-9", user="u-new", comment="as they said")).result()
+    with pytest.raises(AbstainError, match="no row carries the user 'u-nobody'"):
+        erase_user(history, "u-nobody", with_interactions=False)
+    assert erase_user(history, "u-new", with_interactions=False).removed["decision log"] == 1
+    assert "u-new" in DataStore(history.path / paths.DATA).erased_users().users
+    log.close()
 
 
 def test_asked_again_it_marks_what_has_no_mark_and_no_more(history: Plain) -> None:

@@ -342,7 +342,9 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_no_database_are_one_l
     assert refused.value.code is Code.NOT_WRITABLE
 
 
-@pytest.mark.parametrize("url", ["mysql://ann:s3cret@h/d", "s3cret", "postgresql://ann:s3cret@h:port/d"])
+@pytest.mark.parametrize(
+    "url", ["mysql://ann:s3cret@h/d", "s3cret", "postgresql://ann:s3cret@h:port/d", "postgresql://ann:p@s3cret@h/d"]
+)
 def test_a_url_that_is_none_of_postgresql_is_not_quoted(url: str) -> None:
     with pytest.raises(AbstainError, match="write postgresql://") as refused:
         open_log(url)

@@ -34,6 +34,8 @@ _FILE = "sqlite:///"
 _LOCK = 0x61627374_6C6F67  # "abstlog"
 _OF_ONE_ROW = (exc.DataError, exc.IntegrityError, exc.InterfaceError)
 """Errors of a value, not of the database; an interface error of a lost connection says that it is."""
+_URL = re.compile(r"[\w+]+://([^@/?#\[\]\s]*@)?[^@\s]*")
+"""A URL in which no part of a password is taken for a host, and named."""
 _SECRET = re.compile("pass|secret|token", re.IGNORECASE)
 _PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", f"busy_timeout={WAIT_S * 1000}")
 
@@ -195,12 +197,13 @@ def _inode(file: Path) -> tuple[int, int] | None:
 def _parse(url: str) -> URL:
     """Parse a PostgreSQL URL. Raises `AbstainError`, which does not quote it: it may hold a password."""
     try:
-        parsed = make_url(url)
+        parsed = make_url(url) if _URL.fullmatch(url) else None
     except (exc.ArgumentError, ValueError):
         parsed = None
     if parsed is None or parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise AbstainError(
             Code.BAD_SETTING,
-            "the decision log's URL is none of PostgreSQL: write postgresql://user:password@host/database",
+            "the URL of the decision log is none of PostgreSQL: write postgresql://user:password@host/database, and "
+            "special characters of the password as in %40",
         )
     return parsed.set(drivername="postgresql+psycopg")
