@@ -16,6 +16,7 @@ AREAS = {
     "choice of what is served",
     "security",
     "familiarity",
+    "decision log",
 }
 
 

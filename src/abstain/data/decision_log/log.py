@@ -94,7 +94,8 @@ class DecisionLog:
 
         Args:
             redact: a row as it may be stored, its people by pseudonym; called by one thread.
-            withheld_share, shown_share: with which probability a decision is drawn for the data without any feedback.
+            withheld_share: with which probability a withheld answer is drawn for the data, feedback or not.
+            shown_share: the same of a shown one.
             keep_days: how long texts are kept.
             pending: how many rows may wait.
 
