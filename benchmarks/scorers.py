@@ -131,7 +131,7 @@ class Reader:
 
     @property
     def reading(self) -> FeatureRequest:
-        return served_site(self.params).reading
+        return served_site(self.params).reading(self.params.llm)
 
     def probe_rows(self, rows: np.ndarray) -> TrainingRows:
         correct = torch.tensor(self.judged.correct[rows])
@@ -239,7 +239,7 @@ def measure(params: Params, model: str, cache: Path, most: int | None, without: 
     scorers = available.scorers
     for name, why in available.skipped.items():
         print(f"skipped: {name}: {why}", flush=True)
-    everywhere = tuple(place.reading for place in PLACES)
+    everywhere = tuple(place.reading(params.llm) for place in PLACES)
     cost = compute_missing(
         params.llm, settings, [(judged.take(kept), (*everywhere, *feature_requests_of(scorers)))], progress
     )

@@ -27,7 +27,7 @@ def needed_keys() -> dict[str, set[str]]:
         params, labelled, _ = read_labelled(workspace)
         read, rows = conditions(params, settings, labelled)
         asked = all_feature_requests(params, build_scorers(params, settings).scorers, labelled) + read.known(rows)
-        asked.append((interactions, (served_site(params).reading,)))  # those without a label yet, too
+        asked.append((interactions, (served_site(params).reading(params.llm),)))  # those without a label yet, too
         sources = [(FeatureSource(params.llm, settings, one), of) for of, readings in asked for one in readings]
         promoted = parse_registry((workspace.path / paths.REGISTRY).read_text()).prod
         if promoted is not None:

@@ -18,7 +18,7 @@ FORMER = {
 
 def test_metadata_without_a_format_get_the_current_keys() -> None:
     found = current_metadata({"version": "v1.0.0", "threshold": "0.5", "promise": json.dumps(FORMER)})
-    assert found.keys() == {"version", "threshold", "guarantee", "scorer"}
+    assert found.keys() == {"version", "threshold", "guarantee", "scorer", "includes_eos"}
     assert json.loads(found["scorer"])["kinds"] == {"probe": "probe"}
     assert (found["version"], found["threshold"]) == ("v1.0.0", "0.5")
     assert json.loads(found["guarantee"]) == {
@@ -33,6 +33,12 @@ def test_metadata_without_a_format_get_the_current_keys() -> None:
 def test_metadata_of_the_current_format_are_unchanged() -> None:
     written = {"format": str(BUNDLE_FORMAT), "version": "v2.0.0", "guarantee": "{}"}
     assert current_metadata(written) == written
+
+
+@pytest.mark.parametrize("written", ["1", "2", "3"])
+def test_a_probe_of_a_former_format_reads_eos(written: str) -> None:
+    assert current_metadata({"format": written})["includes_eos"] == "true"
+    assert "includes_eos" not in current_metadata({"format": str(BUNDLE_FORMAT)}), "its own file says what it reads"
 
 
 @pytest.mark.parametrize("written", [str(BUNDLE_FORMAT + 1), "", "two"])

@@ -26,6 +26,7 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "layer": "2",
         "site": "residual",
         "too_long": "refuse",
+        "includes_eos": "true",
         "threshold": "0.5",
     }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,14 @@ def test_an_answer_and_its_confidence_come_from_one_reading(scorer: Predictor) -
         shown = (one.verdict.confidence or 0) >= one.verdict.threshold
         assert one.verdict.decision == ("show" if shown else "abstain")
     assert engine.work.pass_tokens > before  # scoring afterwards is what reads them a second time
+
+
+def test_a_probe_without_eos_decides_by_the_answer_alone(opened: Callable[..., Predictor]) -> None:
+    scorer, with_eos = opened(includes_eos="false"), opened()
+    assert not scorer.scorer.llm.includes_eos and with_eos.scorer.llm.includes_eos
+    for question, one in zip(questions(), answer(scorer, questions(), ASK), strict=True):
+        assert one.verdict.confidence == pytest.approx(scored_afterwards(scorer, question, one.answer), abs=1e-6)
+        assert one.verdict.confidence != pytest.approx(scored_afterwards(with_eos, question, one.answer), abs=1e-6)
 
 
 @pytest.mark.parametrize("written_as_read", [True, False])

@@ -186,6 +186,7 @@ def test_a_layout_that_is_gone_is_named(opened: Callable[..., Predictor]) -> Non
         {"layer": "0"},
         {"layer": "middle"},
         {"site": "attention"},
+        {"includes_eos": "perhaps"},
         {"calibration": "{"},
         {"guarantee": "[]"},
     ],

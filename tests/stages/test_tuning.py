@@ -175,6 +175,7 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
         "layer": "2",
         "site": "residual",
         "too_long": "drop_chunks",
+        "includes_eos": "true",
     }
     assert artifacts.read_json(paths.PARITY)["max_abs_difference"] < 1e-5
     rows, confidence = validation_rows()

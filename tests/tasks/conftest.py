@@ -130,6 +130,7 @@ class Candidates:
             "layer": "1",
             "site": "mlp",
             "too_long": "refuse",
+            "includes_eos": "true",
             "threshold": repr(threshold),
             "strength": repr(probe),
             "guarantee": json.dumps(guarantee),

@@ -24,13 +24,17 @@ ServableKind = Literal["probe", "regressor", "log_prob", "writer", "fusion"]
 
 
 class LLMParams(FrozenModel):
-    """The base model, the prompt layout, and the layer that the probe reads; `auto` until a retrain has chosen it."""
+    """The base model, the prompt layout, and the layer that the probe reads; `auto` until a retrain has chosen it.
+
+    `includes_eos`: the probe reads the state of the EOS after an answer, too. An engine that serves has none of it.
+    """
 
     model: str
     layout: str
     layer: Count | Literal["auto"]
     site: Literal["residual", "mlp"]
     too_long: Literal["refuse", "drop_chunks"]
+    includes_eos: bool = True
 
 
 class ValidationParams(FrozenModel):

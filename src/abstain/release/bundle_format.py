@@ -1,7 +1,7 @@
 """The format of a release bundle, and the one converter of bundles in former formats.
 
 Format 1 has no number; its ONNX metadata hold `promise`, with the keys `promised` and `says`. Up to format 2 the probe
-is what is served, so there is no `scorer`.
+is what is served, so there is no `scorer`; up to format 3 it reads the state of EOS, so nothing says that it does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import PROBE
 
-BUNDLE_FORMAT = WITH_SCORER = 3
+BUNDLE_FORMAT = WITH_EOS = 4
+WITH_SCORER = 3
 FORMAT_KEY = "format"
 _SERVED_PROBE: Mapping[str, Any] = {"name": PROBE, "kinds": {PROBE: "probe"}, "sha256": {}, "forward_tokens": None}
 _FORMER_KEYS = {"promised": "guaranteed", "says": "message"}
@@ -39,6 +40,8 @@ def current_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
         )
     if int(written) < WITH_SCORER:
         found.setdefault("scorer", json.dumps(_SERVED_PROBE))
+    if int(written) < WITH_EOS:
+        found.setdefault("includes_eos", "true")
     return found
 
 

@@ -104,8 +104,10 @@ def _runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> di
         return run
 
     scorers = [one for one in build_scorers(params, settings).scorers if one.name not in (LENGTH_ONLY, WRITER)]
-    own = (served_site(params).reading, *feature_requests_of(scorers))
-    runs = {_name(place): asking(_of((place.reading,))) for place in (served_site(params), *sweep_sites(params))}
+    own = (served_site(params).reading(params.llm), *feature_requests_of(scorers))
+    runs = {
+        _name(place): asking(_of((place.reading(params.llm),))) for place in (served_site(params), *sweep_sites(params))
+    }
     runs |= {one.name: asking(_of(one.readings)) if one.readings else scoring(one) for one in scorers}
     all_runs = [asking(_of(own)), *(runs[one.name] for one in scorers if not one.readings)]
     if wants_regressors(params):

@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.llm.engine.loading import pin
-from abstain.llm.engine.requests import HiddenStates, chosen_layer
+from abstain.llm.engine.requests import probe_states
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Answers
 from abstain.llm.signals.likelihood import SIGNALS
@@ -113,7 +113,7 @@ class LiveScorer:
         head = OnnxProbe(file)
         try:
             metadata = current_metadata(head.metadata)
-            values = {key: metadata[key] for key in ("model", "layout", "layer", "site", "too_long")}
+            values = {key: metadata[key] for key in ("model", "layout", "layer", "site", "too_long", "includes_eos")}
             llm = LLMParams.model_validate({**values, "model": pin(values["model"], metadata["model_revision"])})
             described = json.loads(metadata["scorer"])
             name, tokens = described["name"], described["forward_tokens"]
@@ -159,7 +159,7 @@ class _Parts:
     def part(self, name: str) -> Part:
         kind = self.kinds[name]
         if kind == "probe":
-            return ExportedProbe(self.head, FeatureRequest(HiddenStates(chosen_layer(self.llm), self.llm.site)))
+            return ExportedProbe(self.head, FeatureRequest(probe_states(self.llm)))
         if kind == "log_prob":
             return {one.name: one for one in SIGNALS}[name]
         content = self._read(name)

@@ -50,7 +50,7 @@ def choose(params: Params) -> dict[str, Any]:
         tables = []
         for at, place in enumerate(sites):
             file = Path(folder) / f"{at}.safetensors"
-            FeatureSource(params.llm, settings, place.reading).save(rows, file)
+            FeatureSource(params.llm, settings, place.reading(params.llm)).save(rows, file)
             tables.append(StateTable(file))
         kept = np.flatnonzero(tables[0].lengths)
         if not len(kept):

@@ -81,6 +81,23 @@ def test_a_choice_is_one_token() -> None:
         run(shared_model(), NextTokenProbs(("Yes",)), {"a": tiny_pass()})
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_states_of_an_answer_without_eos_are_those_of_its_tokens(ended: bool) -> None:
+    """Whether it ended by itself or was cut off; nothing is decoded for the state of EOS."""
+    loaded, prompt = tiny_model(), tiny_pass()[PROMPT]
+    (whole,) = run(loaded, Generate(6), {"a": prompt})["a"]
+    if ended:
+        last = next(at for at, token in enumerate(whole.tokens) if at and token not in whole.tokens[:at])
+        loaded.tokenizer.eos_token = loaded.tokenizer.convert_ids_to_tokens(whole.tokens[last])
+    engine = Engine(loaded, 4096)
+    asked = Generate(6, states=HiddenStates(2, segments=("answer",)))
+    ((_, (answer,)),) = engine.run({"a": Request(prompt, asked, "a")})
+    ids = encode_pass(loaded.tokenizer, prompt).ids
+    assert answer.ended == ended and answer.tokens == whole.tokens[: last if ended else 6]
+    close(answer.states, plain_forward(loaded, [*ids, *answer.tokens])[1][2][len(ids) :])
+    assert engine.work.forward_tokens == len(ids) + len(answer.tokens)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -217,8 +234,12 @@ def test_a_prompt_needs_room_for_its_answer() -> None:
     room = WINDOW - len(encode_pass(shared_model().tokenizer, tiny_pass(context="")[PROMPT]).ids)
     fits, over = (tiny_pass(context="x" * length)[PROMPT] for length in (room - 5, room - 4))
     assert run(shared_model(), Generate(5), {"a": fits})
-    with pytest.raises(AbstainError, match=f"^row a: {WINDOW + 1} tokens are more than the {WINDOW} that tiny-llama"):
+    too_long = f"^row a: {WINDOW + 1} tokens are more than the {WINDOW} that tiny-llama"
+    with pytest.raises(AbstainError, match=too_long):
         run(shared_model(), Generate(5), {"a": over})
+    assert run(shared_model(), Generate(5, states=HiddenStates(2, segments=("answer",))), {"a": fits})
+    with pytest.raises(AbstainError, match=too_long):  # EOS needs room, too
+        run(shared_model(), Generate(5, states=HiddenStates(2)), {"a": fits})
 
 
 def test_a_tokenizer_without_eos_answers_but_has_no_states_to_end_with() -> None:
@@ -228,6 +249,8 @@ def test_a_tokenizer_without_eos_answers_but_has_no_states_to_end_with() -> None
     assert len(answer.tokens) == 3 and not answer.ended
     with pytest.raises(AbstainError, match="no EOS token, after which an answer's states are read"):
         run(loaded, Generate(3, states=HiddenStates(2)), {"a": prompt})
+    (answer,) = run(loaded, Generate(3, states=HiddenStates(2, segments=("answer",))), {"a": prompt})["a"]
+    assert answer.states is not None and answer.states.shape == (3, WIDTH)
 
 
 def test_an_empty_pass_is_refused_by_name() -> None:

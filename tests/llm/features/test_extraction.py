@@ -73,6 +73,15 @@ def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, e
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
+def test_without_eos_the_states_are_those_of_the_answer_alone(source: FeatureSource) -> None:
+    """Their rows in the cache are others."""
+    both = states_of(source, ROWS[:3])
+    alone = replace(source, params=source.params.model_copy(update={"includes_eos": False}))
+    assert alone.missing(ROWS[:3]) == 3
+    for row, with_eos in zip(states_of(alone, ROWS[:3]), both, strict=True):
+        torch.testing.assert_close(row, with_eos[:-1], atol=1e-4, rtol=0)
+
+
 def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
     first = states_of(source, ROWS[4:1:-1])
     assert (source.missing(ROWS), engine.work.passes) == (6, 3)

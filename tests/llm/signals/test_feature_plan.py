@@ -9,6 +9,7 @@ from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     ProbeSite,
     all_feature_requests,
+    candidate_sites,
     conditions,
     served_site,
     sweep_sites,
@@ -27,8 +28,15 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
     grid = {ProbeSite(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
     chunks = {ProbeSite(here.layer, here.site, k) for k in PARAMS.sweep.contexts}
     assert set(places) == (grid | chunks) - {here} and len(places) == len(set(places))
-    reading = ProbeSite(8, "mlp", 1).reading
+    reading = ProbeSite(8, "mlp", 1).reading(PARAMS.llm)
     assert reading.ask == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1
+
+
+def test_no_place_reads_eos_where_the_probe_does_not() -> None:
+    without = PARAMS.model_copy(update={"llm": PARAMS.llm.model_copy(update={"includes_eos": False})})
+    for place in (served_site(without), *sweep_sites(without), *candidate_sites(30)):
+        reading = place.reading(without.llm)
+        assert reading.ask == HiddenStates(place.layer, place.site, ("answer",)) and reading.chunks == place.chunks
 
 
 def test_a_reading_that_several_want_is_asked_once() -> None:
@@ -38,17 +46,21 @@ def test_a_reading_that_several_want_is_asked_once() -> None:
     )
     unperturbed = {*normal(PARAMS.llm.layout).values(), *baseline(PARAMS.llm.layout).values()}
     assert labelled == rows and len(readings) == len(set(readings))
-    assert {served_site(PARAMS).reading, SURPRISE} <= set(readings)
+    assert {served_site(PARAMS).reading(PARAMS.llm), SURPRISE} <= set(readings)
     assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(sweep_sites(PARAMS))
     assert [len(changed) for changed, _ in audits] == [1, 1]
-    assert all(set(of) == {served_site(PARAMS).reading, SURPRISE, *unperturbed} for _, of in audits)
+    assert all(set(of) == {served_site(PARAMS).reading(PARAMS.llm), SURPRISE, *unperturbed} for _, of in audits)
 
 
 def test_without_regressors_nothing_is_asked_for_them() -> None:
     none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
     labelled = LabelledAnswers([interaction()], [], PARAMS.audits.run)
     (_, readings), *_ = all_feature_requests(none, SIGNALS, labelled)
-    assert set(readings) == {served_site(none).reading, SURPRISE, *(place.reading for place in sweep_sites(none))}
+    assert set(readings) == {
+        served_site(none).reading(none.llm),
+        SURPRISE,
+        *(place.reading(none.llm) for place in sweep_sites(none)),
+    }
     assert conditions(none, Settings(), labelled)[1] == []
     changed = LabelledAnswers(
         [interaction(name="i-0")], [interaction(name="i-1"), interaction(name="i-2")], PARAMS.audits.run

@@ -78,7 +78,7 @@ class Engine:
             )
         longest = len(ids)
         if isinstance(ask, Generate):
-            longest += ask.max_new_tokens + bool(ask.states)  # whose last is that of EOS
+            longest += ask.max_new_tokens + ask.reads_eos
         elif isinstance(ask, Guess):
             longest += ask.max_new_tokens
         if self.decoder.window is not None and longest > self.decoder.window:

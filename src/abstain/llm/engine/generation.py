@@ -26,8 +26,8 @@ BEAM_ROWS = 256
 class Generated:
     """One answer. `tokens` are without EOS; `log_probs`, float32, have one entry a token and one for EOS if it `ended`.
 
-    `states`: (len(tokens) + 1, d), those of the tokens and of EOS, where requested. `choices`: float32
-    (len(log_probs), number of choices), the probability of each at every step.
+    `states`: where requested, those of the tokens, (len(tokens), d), and of EOS in one more row if they include it.
+    `choices`: float32 (len(log_probs), number of choices), the probability of each at every step.
     """
 
     text: str
@@ -104,13 +104,14 @@ def decode(
 ) -> Iterator[tuple[str, list[Generated] | Tensor]]:
     """Yield `(key, result)` for each prompt: its answers, or what was guessed. `tell` is called while they are written.
 
-    Raises `AbstainError` where states are wanted and the tokenizer has no EOS, whose states are part of them.
+    Raises `AbstainError` where the state of EOS is wanted and the tokenizer has none.
     """
     eos = decoder.loaded.tokenizer.eos_token_id
-    if eos is None and any(isinstance(prompt.ask, Generate) and prompt.ask.states for prompt in prompts):
+    if eos is None and any(isinstance(prompt.ask, Generate) and prompt.ask.reads_eos for prompt in prompts):
         raise AbstainError(
             Code.UNSUITABLE,
-            "the base model's tokenizer has no EOS token, after which an answer's states are read",
+            "the base model's tokenizer has no EOS token, after which an answer's states are read: set "
+            "llm.includes_eos: false",
         )
     rows = [
         _DecodedRow(prompt, prompt.ask, torch.Generator().manual_seed(prompt.ask.seed * 1_000_003 + sample))
@@ -167,7 +168,7 @@ def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: i
     """Take every row one token on, or let it end."""
     for row in rows:
         if row.closing:  # its last token has been read, or EOS after it
-            row.done = row.done or row.feed == eos
+            row.done = row.done or row.feed == eos or not row.ask.reads_eos
             row.feed = row.feed if eos is None else eos
     still = [at for at, row in enumerate(rows) if not row.closing]
     if not still:
@@ -184,7 +185,8 @@ def _choose(decoder: Decoder, rows: Sequence[_DecodedRow], final: Tensor, eos: i
         if row.feed != eos:
             row.tokens.append(row.feed)
         if row.feed == eos or len(row.tokens) == ask.max_new_tokens:
-            row.closing, row.done = True, ask.states is None
+            row.closing = True
+            row.done = ask.states is None or (row.feed == eos and not ask.reads_eos)
 
 
 def _sample(logits: Tensor, ask: Generate, generator: torch.Generator) -> int:

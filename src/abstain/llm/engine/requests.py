@@ -15,6 +15,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Pass
 
 Site = Literal["residual", "mlp"]
+EOS = "eos"
+"""The segment of what ends an answer."""
 
 
 def chosen_layer(llm: LLMParams) -> int:
@@ -39,7 +41,21 @@ class HiddenStates:
 
     layer: int
     site: Site = "residual"
-    segments: tuple[str, ...] = ("answer", "eos")
+    segments: tuple[str, ...] = ("answer", EOS)
+
+    @property
+    def includes_eos(self) -> bool:
+        """Whether the states of what ends the answer are among them."""
+        return EOS in self.segments
+
+
+def probe_states(llm: LLMParams, layer: int | None = None, site: Site | None = None) -> HiddenStates:
+    """The states that a probe reads: of the answer, and of EOS where `llm.includes_eos`, by default at `llm`'s place.
+
+    Raises `AbstainError` where `llm.layer` is wanted and not chosen yet.
+    """
+    segments = ("answer", EOS) if llm.includes_eos else ("answer",)
+    return HiddenStates(chosen_layer(llm) if layer is None else layer, site or llm.site, segments)
 
 
 @dataclass(frozen=True)
@@ -71,9 +87,9 @@ class Generate:
     """An answer that continues the pass, ended by EOS or by `max_new_tokens`.
 
     Greedy by default. With `temperature` > 0 sampled: `temperature` and `top_p` shape the distribution, `samples`
-    answers are drawn for a pass, under `seed`. With `states`, the hidden states of the answer's tokens and of the EOS
-    after it are kept on the way. With `choices`, the probability of each of these tokens is kept at every step, before
-    temperature and `top_p`; each is one token of the tokenizer.
+    answers are drawn for a pass, under `seed`. With `states`, the hidden states of the answer's tokens, and of the EOS
+    after it where `states` includes it, are kept on the way. With `choices`, the probability of each of these tokens is
+    kept at every step, before temperature and `top_p`; each is one token of the tokenizer.
     Result: a list of at most `samples` `Generated`.
     """
 
@@ -84,6 +100,11 @@ class Generate:
     seed: int = 0
     states: HiddenStates | None = None
     choices: tuple[str, ...] = ()
+
+    @property
+    def reads_eos(self) -> bool:
+        """Whether the EOS after the answer is read for its state."""
+        return self.states is not None and self.states.includes_eos
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.samples < 1:

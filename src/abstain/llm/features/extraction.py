@@ -21,7 +21,7 @@ from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
-from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request, chosen_layer
+from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request, probe_states
 from abstain.llm.engine.tokenization import ContextWindow
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
@@ -50,7 +50,7 @@ class UnreadableRow:
 class FeatureSource:
     """One feature of answered questions on this machine: its cache and how to compute it.
 
-    Without a `reading`, the probe's input: the states of answer and EOS at `params.layer`.
+    Without a `reading`, the probe's input: the states of `probe_states(params)`.
     """
 
     params: LLMParams
@@ -59,7 +59,7 @@ class FeatureSource:
 
     @cached_property
     def wanted(self) -> FeatureRequest:
-        return self.reading or FeatureRequest(HiddenStates(chosen_layer(self.params), self.params.site))
+        return self.reading or FeatureRequest(probe_states(self.params))
 
     @property
     def ask(self) -> Ask:
@@ -136,7 +136,7 @@ class FeatureSource:
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
         """`(index, result)` of every interaction that is not refused; without a `reading`, the result is S_in of the
-        probe's paper (eq. 5): the states of answer and EOS, (L + 1, d)."""
+        probe's paper (eq. 5), (L + 1, d), or (L, d) where the probe reads no EOS."""
         return self.rows.read(self.requests(interactions))
 
     def save(self, interactions: Sequence[Interaction], file: Path) -> None:

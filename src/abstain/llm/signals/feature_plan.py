@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from abstain.config.params import Params
+from abstain.config.params import LLMParams, Params
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.requests import HiddenStates, Site, chosen_layer
+from abstain.llm.engine.requests import Site, chosen_layer, probe_states
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
 from abstain.llm.signals.compute_features import Asked, feature_requests_of
@@ -30,9 +30,9 @@ class ProbeSite:
     site: Site
     chunks: int | None = None
 
-    @property
-    def reading(self) -> FeatureRequest:
-        return FeatureRequest(HiddenStates(self.layer, self.site), chunks=self.chunks)
+    def reading(self, llm: LLMParams) -> FeatureRequest:
+        """The request for the states that a probe of `llm` reads here."""
+        return FeatureRequest(probe_states(llm, self.layer, self.site), chunks=self.chunks)
 
 
 def served_site(params: Params) -> ProbeSite:
@@ -80,9 +80,12 @@ class LabelledAnswers:
 
 def all_feature_requests(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[Asked]:
     """The requests of the stage `features`: all that do not need perturbed contexts."""
-    own = (served_site(params).reading, *signal_requests(params, scorers))
+    own = (served_site(params).reading(params.llm), *signal_requests(params, scorers))
     asked, *audits = labelled.variants.values()
-    return [(asked, (*own, *(place.reading for place in sweep_sites(params)))), *((rows, own) for rows in audits)]
+    return [
+        (asked, (*own, *(place.reading(params.llm) for place in sweep_sites(params)))),
+        *((rows, own) for rows in audits),
+    ]
 
 
 def choice_requests(
@@ -90,7 +93,7 @@ def choice_requests(
 ) -> list[Asked]:
     """The requests to choose one of `sites`: the states of training answers there, and what the stage `features` will
     read of these answers in the same passes."""
-    return [(train, (*(place.reading for place in sites), *signal_requests(params, scorers)))]
+    return [(train, (*(place.reading(params.llm) for place in sites), *signal_requests(params, scorers)))]
 
 
 def signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:

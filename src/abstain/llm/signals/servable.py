@@ -41,7 +41,7 @@ def served_parts(params: Params, scorers: Iterable[Scorer]) -> dict[str, tuple[F
     parts = {one.name: one.readings for one in scorers if not _reason(one)}
     if wants_regressors(params) and not params.perturbation.copies:
         parts[REGRESSORS] = (*normal(params.llm.layout).values(), *baseline(params.llm.layout).values())
-    return {PROBE: (served_site(params).reading,), **parts}
+    return {PROBE: (served_site(params).reading(params.llm),), **parts}
 
 
 def served_fusions(parts: Mapping[str, Sequence[FeatureRequest]]) -> dict[str, list[str]]:

@@ -66,7 +66,7 @@ def _elsewhere(params: Params, frame: pd.DataFrame, place: ProbeSite, folder: Pa
     A prompt that fits the window with all chunks fits with fewer, so every row has states there.
     """
     interactions = DataStore(paths.DATA).interactions(frame["interaction_id"])
-    source = FeatureSource(params.llm, load_settings(), place.reading)
+    source = FeatureSource(params.llm, load_settings(), place.reading(params.llm))
     source.compute_missing(interactions)
     source.save(interactions, folder / "states.safetensors")
     return StateTable(folder / "states.safetensors").subset

@@ -50,6 +50,7 @@ def stage(params: Params) -> None:
         "layer": str(chosen_layer(params.llm)),
         "site": params.llm.site,
         "too_long": params.llm.too_long,
+        "includes_eos": json.dumps(params.llm.includes_eos),
         "scorer": json.dumps(
             {
                 **{key: served[key] for key in ("name", "kinds", "forward_tokens")},
