@@ -114,6 +114,11 @@ class Code(StrEnum):
         "There is no context or no answer to score, so no confidence is given.",
         "Give the retrieved chunks, or --no-context; treat the decision as abstain.",
     )
+    OTHER_STATES = (
+        "A207",
+        "Hidden states or log-probabilities that an engine gave are not those that the live scorer reads.",
+        "Change what the message names, or leave them out: the base model then reads the answer itself.",
+    )
     TOO_FEW_LABELS = (
         "A301",
         "There are too few labelled answers of some kind, split or group.",

@@ -126,10 +126,14 @@ class LiveScorer:
         return cls(head, metadata, llm, name, kind, tokens, scorer)
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of a fusion; any other scorer is its only one."""
+        return tuple(self.scorer.parts.values()) if isinstance(self.scorer, FusedParts) else (self.scorer,)
+
+    @property
     def writer(self) -> WriterScores | None:
         """The ranks of the writer's scores, where these are all or a part of the scorer."""
-        parts = self.scorer.parts.values() if isinstance(self.scorer, FusedParts) else (self.scorer,)
-        return next((part.writer for part in parts if isinstance(part, RankedWriter)), None)
+        return next((part.writer for part in self.parts if isinstance(part, RankedWriter)), None)
 
     @property
     def readings(self) -> tuple[FeatureRequest, ...]:

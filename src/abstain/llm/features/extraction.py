@@ -19,10 +19,10 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
 from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.loading import ModelRef, read_depth, require_layer, resolve
+from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_depth, require_layer, resolve
 from abstain.llm.engine.prompts import Pass, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Ask, Generate, HiddenStates, Request, probe_states
-from abstain.llm.engine.tokenization import ContextWindow
+from abstain.llm.engine.tokenization import ContextWindow, EncodedPass, encode_pass
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, Progress
@@ -93,6 +93,13 @@ class FeatureSource:
     def prepare(self, interaction: Interaction) -> Prepared | UnreadableRow:
         """The pass of an answered question (eq. 3 of the probe's paper), cut to the window by `llm.too_long`."""
         return self._fit(self.wanted, interaction, interaction.answer)
+
+    def tokens(self, interaction: Interaction) -> EncodedPass | UnreadableRow:
+        """That pass as the token ids that the base model reads."""
+        prepared = self.prepare(interaction)
+        if isinstance(prepared, UnreadableRow):
+            return prepared
+        return encode_pass(load_tokenizer(self._ref), prepared.request.pass_)
 
     def prepare_question(self, question: Question, ask: Generate) -> Prepared | UnreadableRow:
         """The pass of an unanswered question, cut so that the answer fits the window too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from abstain.llm.signals.base import Answers, Result, Scorer
 
 Asked = tuple[Sequence[Interaction], Sequence[FeatureRequest]]
 """Answers, and the feature requests for each of them."""
+Given = Mapping[FeatureRequest, Tensor]
+"""Results of one answer that something else than this base model computed."""
 COUNTED = 256
 """Answers whose tokens are counted to estimate a scorer's cost."""
 
@@ -85,9 +87,16 @@ class ServiceReader:
 
     sources: tuple[FeatureSource, ...]
 
-    def read(self, interactions: Sequence[Interaction]) -> ReadAnswers:
-        """`interactions` with the base model's results for each."""
-        prepared = [[source.prepare(one) for one in interactions] for source in self.sources]
+    def read(self, interactions: Sequence[Interaction], given: Sequence[Given] = ()) -> ReadAnswers:
+        """`interactions` with the base model's results for each.
+
+        `given`: the results that are there already, of each of them; the base model is not asked for these.
+        """
+        there = given or [{}] * len(interactions)
+        prepared = [
+            [None if source.wanted in of else source.prepare(one) for one, of in zip(interactions, there, strict=True)]
+            for source in self.sources
+        ]
         found: dict[tuple[int, str], Tensor] = {}
         uncached: dict[str, Request] = {}
         for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True)):
@@ -101,7 +110,10 @@ class ServiceReader:
                     of_source, _, key = name.partition("/")
                     found |= {(int(of_source), key): row} if isinstance(row, Tensor) else {}
         results = {
-            source.wanted: [found[at, row_key(one.request)] if isinstance(one, Prepared) else None for one in of]
+            source.wanted: [
+                found[at, row_key(one.request)] if isinstance(one, Prepared) else known.get(source.wanted)
+                for one, known in zip(of, there, strict=True)
+            ]
             for at, (source, of) in enumerate(zip(self.sources, prepared, strict=True))
         }
         reasons: list[UnreadableRow | None] = [None] * len(interactions)
