@@ -120,7 +120,9 @@ def test_a_layer_gives_the_confidence_of_our_own_engine(
         assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)
 
 
-def test_with_eos_its_state_is_read_too(opened: Callable[..., Predictor], plain: PlainModel, settings: Settings) -> None:
+def test_with_eos_its_state_is_read_too(
+    opened: Callable[..., Predictor], plain: PlainModel, settings: Settings
+) -> None:
     predictor = opened()
     content, prompt = written(plain, ROW, 2, eos=True)
     how = described("transformers", prompt_tokens=prompt, finish_reason=None)
@@ -166,7 +168,9 @@ def test_states_of_other_texts_are_refused(
     spec, (content, prompt) = spec_of(predictor, settings), written(plain, ROW, 2)
     how = described(prompt_tokens=prompt)
     other_answer = ROW.model_copy(update={"answer": "no " + ROW.answer})
-    assert "of other tokens than those of this answer" in refused(content, how, spec, tokens_of(predictor, other_answer))
+    assert "of other tokens than those of this answer" in refused(
+        content, how, spec, tokens_of(predictor, other_answer)
+    )
     longer = ROW.model_copy(update={"answer": ROW.answer + "!"})
     assert "the answer's last token is missing" in refused(content, how, spec, tokens_of(predictor, longer))
     elsewhere = ROW.model_copy(update={"question": "Question 3?"})
@@ -212,7 +216,12 @@ def test_half_precision_is_read(without_eos: Callable[..., Predictor], plain: Pl
         (file_of(torch.zeros(5, 3), range(5)), {}, {}, "hidden_states have the shape (5, 3)"),
         (file_of(torch.zeros(5, 1, 3), torch.zeros(5, 1, dtype=torch.int64)), {}, {}, "token_ids (5, 1)"),
         (file_of(torch.zeros(0, 1, 3), torch.zeros(0, dtype=torch.int64)), {"prompt_tokens": 0}, {}, "of 0 tokens 0"),
-        (file_of(torch.zeros(5, 1, 3), range(5), logits=torch.zeros(1)), {}, {}, "hold hidden_states, logits, token_ids"),
+        (
+            file_of(torch.zeros(5, 1, 3), range(5), logits=torch.zeros(1)),
+            {},
+            {},
+            "hold hidden_states, logits, token_ids",
+        ),
         (save({"hidden_states": torch.zeros(5, 1, 3)}), {}, {}, "hold hidden_states: write"),
         (save({}), {}, {}, "hold nothing"),
     ],

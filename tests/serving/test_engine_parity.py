@@ -1,0 +1,212 @@
+"""The embedded model by plain transformers, as an engine would serve it, and a probe that reads its states."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.learning.estimators.onnx_probe import export_probe
+from abstain.learning.estimators.probes.linear import LinearProbe
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.tokenization import EncodedPass
+from abstain.llm.signals.base import Answers
+from abstain.llm.signals.compute_features import read_answers
+from abstain.llm.signals.likelihood import NORMAL, SIGNALS
+from abstain.serving.engine_states import StatesDescribed, states_in
+from abstain.serving.feature_spec import FeatureSpec
+from abstain.serving.log_probs import read_log_probs
+from abstain.serving.predictor import Predictor
+from abstain.serving.requests import from_flags
+from tests.llm.conftest import REPOSITORY
+from tests.serving.builders import metadata
+from tests.serving.engine_files import PlainModel, file_of
+
+pytestmark = pytest.mark.slow
+
+LAYOUT, LAYER = "rag-chatml-v1", 20
+BFLOAT16 = 0.05
+SYSTEM = "You answer questions of bank customers. Answer in a few words copied from the context."
+ROWS = [
+    from_flags(question, answer, contexts)
+    for question, answer, contexts in (
+        ("How much is a new card?", "A new card costs 12.50 EUR.", ["A lost card costs 12.50 EUR.", "Ask us."]),
+        ("Wie hoch ist die Gebühr?", "Es fällt keine Gebühr an — nie.", ["Gebühr: 0 €"]),
+        ("When?", "5", ["Within five working days."]),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine, and a probe of its states after layer `layer` that was trained with or without EOS."""
+
+    plain: PlainModel
+    settings: Settings
+    folder: Path
+
+    def predictor(self, layer: int, includes_eos: bool) -> Predictor:
+        file = self.folder / f"{layer}-{includes_eos}" / "probe.onnx"
+        if not file.exists():
+            file.parent.mkdir()
+            described = metadata(Path("smollm2-135m-instruct"), self.settings)
+            described |= {"layout": LAYOUT, "layout_digest": load_layout(LAYOUT).digest, "layer": str(layer)}
+            export_probe(
+                self._probe(layer, includes_eos), file, {**described, "includes_eos": str(includes_eos).lower()}
+            )
+        return Predictor.open(file, self.settings)
+
+    def _probe(self, layer: int, includes_eos: bool) -> LinearProbe:
+        """Random weights on standardised states, so large that a token more or less shows."""
+        rows = [self.plain.states(self.ids(at, includes_eos))[layer] for at in range(len(ROWS))]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(layer)
+            probe = LinearProbe(rows[0].shape[1])
+            probe.standardise_by(rows)
+            torch.nn.init.normal_(probe.head.weight, std=0.05)
+        with torch.no_grad():  # around a half
+            probe.head.bias.zero_().sub_(torch.cat([probe.head(probe.pooled(row, None)) for row in rows]).mean())
+        probe.architecture = "linear"
+        return probe
+
+    def prompt(self, at: int) -> list[int]:
+        """The tokens of a chat request, by the model's own template."""
+        contexts = "\n\n".join(context.text for context in ROWS[at].contexts)
+        asked = f"Context:\n{contexts}\n\nQuestion:\n{ROWS[at].question}"
+        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        text = self.plain.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return self.plain.ids(text)
+
+    def ids(self, at: int, eos: bool = False) -> list[int]:
+        return [
+            *self.prompt(at),
+            *self.plain.ids(ROWS[at].answer),
+            *([self.plain.tokenizer.eos_token_id] if eos else []),
+        ]
+
+    def file(self, at: int, *layers: int, eos: bool = False, ids: list[int] | None = None) -> bytes:
+        """The file of these layers, -1 the last before the final norm, of answer `at` or of other `ids`."""
+        tokens = self.ids(at, eos) if ids is None else ids
+        states = self.plain.states(tokens)
+        return file_of(torch.stack([states[layer] for layer in layers], 1), tokens)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("probes")
+    home = Path(os.environ.get("ABSTAIN_HOME") or REPOSITORY / ".abstain")
+    settings = Settings(home=home, device="cpu", dtype="float32", features_url=str(folder / "features"))
+    ref = resolve("smollm2-135m-instruct", settings)
+    load_tokenizer(ref)  # whose first use writes the model's folder
+    return Engine(PlainModel.load(ref.path), settings, folder)
+
+
+def described(engine: Engine, at: int, by: str, *layers: int, **changes: object) -> StatesDescribed:
+    how = {"engine": by, "layers": layers, "prompt_tokens": len(engine.prompt(at)), "finish_reason": "stop"}
+    return StatesDescribed.model_validate({**how, **changes})
+
+
+def texts(predictor: Predictor, at: int) -> EncodedPass:
+    found = predictor.source.tokens(ROWS[at])
+    assert isinstance(found, EncodedPass)
+    return found
+
+
+def test_a_chat_request_is_read_as_the_layout_reads_it(engine: Engine) -> None:
+    predictor = engine.predictor(LAYER, False)
+    assert [engine.ids(at, eos=True) for at in range(len(ROWS))] == [
+        texts(predictor, at).ids for at in range(len(ROWS))
+    ]
+
+
+@pytest.mark.parametrize("includes_eos", [False, True])
+@pytest.mark.parametrize(
+    ("by", "layers", "more"),
+    [
+        ("vllm", (LAYER,), {}),
+        ("vllm", (30, 1, LAYER), {}),
+        ("transformers", tuple(range(31)), {}),
+        ("transformers", (30,), {}),
+        ("sglang", (30,), {"normed": True}),
+    ],
+)
+def test_confidences_are_those_of_our_own_engine(
+    engine: Engine, by: str, layers: tuple[int, ...], more: dict[str, bool], includes_eos: bool
+) -> None:
+    """In float32 within 1e-3, of every layer, order and norm that is read at all."""
+    predictor = engine.predictor(LAYER if LAYER in layers else 30, includes_eos)
+    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    expected = [decision.confidence for decision in predictor.score(ROWS)]
+    found = [
+        states_in(engine.file(at, *layers, eos=includes_eos), described(engine, at, by, *layers, **more), spec, known)
+        for at in range(len(ROWS))
+        for known in (texts(predictor, at), None)
+    ]
+    confidences = predictor.scorer.head.confidence(found)
+    assert np.abs(confidences[::2] - np.array(expected, float)).max() < 1e-3
+    assert np.array_equal(confidences[::2], confidences[1::2])
+    assert np.std(expected) > 0.05, "the answers are told apart"
+
+
+def test_states_before_the_norm_are_refused(engine: Engine) -> None:
+    predictor = engine.predictor(30, False)
+    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    with pytest.raises(AbstainError, match="layer 30 is given before the final norm"):
+        states_in(engine.file(0, -1), described(engine, 0, "vllm", 30), spec, texts(predictor, 0))
+
+
+def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
+    """Its confidence would be another one."""
+    predictor = engine.predictor(LAYER, False)
+    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    short = engine.file(0, LAYER, ids=engine.ids(0)[:-1])
+    how = described(engine, 0, "vllm", LAYER)
+    with pytest.raises(AbstainError, match="last token is missing"):
+        states_in(short, how, spec, texts(predictor, 0))
+    with pytest.raises(AbstainError, match="last token may be missing"):
+        states_in(short, how.model_copy(update={"finish_reason": "length"}), spec)
+    (whole,) = predictor.score(ROWS[:1])
+    (other,) = predictor.scorer.head.confidence([states_in(short, how, spec)])
+    assert abs(other - (whole.confidence or 0)) > 1e-3
+    states = engine.plain.states(engine.ids(0))[LAYER][:-1, None]
+    with pytest.raises(AbstainError, match="the engine lost some"):
+        states_in(file_of(states, engine.ids(0)), how, spec)
+
+
+def test_bfloat16_is_close(engine: Engine) -> None:
+    """A model that runs in bfloat16 has other states; the difference is that of the project's own engine in bfloat16."""
+    predictor = engine.predictor(LAYER, False)
+    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    ref = resolve("smollm2-135m-instruct", engine.settings)
+    half = Engine(PlainModel.load(ref.path, torch.bfloat16), engine.settings, engine.folder)
+    found = [states_in(half.file(at, LAYER), described(half, at, "vllm", LAYER), spec) for at in range(len(ROWS))]
+    expected = [decision.confidence for decision in predictor.score(ROWS)]
+    difference = np.abs(predictor.scorer.head.confidence(found) - np.array(expected, float)).max()
+    assert 0 < difference < BFLOAT16
+
+
+def test_log_probabilities_score_as_those_of_the_base_model(engine: Engine) -> None:
+    predictor = engine.predictor(LAYER, False)
+    spec = FeatureSpec.of(predictor.scorer, engine.settings)
+    own = read_answers(predictor.source.params, engine.settings, ROWS, [NORMAL])
+    for at, row in enumerate(ROWS):
+        ids, start = engine.ids(at, eos=True), len(engine.prompt(at))
+        with torch.inference_mode():
+            log_p = engine.plain.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        content = [
+            {"token": engine.plain.tokenizer.decode([ids[place]]), "logprob": float(log_p[place - 1, ids[place]])}
+            for place in range(start, len(ids))
+        ]
+        response = {"choices": [{"logprobs": {"content": content}}]}
+        found = read_log_probs(response, spec, row.answer, texts(predictor, at))
+        given = Answers([row], {NORMAL: [found.surprise()]})
+        for signal in SIGNALS:
+            if signal.name in ("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob"):
+                assert signal.score(given) == pytest.approx(signal.score(own.take([at])), abs=1e-3)
