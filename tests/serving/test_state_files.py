@@ -50,7 +50,7 @@ def test_a_file_and_its_lock_are_deleted_when_read(folder: Path, name: str, lock
 
 def test_without_a_folder_no_path_is_read(folder: Path) -> None:
     file = write(folder / "a.safetensors")
-    assert "set ABSTAIN_SERVE_STATES_FOLDER" in refused(file, None, Code.BAD_SETTING)
+    assert "set ABSTAIN_SERVE_STATES_FOLDER" in refused(file, None, Code.NO_ACCESS)
     assert file.exists()
 
 

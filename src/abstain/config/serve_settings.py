@@ -36,6 +36,7 @@ class ServeSettings(BaseSettings):
     states_folder: Path | None = Field(
         None, description="folder whose files of hidden states a request may name; default: none may be named"
     )
+    states_limit: Annotated[int, Field(ge=1024)] = Field(256 * MIB, description="bytes of such a file")
     keep_days: Annotated[int, Field(ge=1)] = Field(90, description="days after which the log forgets texts")
     withheld_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.15, description="chance that ingest takes a withheld answer, for reviewers"

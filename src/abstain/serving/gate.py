@@ -8,16 +8,26 @@ done with such an answer, `on_unavailable` says: it is withheld by default.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, unnamed_context
+from abstain.core.errors import AbstainError
+from abstain.llm.engine.loading import load_tokenizer, resolve
+from abstain.llm.engine.tokenization import EncodedPass, encode_pass
+from abstain.llm.features.extraction import UnreadableRow
+from abstain.llm.signals.compute_features import Given
+from abstain.serving.feature_spec import FeatureSpec
+from abstain.serving.given import Missing, given_answers
+from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
 from abstain.serving.predictor import Decision, Predictor
 
 OnUnavailable = Literal["abstain", "show"]
@@ -26,17 +36,36 @@ UNKNOWN_WRITER = "unknown"
 
 
 @dataclass(frozen=True)
+class Asked:
+    """An answer to decide about: its texts, what an engine gave of it, or both.
+
+    Attributes:
+        row: None where no texts are known.
+        no_context: an answer without any context is meant to be decided on.
+        states: the probe's input, float32 (tokens, d), as `FeatureSpec` describes it.
+    """
+
+    interaction_id: str
+    row: Interaction | None
+    no_context: bool = False
+    states: Tensor | None = None
+    log_probs: AnswerLogProbs | None = None
+
+
+@dataclass(frozen=True)
 class Gate:
-    """A released version, ready to decide."""
+    """A released version, ready to decide. `spec`: what its scorer reads."""
 
     predictor: Predictor
+    spec: FeatureSpec
     on_unavailable: OnUnavailable = "abstain"
 
     @classmethod
     def open(cls, bundle: Path, settings: Settings | None = None, on_unavailable: OnUnavailable = "abstain") -> Gate:
         """The gate of a release's folder. Raises `AbstainError` as `Predictor.open` does."""
-        file = bundle / paths.RELEASED_ONNX.name
-        return cls(Predictor.open(file, settings or load_settings()), on_unavailable)
+        settings = settings or load_settings()
+        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings)
+        return cls(predictor, FeatureSpec.of(predictor.scorer, settings), on_unavailable)
 
     @property
     def version(self) -> str:
@@ -44,41 +73,89 @@ class Gate:
 
     def decide(
         self,
-        question: str,
-        contexts: Sequence[str | Context],
-        answer: str,
+        question: str | None = None,
+        contexts: Sequence[str | Context] = (),
+        answer: str | None = None,
         *,
+        states: Tensor | None = None,
+        response: Mapping[str, Any] | None = None,
         interaction_id: str | None = None,
         no_context: bool = False,
     ) -> Decision:
-        """The decision about one answer.
+        """The decision about one answer, by its texts, by what an engine has computed of it, or by both.
 
-        `contexts`: what was retrieved, best first; with `no_context`, an answer without any is decided on, too.
-        Raises pydantic's `ValidationError` for an empty text.
+        Args:
+            contexts: what was retrieved, best first; with `no_context`, an answer without any is decided on, too.
+            states: the states that `spec` describes, float32 (tokens, d); nothing is read again for them.
+            response: of an OpenAI-style API, with log-probabilities.
+
+        Raises `AbstainError` where neither texts nor states were given, and for states or log-probabilities of another
+        answer; pydantic's `ValidationError` for an empty text.
         """
-        row = interaction(question, contexts, answer, interaction_id)
-        (decision,) = self.decide_all([row], [no_context])
+        row = None
+        if question is not None and answer is not None:
+            row = interaction(question, contexts, answer, interaction_id)
+        key = row.interaction_id if row else interaction_id or new_id()
+        log_probs = None if response is None else self.log_probs(response, row)
+        (decision,) = self.decide_all([Asked(key, row, no_context, states, log_probs)])
         return decision
 
-    def decide_all(self, rows: Sequence[Interaction], no_context: Sequence[bool]) -> list[Decision]:
+    def log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
+        """The log-probabilities in `response`. Raises `AbstainError` where they are not of this answer."""
+        return read_log_probs(response, self.spec, row.answer if row else None, self.tokens(row) if row else None)
+
+    def tokens(self, row: Interaction) -> EncodedPass:
+        """The tokens that the base model reads of `row`. Raises `AbstainError` where it cannot read it."""
+        source = self.predictor.source
+        prepared = source.prepare(row)
+        if isinstance(prepared, UnreadableRow):
+            raise AbstainError(Code.TOO_LONG, prepared.reason)
+        return encode_pass(load_tokenizer(resolve(source.params.model, source.settings)), prepared.request.pass_)
+
+    def decide_all(self, asked: Sequence[Asked]) -> list[Decision]:
         """The decisions about several answers, in order, in as few passes of the base model as they take."""
-        lacking = [not meant and self.predictor.lacks_context(row) for row, meant in zip(rows, no_context, strict=True)]
-        scored = iter(self.predictor.score([row for row, lacks in zip(rows, lacking, strict=True) if not lacks]))
-        return [
-            self.checked(self.predictor.unavailable(row) if lacks else next(scored))
-            for row, lacks in zip(rows, lacking, strict=True)
+        found = [self.decide_unread(one) for one in asked]
+        unread = [
+            (one.row, known)
+            for one, known in zip(asked, found, strict=True)
+            if one.row is not None and not isinstance(known, Decision)
         ]
+        read = iter(self.predictor.score([row for row, _ in unread], [known for _, known in unread]))
+        return [known if isinstance(known, Decision) else self.checked(next(read)) for known in found]
+
+    def decide_unread(self, asked: Asked) -> Decision | Given:
+        """The decision where the base model need not read for it; else the results that are there already.
+
+        Raises `AbstainError` where there is nothing to decide by, and for states and log-probabilities that differ.
+        """
+        row, lacking = asked.row, self.spec.needs
+        if row is not None and not asked.no_context and self.predictor.lacks_context(row):
+            return self.checked(self.predictor.unavailable(row))
+        known: Given = {}
+        if asked.states is not None or asked.log_probs is not None:
+            found = given_answers(self.predictor.scorer, row, asked.states, asked.log_probs)
+            if not isinstance(found, Missing):
+                (decision,) = self.predictor.decide_all(found, [None], [0.0])
+                return self.checked(replace(decision, interaction_id=asked.interaction_id))
+            known, lacking = found.results, found.names
+        if row is not None:
+            return known
+        reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(lacking)}; give the texts as well"
+        return self.checked(self.predictor.unavailable_because(asked.interaction_id, reason))
 
     def checked(self, decision: Decision) -> Decision:
         """`decision`, `unavailable` where this version guarantees nothing, with what is done with such answers."""
+        decision = replace(decision, feature_spec=self.spec.digest)
         if decision.decision != "unavailable" and not self.predictor.guaranteed:
             reason = f"{Code.NO_THRESHOLD}: version {self.version} has no guarantee: {self.predictor.guarantee}"
-            decision = replace(decision, decision="unavailable", reason=decision.reason or reason, show=False)
-        return replace(decision, show=self.on_unavailable == "show") if decision.decision == "unavailable" else decision
+            decision = replace(decision, decision="unavailable", reason=decision.reason or reason)
+        if decision.decision == "unavailable":
+            decision = replace(decision, show=self.on_unavailable == "show")
+        return decision
 
     def warm(self) -> None:
         """Load the base model and run every part once, so that the first request is not the slowest."""
-        self.decide("Is this read?", ["Yes."], "Yes.", interaction_id="warm-up")
+        self.decide("Is this read?", ["Yes."], "Yes.")
 
 
 def interaction(

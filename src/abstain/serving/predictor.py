@@ -22,7 +22,7 @@ from abstain.llm.features.extraction import FeatureSource, UnreadableRow
 from abstain.llm.features.feature_store import Progress
 from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import Answers
-from abstain.llm.signals.compute_features import ServiceReader, compute_missing
+from abstain.llm.signals.compute_features import Given, ServiceReader, compute_missing
 from abstain.serving.live_scorer import LiveScorer
 
 NO_CONTEXT = "no context was given, and the scorer was trained to judge answers by theirs"
@@ -41,7 +41,8 @@ class Decision:
 
     `show`: what a service does with the answer. It is also true where the decision is `unavailable` and the service was
     told to show such answers. `signals`: the names of what the scorer combines. `forward_tokens`: what the base model
-    read for this answer, in tokens that went through the whole model; 0 where the features were there.
+    read for this answer, in tokens that went through the whole model; 0 where the features were there. `feature_spec`:
+    the digest of what the gate's scorer reads (feature_spec.py).
     """
 
     interaction_id: str
@@ -57,6 +58,7 @@ class Decision:
     signals: tuple[str, ...] = ()
     forward_tokens: float = 0.0
     show: bool = False
+    feature_spec: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,12 @@ class Predictor:
             for request in requests
         ]
 
-    def score(self, interactions: Sequence[Interaction]) -> list[Decision]:
-        """One decision per interaction, in order; a question without context is scored without."""
-        found = self.reader.read(interactions)
+    def score(self, interactions: Sequence[Interaction], given: Sequence[Given] = ()) -> list[Decision]:
+        """One decision per interaction, in order; a question without context is scored without.
+
+        `given`: results that are there already, of each; the base model is not asked for these.
+        """
+        found = self.reader.read(interactions, given)
         with phase("decision"):
             return self.decide_all(found.answers, found.unreadable, found.forward_tokens)
 

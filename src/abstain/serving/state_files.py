@@ -31,7 +31,7 @@ def take_file(path: str, folder: Path | None, limit_bytes: int, wait_s: float = 
     """
     if folder is None:
         raise AbstainError(
-            Code.BAD_SETTING,
+            Code.NO_ACCESS,
             "states were given as a path, and no folder is allowed: set ABSTAIN_SERVE_STATES_FOLDER, or send the bytes",
         )
     try:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import ValidationError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from abstain.core.codes import Code
@@ -35,8 +36,9 @@ from abstain.serving.api.schemas import (
     HealthResponse,
     VersionResponse,
 )
-from abstain.serving.api.service import GateService, Timed
+from abstain.serving.api.service import GateService, RawStates, Timed
 from abstain.serving.api.telemetry import context_of, trace_headers
+from abstain.serving.engine_states import StatesDescribed, request_in
 from abstain.serving.predictor import Decision
 
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
@@ -143,8 +145,24 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         done = [one for one in found if isinstance(one, Timed)]
         _time(request, response, max((one.log_s for one in done), default=0.0))
         response.headers.update(trace_headers(trace))
-        decisions = [_response(one.decision) for one in done]
+        decisions = [DecisionResponse(**asdict(one.decision)) for one in done]
         return decisions if isinstance(asked, list) else decisions[0]
+
+    states: dict[str, Any] = {"content": {"application/octet-stream": {}}, "required": True}
+
+    @routes.post("/gate/states", operation_id="gate_states", openapi_extra={"requestBody": states})
+    async def gate_states(_: Asker, request: Request, response: Response) -> DecisionResponse:
+        """Decide by states that are the body: a safetensors file of `hidden_states` and `token_ids`.
+
+        Its `__metadata__` hold, under `request`, the fields of `/v1/gate` as JSON, whose `states` describe the file.
+        """
+        content = await request.body()
+        asked, described = described_by(content)
+        trace = context_of(request.headers)
+        timed = await service.decide(asked, trace=trace, body=RawStates(content, described))
+        _time(request, response, timed.log_s)
+        response.headers.update(trace_headers(trace))
+        return DecisionResponse(**asdict(timed.decision))
 
     events: dict[str, Any] = {"content": {"text/event-stream": {}}}
 
@@ -199,6 +217,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
             signals=predictor.scorer.signals if predictor else (),
             threshold=predictor.threshold if predictor else None,
             model=predictor.source.params.model if predictor else None,
+            feature_spec=live.gate.spec if live else None,
             trouble=service.live.trouble,
         )
 
@@ -235,8 +254,16 @@ def _time(request: Request, response: Response, log_s: float) -> None:
     response.headers["Server-Timing"] = f"gate;dur={1000 * (took - log_s):.2f}, log;dur={1000 * log_s:.2f}"
 
 
-def _response(decision: Decision) -> DecisionResponse:
-    return DecisionResponse(**asdict(decision))
+def described_by(content: bytes) -> tuple[GateRequest, StatesDescribed]:
+    """What the metadata of a safetensors file ask. Raises `AbstainError` for a field that is wrong."""
+    fields = request_in(content)
+    try:
+        described = StatesDescribed.model_validate_json(json.dumps(fields.pop("states", None)))
+        return GateRequest.model_validate_json(json.dumps(fields)), described
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise AbstainError(Code.INVALID_ROW, f"request in the metadata: {where}: {problem['msg']}") from None
 
 
 def _answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from abstain.core.contracts import Context, Id, LogProbability, Name, Number, Row, Text
-
-OPEN = ConfigDict(extra="ignore")
+from abstain.llm.engine.requests import Generate
+from abstain.serving.engine_states import StatesGiven
+from abstain.serving.feature_spec import FeatureSpec
 
 
 class AskedAbout(Row):
@@ -25,7 +26,7 @@ class AskedAbout(Row):
 
 
 class GateRequest(AskedAbout):
-    """One answer to decide about.
+    """One answer to decide about, by its texts, by what an engine has computed of it, or by both.
 
     Its contexts are `contexts`, else what `/v1/contexts` registered for `call_id`, else the chunks of the knowledge
     index that a user with `entitlements` may read. With none of these, and without `no_context`, the decision is
@@ -38,6 +39,10 @@ class GateRequest(AskedAbout):
     no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
     entitlements: tuple[Text, ...] | None = Field(None, description="of the asker, to retrieve contexts from the index")
+    states: StatesGiven | None = Field(None, description="hidden states that the engine has computed of the answer")
+    response: dict[str, Any] | None = Field(
+        None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
+    )
     model: Text | None = Field(None, description="the model that wrote the answer, id@revision")
     writer: dict[Name, Number] | None = Field(None, description="scores that the assistant gave its answer")
     token_log_probs: tuple[LogProbability, ...] | None = None
@@ -57,6 +62,15 @@ class AnswerRequest(AskedAbout):
         None, description="server-sent events: the text after the decision, or as it is written, to be retracted"
     )
 
+    @property
+    def ask(self) -> Generate:
+        return Generate(self.max_new_tokens, self.temperature, self.top_p, seed=self.seed)
+
+    @model_validator(mode="after")
+    def _check_ask(self) -> AnswerRequest:
+        assert self.ask  # raises where the values do not go together
+        return self
+
 
 class DecisionResponse(Row):
     """The decision about one answer: `show` is what to do, `decision` what was found."""
@@ -72,6 +86,7 @@ class DecisionResponse(Row):
     guarantee: str = Field(description="what the threshold promises, or why there is no promise")
     version: str
     signals: tuple[str, ...] = Field(description="what the confidence is made of")
+    feature_spec: str | None = Field(description="digest of what the scorer reads, of GET /v1/version")
     forward_tokens: float = Field(description="tokens that the base model read for this decision")
     reason: str | None = Field(description="code and cause where there is no confidence, or no guarantee")
 
@@ -162,6 +177,7 @@ class VersionResponse(Row):
     signals: tuple[str, ...]
     threshold: float | None
     model: str | None
+    feature_spec: FeatureSpec | None
     trouble: str | None
 
 

@@ -6,6 +6,7 @@ A decision is acknowledged once it is in the log. Where the log cannot take it, 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -30,7 +31,8 @@ from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.schemas import AnswerRequest, AskedAbout, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.telemetry import emit
-from abstain.serving.gate import UNKNOWN_WRITER, Gate, as_contexts, new_id, no_version
+from abstain.serving.engine_states import StatesDescribed, read_states, states_in
+from abstain.serving.gate import UNKNOWN_WRITER, Asked, Gate, as_contexts, new_id, no_version
 from abstain.serving.generate import GeneratedAnswer, answer, room_for
 from abstain.serving.predictor import Decision
 
@@ -38,8 +40,23 @@ Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
 """The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
 Tell = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
+CALLERS = frozenset(
+    {
+        *(Code.BUSY, Code.TOO_LONG, Code.TOO_LARGE, Code.INVALID_ROW, Code.WRONG_FORMAT, Code.OTHER_STATES),
+        *(Code.NOT_FINITE, Code.NOT_READABLE, Code.NO_ACCESS),
+    }
+)
+"""What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
 T = TypeVar("T")
 _log = logging.getLogger("abstain.serve")
+
+
+@dataclass(frozen=True)
+class RawStates:
+    """States that came as the body of a request: a safetensors file, and what it does not say itself."""
+
+    content: bytes
+    described: StatesDescribed
 
 
 @dataclass(frozen=True)
@@ -82,36 +99,34 @@ class GateService:
         await self._batcher.close()
         await asyncio.to_thread(self.log.close)
 
-    async def decide(self, asked: GateRequest, source: str = "api", trace: TraceContext | None = None) -> Timed:
-        """The decision about an answer, logged.
+    async def decide(
+        self,
+        asked: GateRequest,
+        source: str = "api",
+        trace: TraceContext | None = None,
+        body: RawStates | None = None,
+    ) -> Timed:
+        """The decision about an answer, logged. `body`: states that came as the body of a request.
 
-        Raises `AbstainError` for texts that are missing or too long, a full queue, an id that was used for another
-        answer, and where the log cannot be written.
+        Raises `AbstainError` for texts that are missing or too long, states that are refused, a full queue, an id that
+        was used for another answer, and where the log cannot be written.
         """
         began = time.perf_counter()
         key = asked.interaction_id or new_id()
-        question, contexts = await self._question_and_contexts(asked)
-        if question is None or asked.answer is None:
-            absent = "question" if question is None else "answer"
-            raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer")
-        row = Interaction(
-            interaction_id=key,
-            asked_at=datetime.now(UTC),
-            question=question,
-            answer=asked.answer,
-            contexts=contexts,
-            model=asked.model or UNKNOWN_WRITER,
-            product=asked.product,
-            line_of_business=asked.line_of_business,
-            group=asked.group,
-            writer=asked.writer,
-            token_log_probs=asked.token_log_probs,
-        )
-        self._limit(row)
-        decision = await self._decided(
-            key, lambda live: self._judged(live, row, asked.no_context), self.settings.timeout_s
-        )
-        return await self._log_and_count(decision, row, asked, source, began, trace)
+        row = await self._row(key, asked, body)
+        digests: list[str] = []
+
+        async def judged(live: Live) -> Decision:
+            about = await self._asked(live.gate, key, row, asked, body)
+            if about.states is not None:
+                digests.append(hashlib.sha256(about.states.numpy().tobytes()).hexdigest())
+            found = live.gate.decide_unread(about)
+            if isinstance(found, Decision):
+                return found
+            return await self._batcher.run(("gate", live), live.gate.decide_all, about)
+
+        decision = await self._decided(key, judged, self.settings.timeout_s)
+        return await self._log_and_count(decision, row, asked, source, began, trace, digests[0] if digests else None)
 
     async def answer(
         self, asked: AnswerRequest, trace: TraceContext | None = None, tell: Tell | None = None
@@ -124,7 +139,7 @@ class GateService:
         key = asked.interaction_id or new_id()
         question = Question(interaction_id=key, question=asked.question, contexts=as_contexts(asked.contexts))
         self._limit(question)
-        ask = Generate(asked.max_new_tokens, asked.temperature, asked.top_p, seed=asked.seed)
+        ask = asked.ask
         written: list[GeneratedAnswer] = []
 
         async def decided(live: Live) -> Decision:
@@ -208,10 +223,49 @@ class GateService:
             return question, tuple(found)
         return question, ()
 
-    async def _judged(self, live: Live, row: Interaction, no_context: bool) -> Decision:
-        run = partial(_decide_all, live.gate)
-        decision: Decision = await self._batcher.run(("gate", live), run, (row, no_context))
-        return decision
+    async def _row(self, key: str, asked: GateRequest, body: RawStates | None) -> Interaction | None:
+        """The texts of a request; None where it has states or log-probabilities alone."""
+        question, contexts = await self._question_and_contexts(asked)
+        if question is None or asked.answer is None:
+            if body or asked.states or asked.response is not None:
+                return None
+            absent = "question" if question is None else "answer"
+            raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer, or states")
+        row = Interaction(
+            interaction_id=key,
+            asked_at=datetime.now(UTC),
+            question=question,
+            answer=asked.answer,
+            contexts=contexts,
+            model=asked.model or UNKNOWN_WRITER,
+            product=asked.product,
+            line_of_business=asked.line_of_business,
+            group=asked.group,
+            writer=asked.writer,
+            token_log_probs=asked.token_log_probs,
+        )
+        self._limit(row)
+        return row
+
+    async def _asked(
+        self, gate: Gate, key: str, row: Interaction | None, asked: GateRequest, body: RawStates | None
+    ) -> Asked:
+        """What was given, checked. A file, and texts to compare with, are read beside the event loop."""
+
+        def read() -> Asked:
+            states = log_probs = None
+            tokens = gate.tokens(row) if row and (body or asked.states) else None
+            if body is not None:
+                states = states_in(body.content, body.described, gate.spec, tokens)
+            elif asked.states is not None:
+                folder, most = self.settings.states_folder, self.settings.states_limit
+                states = read_states(asked.states, gate.spec, folder, most, tokens)
+            if asked.response is not None:
+                log_probs = gate.log_probs(asked.response, row)
+            return Asked(key, row, asked.no_context, states, log_probs)
+
+        waits = row is not None and (body or asked.states or asked.response)
+        return await asyncio.to_thread(read) if waits or (asked.states and asked.states.path) else read()
 
     async def _decided(self, key: str, decide: Callable[[Live], Awaitable[Decision]], timeout_s: float) -> Decision:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
@@ -223,7 +277,7 @@ class GateService:
         except TimeoutError:
             reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
         except AbstainError as error:
-            if error.code in (Code.BUSY, Code.TOO_LONG, Code.INVALID_ROW):
+            if error.code in CALLERS:
                 raise
             reason = error.coded
         return replace(
@@ -238,6 +292,7 @@ class GateService:
         source: str,
         began: float,
         trace: TraceContext | None,
+        states_sha256: str | None = None,
     ) -> Timed:
         code = found.code if decision.reason and (found := parse_coded(decision.reason)) else None
         before_log = time.perf_counter()
@@ -259,6 +314,7 @@ class GateService:
             product=asked.product,
             user=asked.user,
             interaction=row,
+            states_sha256=states_sha256,
         )
         await asyncio.wrap_future(self.log.record(logged))
         now = time.perf_counter()
@@ -286,11 +342,6 @@ class GateService:
             self.metrics.live.labels(self.live.now.release.version).set(1)
         self.metrics.swaps.set(self.live.swaps)
         self.metrics.refused.set(self.live.refused)
-
-
-def _decide_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Decision]:
-    rows, no_context = zip(*jobs, strict=True)
-    return gate.decide_all(rows, no_context)
 
 
 def _answer_all(

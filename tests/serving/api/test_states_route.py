@@ -1,0 +1,138 @@
+"""States that an engine has computed: nothing is read again, and what is not the scorer's is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from safetensors.torch import save
+from torch import Tensor
+
+from abstain.llm.engine.requests import HiddenStates, Request
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.service import GateService
+from abstain.serving.gate import interaction
+from tests.serving.api.conftest import BASE, MadeUpReleases
+from tests.serving.api.test_gate_route import ASKED, ask
+
+
+@pytest.fixture
+def states_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "states"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def without_eos(
+    make_service: Callable[..., GateService],
+    releases: MadeUpReleases,
+    make_release: Callable[..., Path],
+    states_folder: Path,
+) -> GateService:
+    releases.promote("v1.0.0", make_release(includes_eos="false"))
+    return make_service(states_folder=states_folder)
+
+
+@pytest.fixture
+def engine_client(without_eos: GateService) -> Any:
+    with TestClient(make_app(without_eos, Keys()), BASE) as client:
+        yield client
+
+
+def written(service: GateService, answer: str = "5") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What an engine gives of an answer: its tensors, and their description."""
+    assert service.live.now is not None
+    gate = service.live.now.gate
+    row = interaction(ASKED["question"], ASKED["contexts"], answer)
+    tokens = gate.tokens(row)
+    start, end = tokens.span("answer")
+    source = gate.predictor.source
+    prepared = source.prepare(row)
+    layer = gate.spec.layer
+    pass_ = prepared.request.pass_  # type: ignore[union-attr]
+    names = tuple(dict.fromkeys(segment.name for segment in pass_))
+    whole = Request(pass_, HiddenStates(layer, segments=names[: names.index("answer") + 1]), "all")
+    ((_, states),) = source.engine().run({"all": whole})
+    assert isinstance(states, Tensor) and len(states) == end
+    tensors = {"hidden_states": states[:, None], "token_ids": torch.tensor(tokens.ids[:end])}
+    described = {"engine": "vllm", "layers": [layer], "prompt_tokens": start, "finish_reason": "stop"}
+    return tensors, described
+
+
+def encoded(tensors: dict[str, Tensor]) -> str:
+    return base64.b64encode(save(tensors)).decode()
+
+
+def test_states_of_every_door_give_the_confidence_of_the_texts(
+    engine_client: TestClient, without_eos: GateService, states_folder: Path
+) -> None:
+    expected = ask(engine_client)["confidence"]
+    assert without_eos.live.now is not None
+    engine = without_eos.live.now.gate.predictor.source.engine()
+    tensors, described = written(without_eos)
+    before = engine.work.pass_tokens
+    (states_folder / "r.safetensors").write_bytes(save(tensors))
+    texts = ask(engine_client, states={**described, "safetensors": encoded(tensors)})
+    alone = engine_client.post("/v1/gate", json={"states": {**described, "safetensors": encoded(tensors)}}).json()
+    by_path = engine_client.post("/v1/gate", json={"states": {**described, "path": "r.safetensors"}}).json()
+    body = save(tensors, {"request": json.dumps({"interaction_id": "i-raw", "states": described})})
+    raw = engine_client.post(
+        "/v1/gate/states", content=body, headers={"Content-Type": "application/octet-stream"}
+    ).json()
+    for found in (texts, alone, by_path, raw):
+        assert "confidence" in found, found
+        assert found["confidence"] == pytest.approx(expected, abs=1e-5) and found["forward_tokens"] == 0
+    assert engine.work.pass_tokens == before and raw["interaction_id"] == "i-raw"
+    assert list(states_folder.iterdir()) == []
+    logged = without_eos.log.find("i-raw")
+    assert logged is not None and logged.decision.interaction is None
+
+
+def test_states_of_another_answer_or_shape_are_refused_and_not_logged(
+    engine_client: TestClient, without_eos: GateService
+) -> None:
+    tensors, described = written(without_eos)
+    cases: dict[str, dict[str, Any]] = {
+        "shape": {**tensors, "token_ids": tensors["token_ids"][:-1]},
+        "width": {**tensors, "hidden_states": tensors["hidden_states"][..., :-1].contiguous()},
+        "nan": {**tensors, "hidden_states": tensors["hidden_states"] * float("nan")},
+        "other": written(without_eos, "something else")[0],
+    }
+    for name, changed in cases.items():
+        asked = {**ASKED, "states": {**described, "safetensors": encoded(changed)}}
+        response = engine_client.post("/v1/gate", json=asked)
+        assert response.status_code == 422 and response.json()["code"].startswith("A20"), name
+    outside = engine_client.post("/v1/gate", json={"states": {**described, "path": "/etc/passwd"}})
+    assert outside.status_code == 422
+    assert engine_client.post("/v1/gate/states", content=b"no states").status_code == 422
+    assert sum(without_eos.log.count().values()) == 0
+
+
+def test_no_file_is_read_where_no_folder_is_allowed(client: TestClient) -> None:
+    states = {"engine": "vllm", "layers": [2], "prompt_tokens": 1, "path": "x.safetensors"}
+    assert client.post("/v1/gate", json={"states": states}).status_code == 403
+
+
+def test_what_the_scorer_needs_besides_is_named(
+    engine_client: TestClient, without_eos: GateService, make_release: Callable[..., Path]
+) -> None:
+    content = [{"token": "5", "logprob": -0.1, "top_logprobs": []}]
+    response = {"choices": [{"logprobs": {"content": content}}]}
+    found = engine_client.post("/v1/gate", json={"response": response}).json()
+    assert (found["decision"], found["show"]) == ("unavailable", False)
+    assert "the hidden states of the answer" in found["reason"]
+
+
+def test_the_version_says_what_its_scorer_reads(engine_client: TestClient, without_eos: GateService) -> None:
+    spec = engine_client.get("/v1/version").json()["feature_spec"]
+    assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["needs"]
+    assert without_eos.live.now is not None
+    assert ask(engine_client)["feature_spec"] == without_eos.live.now.gate.spec.digest
