@@ -111,6 +111,9 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
     assert found.decision.confidence == 0.75 and found.share == 0.05
     assert log.count() == {**before, "show": before["show"] + 1}
     assert b"so old" not in bytes_in(tmp_path)
+    log.remember("call", secret("call"), 60).result()
+    log.purge(datetime.now(UTC) + timedelta(seconds=61))
+    assert log.recall("call") is None and b"<call>" not in bytes_in(tmp_path)
     assert log.record(decision("old", interaction=interaction("old", answer="else"))).result() == "known"
     assert log.purge(datetime.now(UTC) + timedelta(days=31)) == 6
     assert b"<a>" not in bytes_in(tmp_path) and b"<f-3>" not in bytes_in(tmp_path)

@@ -112,8 +112,9 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("FEEDBACK_PASSWORD", "?")
     text = (ROOT / "docs" / "sources.md").read_text()
     blocks = re.findall(r"```(yaml|sql|csv)\n(.*?)```", text, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["yaml", "csv", "yaml", "sql"]
-    files, (_, rows), warehouse, (_, schema) = blocks
+    assert [kind for kind, _ in blocks] == ["yaml", "csv", "yaml", "yaml", "sql"]
+    files, (_, rows), log, warehouse, (_, schema) = blocks
+    assert [source.name for source in load(tmp_path, log[1])] == ["decisions"]
     assert [source.name for source in load(tmp_path, files[1])] == ["inbox", "handbook"]
     assert [source.name for source in load(tmp_path, warehouse[1])] == ["warehouse"]
     (tmp_path / "a.csv").write_text(rows)

@@ -37,7 +37,7 @@ _OF_ONE_ROW = (exc.DataError, exc.IntegrityError, exc.InterfaceError)
 _URL = re.compile(r"[\w+]+://([^@/?#\[\]\s]*@)?[^@\s]*")
 """A URL in which no part of a password is taken for a host, and named."""
 _SECRET = re.compile("pass|secret|token", re.IGNORECASE)
-_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", f"busy_timeout={WAIT_S * 1000}")
+_PRAGMAS = (f"busy_timeout={WAIT_S * 1000}", "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON")
 
 
 class LogDatabase:

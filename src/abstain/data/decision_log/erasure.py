@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, case, or_, select, update
+from sqlalchemy import Connection, case, delete, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.schema import DECISIONS, ERASED, FEEDBACK
+from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK
 from abstain.data.store.record_keys import interaction_identity, microseconds
 
 AT_ONCE = 500
@@ -79,7 +79,7 @@ def erase(
 def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
     """Remove the texts of decisions and feedback older than `keep_days`; returns the number of rows they were of.
 
-    Raises `AbstainError` where the database is away.
+    What is remembered of calls goes, too, where its time is over. Raises `AbstainError` where the database is away.
     """
     oldest = microseconds(now - timedelta(days=keep_days))
     count = 0
@@ -89,7 +89,8 @@ def purge(database: LogDatabase, now: datetime, keep_days: float) -> int:
             texts = case((table.c.texts == "kept", "expired"), else_=table.c.texts)
             expired = update(table).where(moment < oldest, has_some).values(**_GONE, texts=texts)
             count += connection.execute(expired).rowcount
-    if count:
+        over = connection.execute(delete(CALLS).where(CALLS.c.expires_at <= microseconds(now))).rowcount
+    if count or over:
         database.overwrite_removed()
     return count
 

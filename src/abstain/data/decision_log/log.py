@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Table, delete, func, select
 from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
+from abstain.core.json_lines import one_line
 from abstain.data.decision_log import erasure, queries
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Redact, Shares, decision_row, feedback_row
@@ -314,5 +315,5 @@ def _remember(connection: Connection, calls: Mapping[str, dict[str, Any]]) -> No
 def _conflict(table: Table, key: str) -> AbstainError:
     what = "interaction_id" if table is DECISIONS else "feedback id"
     return AbstainError(
-        Code.FAILED_CHECK, f"the {what} '{key}' was used before, with another content: give each its own id"
+        Code.FAILED_CHECK, f"the {what} '{one_line(key)}' was used before, with another content: give each its own id"
     )

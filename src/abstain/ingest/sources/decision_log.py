@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -50,14 +51,14 @@ class DecisionLogSource(SourceModel):
     def _rows(self, database: LogDatabase | None, state: Mapping[str, Any]) -> Generator[ParsedRow, None, SourceState]:
         if database is None:
             return SourceState(state)
-        end = end_of(database)
-        since = LogPosition(**state) if state.get("log") == end.log else LogPosition(end.log)
         expired = 0
-        for change in changes(database, since, end):
-            expired += "expired" in (change.texts, change.answer_texts)
-            if change.content is not None:
-                yield self._parse(change)
-        database.close()
+        with closing(database):
+            end = end_of(database)
+            since = LogPosition(**state) if state.get("log") == end.log else LogPosition(end.log)
+            for change in changes(database, since, end):
+                expired += "expired" in (change.texts, change.answer_texts)
+                if change.content is not None:
+                    yield self._parse(change)
         note = f"{self.name}: {expired:,} decisions or replies came after their texts had gone from the log"
         return SourceState(asdict(end), notes=(note,) if expired else ())
 
