@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from abstain.llm.engine.tokenization import EncodedPass
 from abstain.serving.engine_states import StatesDescribed, StatesGiven, read_states, request_in, states_in
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.predictor import Predictor
+from tests.checkout import ROOT
 from tests.llm.builders import LAYERS, WIDTH
 from tests.serving.builders import requests
 from tests.serving.engine_files import PlainModel, file_of, plain_prompt
@@ -181,6 +183,18 @@ def test_states_of_other_texts_are_refused(
         assert f"the engine read another prompt, of {wrong} tokens," in message
 
 
+def test_texts_that_the_base_model_cannot_read_are_refused(
+    without_eos: Callable[..., Predictor], plain: PlainModel, settings: Settings
+) -> None:
+    """As they are where it reads them itself."""
+    predictor = without_eos()
+    content, prompt = written(plain, ROW, 2)
+    too_long = predictor.source.tokens(ROW.model_copy(update={"answer": "x" * 600}))
+    with pytest.raises(AbstainError, match="tokens are more than the 512") as error:
+        states_in(content, described(prompt_tokens=prompt), spec_of(predictor, settings), too_long)
+    assert error.value.code == Code.TOO_LONG
+
+
 def test_half_precision_is_read(without_eos: Callable[..., Predictor], plain: PlainModel, settings: Settings) -> None:
     predictor = without_eos()
     content, prompt = written(plain, ROW, 2)
@@ -220,10 +234,11 @@ def test_half_precision_is_read(without_eos: Callable[..., Predictor], plain: Pl
             file_of(torch.zeros(5, 1, 3), range(5), logits=torch.zeros(1)),
             {},
             {},
-            "hold hidden_states, logits, token_ids",
+            "hold 'hidden_states', 'logits', 'token_ids'",
         ),
-        (save({"hidden_states": torch.zeros(5, 1, 3)}), {}, {}, "hold hidden_states: write"),
+        (save({"hidden_states": torch.zeros(5, 1, 3)}), {}, {}, "hold 'hidden_states': write"),
         (save({}), {}, {}, "hold nothing"),
+        (save({"a\nb": torch.zeros(1)}), {}, {}, "hold 'a\\nb'"),
     ],
 )
 def test_what_is_not_what_the_probe_reads_is_refused(
@@ -381,3 +396,57 @@ def test_what_is_read_has_a_specification(without_eos: Callable[..., Predictor],
     assert FeatureSpec.model_validate_json(spec.canonical()) == spec
     assert spec_of(without_eos(), settings).digest == spec.digest
     assert spec_of(without_eos(layer="3"), settings).digest != spec.digest
+
+
+PAGE = (ROOT / "docs" / "howto" / "serve-from-vllm.md").read_text()
+
+
+def code_with(text: str) -> str:
+    """The Python of the how-to that has `text` in it."""
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if text in code]
+    return str(code)
+
+
+def test_the_page_decides_by_a_file_of_vllm(
+    without_eos: Callable[..., Predictor],
+    plain: PlainModel,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predictor = without_eos()
+    (tmp_path / "release").mkdir()
+    (tmp_path / "probe.onnx").rename(tmp_path / "release" / "probe.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("abstain.config.settings.load_settings", lambda: settings)
+    code = (
+        code_with("def decide").replace("layers=(14,)", "layers=(2,)").replace("/dev/shm/hidden_states", str(tmp_path))
+    )
+    page: dict[str, Any] = {}
+    exec(code, page)
+    content, prompt = written(plain, ROW, 2)
+    file = tmp_path / "cmpl-1.safetensors"
+    file.write_bytes(content)
+    response = {
+        "usage": {"prompt_tokens": prompt},
+        "choices": [{"finish_reason": "stop"}],
+        "kv_transfer_params": {"hidden_states_path": str(file)},
+    }
+    decision = page["decide"](ROW, response)
+    assert decision.confidence == pytest.approx(own(predictor, ROW), abs=1e-5) and not file.exists()
+
+
+def test_the_page_makes_a_file_of_sglangs_response(
+    without_eos: Callable[..., Predictor], plain: PlainModel, settings: Settings
+) -> None:
+    predictor = without_eos(layer=str(LAYERS))
+    prompt, answer = plain.ids(plain_prompt(ROW)), plain.ids(ROW.answer)
+    states = plain.states([*prompt, *answer])[LAYERS].tolist()
+    parts = [states[: len(prompt)], *states[len(prompt) :]]
+    response = {"meta_info": {"hidden_states": parts}, "output_ids": [*answer, EOS]}
+    page: dict[str, Any] = {}
+    exec(code_with("def states_of"), page)
+    how = described("sglang", layers=(LAYERS,), prompt_tokens=len(prompt), finish_reason=None, normed=True)
+    content = page["states_of"](prompt, response)
+    found = states_in(content, how, spec_of(predictor, settings), tokens_of(predictor, ROW))
+    assert confidence(predictor, found) == pytest.approx(own(predictor, ROW), abs=1e-5)

@@ -25,6 +25,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Row
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.tokenization import EncodedPass
+from abstain.llm.features.extraction import UnreadableRow
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.state_files import take_file, too_large
 
@@ -68,12 +69,17 @@ class StatesGiven(StatesDescribed):
 
 
 def read_states(
-    given: StatesGiven, spec: FeatureSpec, folder: Path | None, limit_bytes: int, tokens: EncodedPass | None = None
+    given: StatesGiven,
+    spec: FeatureSpec,
+    folder: Path | None,
+    limit_bytes: int,
+    tokens: EncodedPass | UnreadableRow | None = None,
 ) -> Tensor:
     """The probe's input, float32 (tokens of the answer, d), with those of EOS where `spec` includes it.
 
     `folder`: where a path may lie (`state_files.take_file`). `tokens`: what the base model reads where the texts are
-    known. Raises `AbstainError` for states that are not those that `spec` asks for, or not of these texts.
+    known (`FeatureSource.tokens`). Raises `AbstainError` for states that are not those that `spec` asks for, or not of
+    these texts, and for texts that the base model cannot read.
     """
     if given.path is not None:
         content = take_file(given.path, folder, limit_bytes)
@@ -84,9 +90,11 @@ def read_states(
 
 
 def states_in(
-    content: bytes, described: StatesDescribed, spec: FeatureSpec, tokens: EncodedPass | None = None
+    content: bytes, described: StatesDescribed, spec: FeatureSpec, tokens: EncodedPass | UnreadableRow | None = None
 ) -> Tensor:
     """As `read_states`, of the bytes of a safetensors file."""
+    if isinstance(tokens, UnreadableRow):
+        raise AbstainError(Code.TOO_LONG, tokens.reason)
     at = _axis(described, spec)
     states, ids = _tensors(content)
     if len(states) != len(ids):
@@ -172,7 +180,7 @@ def _tensors(content: bytes) -> tuple[Tensor, Tensor]:
             "the states are no whole safetensors file: send what the engine wrote, once it is written",
         ) from None
     if found.keys() != TENSORS:
-        has = ", ".join(sorted(found)) or "nothing"
+        has = ", ".join(map(repr, sorted(found))) or "nothing"
         _refuse(f"the states hold {has[:200]}: write hidden_states and token_ids alone")
     states, ids = found["hidden_states"], found["token_ids"]
     if states.dtype not in FLOATS or ids.dtype not in INTEGERS:

@@ -18,6 +18,7 @@ from torch import Tensor
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.tokenization import EncodedPass
+from abstain.llm.features.extraction import UnreadableRow
 from abstain.serving.feature_spec import FeatureSpec
 
 UNLIKELY = -9999.0
@@ -39,14 +40,19 @@ class AnswerLogProbs:
 
 
 def read_log_probs(
-    response: Mapping[str, Any], spec: FeatureSpec, answer: str | None = None, tokens: EncodedPass | None = None
+    response: Mapping[str, Any],
+    spec: FeatureSpec,
+    answer: str | None = None,
+    tokens: EncodedPass | UnreadableRow | None = None,
 ) -> AnswerLogProbs:
     """The log-probabilities of the one choice of `response`, of chat completions or of completions.
 
     `answer`, and `tokens`, what the base model reads, are compared where they are given. Raises `AbstainError` where
-    there are none, where they are no log-probabilities, or of another answer, and where it cannot be known whether the
-    last one is of EOS.
+    there are none, where they are no log-probabilities, or of another answer, where it cannot be known whether the last
+    one is of EOS, and for texts that the base model cannot read.
     """
+    if isinstance(tokens, UnreadableRow):
+        raise AbstainError(Code.TOO_LONG, tokens.reason)
     found = _tokens(response)
     for text, value in found:
         if not UNLIKELY < value <= 0:
