@@ -173,6 +173,8 @@ def test_states_of_other_texts_are_refused(
     assert "of other tokens than those of this answer" in refused(
         content, how, spec, tokens_of(predictor, other_answer)
     )
+    as_long = ROW.model_copy(update={"answer": "Yes" + ROW.answer[3:]})
+    assert "of other tokens than those of this answer" in refused(content, how, spec, tokens_of(predictor, as_long))
     longer = ROW.model_copy(update={"answer": ROW.answer + "!"})
     assert "the answer's last token is missing" in refused(content, how, spec, tokens_of(predictor, longer))
     elsewhere = ROW.model_copy(update={"question": "Question 3?"})

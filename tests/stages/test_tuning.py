@@ -9,11 +9,14 @@ import pandas as pd
 import pytest
 
 from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.data.store import splits
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import reviewed
+from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.zoo import load_probe
@@ -21,13 +24,14 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.learning.thresholds.risk_control import MIN_GROUPS
 from abstain.llm.engine.prompts import load_layout
+from abstain.serving.predictor import Predictor
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.export_onnx import __main__ as export_onnx
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model, read_labelled_states
 from abstain.stages.tune_threshold import __main__ as tune_threshold
-from tests.stages.conftest import write_labels
+from tests.stages.conftest import run_stages, write_labels
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +185,18 @@ def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
     rows, confidence = validation_rows()
     states = read_labelled_states()[1].subset(rows.index)
     np.testing.assert_allclose(served.confidence(states), confidence, atol=1e-5)
+
+
+def test_a_probe_without_eos_is_trained_and_served_without(bank: Params) -> None:
+    without = bank.model_copy(update={"llm": bank.llm.model_copy(update={"includes_eos": False})})
+    with_eos = StateTable(paths.FEATURES).lengths.copy()
+    run_stages(without, "features", "train_probe", "export_onnx")
+    frame, states = read_labelled_states()
+    np.testing.assert_array_equal(StateTable(paths.FEATURES).lengths, np.maximum(with_eos - 1, 0))
+    some = frame.iloc[:3]
+    rows = DataStore(paths.DATA).interactions(some["interaction_id"])
+    served = [one.confidence for one in Predictor.open(paths.ONNX, load_settings()).score(rows)]
+    np.testing.assert_allclose(served, OnnxProbe(paths.ONNX).confidence(states.subset(some.index)), atol=1e-5)
 
 
 def test_an_export_that_differs_from_torch_is_refused(bank: Params) -> None:
