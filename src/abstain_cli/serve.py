@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
+    from abstain.config.params import PrivacyParams
     from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
     from abstain.serving.api.service import Retrieve
@@ -35,15 +36,19 @@ def serve(
 ) -> None:
     """Decide about answers over HTTP with the version in production, and follow the registry."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as for `abstain score`
+    from abstain.config.params import load_params
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
+    from abstain.core import paths
     from abstain.serving.api.app import make_app
     from abstain.serving.api.keys import Keys
     from abstain.serving.api.live_gate import LiveGate
     from abstain.serving.api.server import LOOPBACK_NAMES, listen, require_loopback, run
     from abstain.serving.api.service import GateService
     from abstain.serving.gate import Gate
+    from abstain.serving.status_page.page import make_routes
     from tasks.live_release import OriginReleases
+    from tasks.workspace import project_root
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -54,9 +59,11 @@ def serve(
     keys = Keys(text, serving.keys_file)
     require_loopback(host, keys.required)
     live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
+    params = load_params(project_root() / paths.PARAMS)
     with listen(host, port) as listening, _retriever(retrieve) as chunks:
-        service = GateService(live, _open_log(), serving, chunks)
+        service = GateService(live, _open_log(params.privacy), serving, chunks)
         app = make_app(service, keys, None if keys.required else LOOPBACK_NAMES)
+        app.include_router(make_routes(service, keys, params.labels))
         shown = f"[{host}]" if ":" in host else host
         print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)
         run(app, listening, serving)
@@ -82,18 +89,15 @@ def key(
     print(f"key   {secret}\nline  {line}")
 
 
-def _open_log() -> DecisionLog:
+def _open_log(params: PrivacyParams) -> DecisionLog:
     """The decision log, with the rules of ingest for texts and people."""
-    from abstain.config.params import load_params
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import decision_log_url, load_settings
-    from abstain.core import paths
     from abstain.data.decision_log.log import DecisionLog
     from abstain.ingest.privacy.policy import Privacy
-    from tasks.workspace import project_root
 
     settings, serving = load_settings(), load_serve_settings()
-    privacy = Privacy.open(load_params(project_root() / paths.PARAMS).privacy, settings)
+    privacy = Privacy.open(params, settings)
     return DecisionLog.open(
         decision_log_url(settings),
         redact=privacy.redact_row,

@@ -25,6 +25,7 @@ from abstain.llm.engine.loading import load_tokenizer, resolve
 from abstain.llm.engine.tokenization import EncodedPass, encode_pass
 from abstain.llm.features.extraction import UnreadableRow
 from abstain.llm.signals.compute_features import Given
+from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.given import Missing, given_answers
 from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
@@ -142,6 +143,13 @@ class Gate:
             return known
         reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(lacking)}; give the texts as well"
         return self.checked(self.predictor.unavailable_because(asked.interaction_id, reason))
+
+    def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
+        """The decision about one answer, with what was found of it. Raises `AbstainError` as `decide_all` does."""
+        if not no_context and self.predictor.lacks_context(row):
+            return Explanation(self.checked(self.predictor.unavailable(row)))
+        explained = explain(self.predictor, row)
+        return replace(explained, decision=self.checked(explained.decision))
 
     def checked(self, decision: Decision) -> Decision:
         """`decision`, `unavailable` where this version guarantees nothing, with what is done with such answers."""

@@ -149,6 +149,11 @@ class LiveScorer:
         """Confidences, float64 (rows,); nan where there is none."""
         return np.asarray(self.scorer.score(answers), float)
 
+    def part_scores(self, answers: Answers) -> dict[str, np.ndarray]:
+        """The scores of each of `signals`, float64 (rows,); nan where it has none."""
+        named = zip(self.signals, self.parts, strict=True)
+        return {name: np.asarray(part.score(answers), float) for name, part in named}
+
 
 @dataclass(frozen=True)
 class _Parts:

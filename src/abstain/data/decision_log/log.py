@@ -152,6 +152,14 @@ class DecisionLog:
         """See `queries.newest_withheld`."""
         return queries.newest_withheld(self._database, limit)
 
+    def reviewed(self, interaction_ids: Collection[str]) -> frozenset[str]:
+        """See `queries.reviewed`."""
+        return queries.reviewed(self._database, interaction_ids)
+
+    def reviews_of_shown(self, version: str, since: datetime) -> list[Review]:
+        """See `queries.reviews_of_shown`."""
+        return queries.reviews_of_shown(self._database, version, since)
+
     def over_time(self, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
         """See `queries.over_time`."""
         return queries.over_time(self._database, since, until, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -63,6 +63,39 @@ def newest_withheld(database: LogDatabase, limit: int) -> list[LoggedDecision]:
     rows = select(DECISIONS).where(DECISIONS.c.shown.is_(False)).order_by(DECISIONS.c.seq.desc()).limit(limit)
     with database.reading() as connection:
         return [read_decision(row) for row in connection.execute(rows)]
+
+
+def reviewed(database: LogDatabase, interaction_ids: Collection[str]) -> frozenset[str]:
+    """Those of `interaction_ids` that have a review."""
+    columns = FEEDBACK.c
+    rows = select(columns.interaction_id).where(
+        columns.kind == "review", columns.interaction_id.in_(list(interaction_ids))
+    )
+    with database.reading() as connection:
+        return frozenset(connection.scalars(rows))
+
+
+def reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> list[Review]:
+    """The reviews of answers that `version` decided to show since then, in the order in which they came.
+
+    Those whose texts are gone are left out: their verdicts went with them.
+    """
+    joined = FEEDBACK.join(DECISIONS, FEEDBACK.c.interaction_id == DECISIONS.c.interaction_id)
+    rows = (
+        select(FEEDBACK.c.kind, FEEDBACK.c.content)
+        .select_from(joined)
+        .where(
+            FEEDBACK.c.kind == "review",
+            FEEDBACK.c.content.is_not(None),
+            DECISIONS.c.decision == "show",
+            DECISIONS.c.version == version,
+            DECISIONS.c.decided_at >= microseconds(since),
+        )
+        .order_by(FEEDBACK.c.seq)
+    )
+    with database.reading() as connection:
+        found = [read_feedback(row.kind, row.content) for row in connection.execute(rows)]
+    return [one for one in found if isinstance(one, Review)]
 
 
 def count(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:

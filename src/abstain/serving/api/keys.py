@@ -82,10 +82,17 @@ class Keys:
 
     def holder(self, presented: str | None) -> ApiKey | None:
         """Who holds the key `presented`; None where nobody does."""
+        return self._of_digest(_digest(presented or ""))
+
+    def renewed(self, holder: ApiKey) -> ApiKey | None:
+        """`holder` with the roles that it has now; None where its key lets nobody in any more."""
+        return self._of_digest(holder.digest)
+
+    def _of_digest(self, digest: str) -> ApiKey | None:
         if not self.required:
             return ANYBODY_HERE
         self._reload()
-        digest, found = _digest(presented or ""), None
+        found = None
         for key in (*self._given, *self._read):
             if hmac.compare_digest(key.digest, digest):
                 found = key

@@ -32,6 +32,7 @@ from abstain.serving.api.metrics import Metrics
 from abstain.serving.api.schemas import AnswerRequest, AskedAbout, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.api.telemetry import emit
 from abstain.serving.engine_states import StatesDescribed, read_states, states_in
+from abstain.serving.explanation import Explanation
 from abstain.serving.gate import UNKNOWN_WRITER, Asked, Gate, as_contexts, new_id, no_version
 from abstain.serving.generate import GeneratedAnswer, answer, room_for
 from abstain.serving.predictor import Decision
@@ -159,6 +160,23 @@ class GateService:
             more = {name: getattr(asked, name) for name in ("product", "line_of_business", "group")}
             row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
         return text, await self._log_and_count(decision, row, asked, "answer", began, trace)
+
+    async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
+        """The decision about an answer that somebody tries, with its parts: neither logged nor counted.
+
+        Raises `AbstainError` for texts that are too long, where nothing is live, and where there is no decision in
+        time.
+        """
+        self._limit(row)
+        live = self.live.now
+        if live is None:
+            raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
+        run = partial(_explain_all, live.gate)
+        try:
+            tried = self._batcher.run(("explain", live), run, (row, no_context))
+            return await asyncio.wait_for(tried, self.settings.timeout_s)
+        except TimeoutError:
+            raise AbstainError(Code.BUSY, f"there was no decision within {self.settings.timeout_s:g} s") from None
 
     async def feedback(self, given: FeedbackRequest) -> str:
         """Record a thumb or a review: `recorded`, or `known` where it was before.
@@ -342,6 +360,10 @@ class GateService:
             self.metrics.live.labels(self.live.now.release.version).set(1)
         self.metrics.swaps.set(self.live.swaps)
         self.metrics.refused.set(self.live.refused)
+
+
+def _explain_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Explanation]:
+    return [gate.explain(row, no_context) for row, no_context in jobs]
 
 
 def _answer_all(

@@ -1,0 +1,121 @@
+"""The charts of the page as inline SVG, drawn on the server: colours are those of the page's style, by class.
+
+Each has a title and a description for who does not see it; the table below them has the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup, escape
+
+from abstain.serving.status_page.figures import Day
+
+WIDTH, HEIGHT = 360, 190
+LEFT, RIGHT, TOP, BOTTOM = 62, 8, 10, 24
+KINDS = ("show", "abstain", "unavailable")
+
+
+def decisions_chart(days: Sequence[Day]) -> Markup:
+    """Decisions a day, one bar: shown at the bottom, then withheld, then unavailable."""
+    most = _rounded_up(max(day.total for day in days))
+    bars = []
+    for at, day in enumerate(days):
+        below = 0
+        for kind in KINDS:
+            count = getattr(day, kind)
+            if count:
+                y, height = _y(below + count, most), _y(below, most) - _y(below + count, most)
+                width = 0.72 * _step(days)
+                x = _x(at, days) - width / 2
+                bars.append(f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>')
+                below += count
+    totals = {kind: sum(getattr(day, kind) for day in days) for kind in KINDS}
+    said = ", ".join(f"{count:,} {kind}" for kind, count in totals.items())
+    return _chart("decisions", "Decisions a day", f"In {len(days)} days: {said}.", days, most, f"{most:,.0f}", bars)
+
+
+def coverage_chart(days: Sequence[Day]) -> Markup:
+    """The share of answers shown, by day."""
+    decided = sum(day.total for day in days)
+    shown = sum(day.show for day in days)
+    said = f"In {len(days)} days {shown / decided:.0%} of {decided:,} answers." if decided else "No decisions."
+    line = _line("show", [day.coverage for day in days], days, 1.0)
+    return _chart("coverage", "Coverage: share of answers shown", said, days, 1.0, "100 %", line)
+
+
+def latency_chart(days: Sequence[Day]) -> Markup:
+    """The milliseconds of half of a day's decisions, and of 99 in 100."""
+    highest = [day.p99_ms for day in days if day.p99_ms is not None]
+    most = _rounded_up(max(highest, default=1.0))
+    lines = [
+        *_line("p50", [day.p50_ms for day in days], days, most),
+        *_line("p99", [day.p99_ms for day in days], days, most),
+    ]
+    said = f"The slowest day's p99 is {max(highest):,.0f} ms." if highest else "No decisions."
+    return _chart("latency", "Latency: p50 and p99", said, days, most, f"{most:,.0f} ms", lines)
+
+
+def _chart(
+    name: str, title: str, said: str, days: Sequence[Day], most: float, label: str, marks: Sequence[str]
+) -> Markup:
+    """Axes, days and `marks` of a chart whose y axis goes from 0 to `most`, labelled `label`."""
+    bottom = HEIGHT - BOTTOM
+    grid = "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(part * most, most):.1f}" '
+        f'y2="{_y(part * most, most):.1f}"/>'
+        for part in (0, 0.5, 1)
+    )
+    ends = "".join(
+        f'<text x="{_x(at, days):.1f}" y="{bottom + 16}" text-anchor="{anchor}">{days[at].date:%d %b}</text>'
+        for at, anchor in ((0, "start"), (len(days) - 1, "end"))
+    )
+    scale = (
+        f'<text x="{LEFT - 6}" y="{TOP + 9}" text-anchor="end">{escape(label)}</text>'
+        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">0</text>'
+    )
+    return Markup(  # noqa: S704 (numbers, and texts of this module)
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(said)}</desc>'
+        f"{grid}{scale}{ends}{''.join(marks)}</svg>"
+    )
+
+
+def _line(kind: str, values: Sequence[float | None], days: Sequence[Day], most: float) -> list[str]:
+    """A line through the days that have a value, broken where one has none, with a dot on each."""
+    runs: list[list[str]] = [[]]
+    dots = []
+    for at, value in enumerate(values):
+        if value is None:
+            runs.append([])
+            continue
+        x, y = f"{_x(at, days):.1f}", f"{_y(value, most):.1f}"
+        runs[-1].append(f"{x},{y}")
+        dots.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="2.5"/>')
+    return [*(f'<polyline class="{kind}" points="{" ".join(run)}"/>' for run in runs if len(run) > 1), *dots]
+
+
+def _step(days: Sequence[Day]) -> float:
+    return (WIDTH - LEFT - RIGHT) / len(days)
+
+
+def _x(at: int, days: Sequence[Day]) -> float:
+    """The middle of a day."""
+    return LEFT + (at + 0.5) * _step(days)
+
+
+def _y(value: float, most: float) -> float:
+    return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value / most
+
+
+def _rounded_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ... from `value` on."""
+    size = 1.0
+    while True:
+        for step in (1, 2, 5):
+            if value <= step * size:
+                return step * size
+        size *= 10
+
+
+CHARTS: tuple[Callable[[Sequence[Day]], Markup], ...] = (decisions_chart, coverage_chart, latency_chart)

@@ -1,0 +1,329 @@
+"""The routes of the page: HTML made on the server, without any script, for people.
+
+Notes:
+
+* Without keys the server answers its own machine alone (`api.app`), and the page is open. With keys a visitor logs in:
+  the key is sent once, in a form, and is neither kept nor shown; a cookie names the session (sessions.py).
+* Texts of users are escaped by the templates. The policy lets a browser run nothing and load nothing.
+* Forms are read here: they are pairs of names and texts, and nothing is ever uploaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from pydantic import ValidationError
+
+from abstain.config.params import LabelParams
+from abstain.core.codes import Code
+from abstain.core.contracts import Review
+from abstain.core.errors import AbstainError
+from abstain.core.markdown import plain
+from abstain.serving.api.keys import Keys, Role
+from abstain.serving.api.problems import LONGEST, STATUS, Problem
+from abstain.serving.api.schemas import FeedbackRequest
+from abstain.serving.api.service import GateService
+from abstain.serving.gate import interaction
+from abstain.serving.status_page.charts import coverage_chart, decisions_chart, latency_chart
+from abstain.serving.status_page.figures import days, reviewed_of
+from abstain.serving.status_page.sessions import HOURS, Sessions, Visitor
+
+COOKIE, LOGIN_COOKIE = "abstain-gate", "abstain-gate-login"
+LISTED = 20
+"""Withheld answers on the page."""
+MOST_FIELDS = 20
+VERDICTS = {
+    "complete": "it says all that was asked for",
+    "correct": "what it says is right",
+    "truthful": "it says nothing that the sources do not",
+}
+HEADLINES = {"show": "Shown", "abstain": "Withheld", "unavailable": "No decision"}
+STATES = {"show": "passed", "abstain": "warned", "unavailable": "failed"}
+Handler = Callable[..., Awaitable[Response]]
+"""Takes the request, and what its path names."""
+_BLANK_LINE = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+_NOTHING = {"question": "", "contexts": "", "answer": "", "no_context": ""}
+_FOLDER = Path(__file__).parent
+
+
+def make_routes(service: GateService, keys: Keys, labels: LabelParams) -> APIRouter:
+    """The page of `service`. `labels`: when a reviewed answer counts as correct."""
+    page = _Page(service, Sessions(keys), labels)
+    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    handlers: tuple[tuple[str, str, Handler], ...] = (
+        ("/", "GET", page.status),
+        ("/withheld/{interaction_id:path}", "GET", page.withheld),
+        ("/try", "POST", page.try_one),
+        ("/review", "POST", page.review),
+        ("/login", "POST", page.log_in),
+        ("/logout", "POST", page.log_out),
+    )
+    for path, method, handle in handlers:
+        routes.add_api_route(path, _answering_problems(handle, page), methods=[method], response_model=None)
+    return routes
+
+
+class _Page:
+    def __init__(self, service: GateService, sessions: Sessions, labels: LabelParams) -> None:
+        self._service, self._sessions, self._labels = service, sessions, labels
+
+    async def status(self, request: Request) -> Response:
+        """What is live, how it does, what it withheld, and the form to try an answer."""
+        visitor = self.visitor(request)
+        live, log = self._service.live.now, self._service.log
+        told: dict[str, Any] = {"log_trouble": None, "withheld": [], "is_reviewed": frozenset(), "reviewed": None}
+
+        def read_log() -> dict[str, Any]:
+            by_day = days(log, datetime.now(UTC))
+            found: dict[str, Any] = {"days": by_day, "charts": _charts(by_day)}
+            if live is not None:
+                found["reviewed"] = reviewed_of(log, live.release, self._labels)
+            if visitor.may("withheld"):
+                found["withheld"] = log.newest_withheld(LISTED)
+                found["is_reviewed"] = log.reviewed([one.interaction_id for one in found["withheld"]])
+            return found
+
+        try:
+            told |= await asyncio.to_thread(read_log)
+        except AbstainError as error:
+            told["log_trouble"] = error.coded
+        trouble = self._service.live.trouble
+        predictor = live.gate.predictor if live else None
+        is_well = predictor is not None and predictor.guaranteed
+        told |= {
+            "release": live.release if live else None,
+            "predictor": predictor,
+            "trouble": trouble,
+            "state": "failed" if not is_well else "warned" if trouble else "passed",
+            "given": _NOTHING,
+        }
+        return self._render("status.html", visitor, told)
+
+    async def withheld(self, request: Request, interaction_id: str) -> Response:
+        """One withheld answer, with the form to review it."""
+        visitor = self.visitor(request, "withheld")
+        found = await asyncio.to_thread(self._service.log.find, interaction_id)
+        if found is None or found.decision.shown:
+            raise Problem(404, Code.UNKNOWN_NAME, "no withheld answer has this id")
+        told = {
+            "found": found,
+            "reviews": [one for one in found.feedback if isinstance(one, Review)],
+            "verdicts": VERDICTS,
+            "feedback_id": f"page-{secrets.token_hex(12)}",
+        }
+        return self._render("withheld.html", visitor, told)
+
+    async def try_one(self, request: Request) -> Response:
+        """The decision about an answer that is tried, and its explanation."""
+        visitor, form = await self._form(request, "ask")
+        given = {name: form.get(name, "") for name in _NOTHING}
+        contexts = [one for one in _BLANK_LINE.split(given["contexts"].strip()) if one.strip()]
+        try:
+            row = interaction(given["question"], contexts, given["answer"])
+        except ValidationError as error:
+            raise _invalid(error) from None
+        explanation = await self._service.explain(row, bool(given["no_context"]))
+        decision = explanation.decision
+        told = {
+            "explanation": explanation,
+            "decision": decision,
+            "headline": HEADLINES[decision.decision],
+            "state": STATES[decision.decision],
+            "given": given,
+        }
+        return self._render("try.html", visitor, told)
+
+    async def review(self, request: Request) -> Response:
+        """Record the review of a withheld answer, and show the answer with it."""
+        visitor, form = await self._form(request, "withheld", "feedback")
+        key = form.get("interaction_id", "")
+        found = await asyncio.to_thread(self._service.log.find, key)
+        if found is None or found.decision.shown:
+            raise Problem(404, Code.UNKNOWN_NAME, "no withheld answer has this id")
+        try:
+            given = FeedbackRequest(
+                feedback_id=form.get("feedback_id", ""),
+                interaction_id=key,
+                reviewer=visitor.holder.name if visitor.session else form.get("reviewer", ""),
+                ideal_answer=form.get("ideal_answer", "").strip() or None,
+                **{name: {"yes": True, "no": False}.get(form.get(name, "")) for name in VERDICTS},
+            )
+        except ValidationError as error:
+            raise _invalid(error) from None
+        await self._service.feedback(given)
+        return RedirectResponse(f"/withheld/{quote(key, safe='')}", 303)
+
+    async def log_in(self, request: Request) -> Response:
+        form = await _fields(request)
+        self._require_own_form(request.cookies.get(LOGIN_COOKIE, ""), form)
+        session = self._sessions.log_in(form.get("key", ""))
+        if session is None:
+            return self.ask_for_key(request, "That is no valid key.")
+        response = RedirectResponse("/", 303)
+        _set_cookie(request, response, COOKIE, session)
+        return response
+
+    async def log_out(self, request: Request) -> Response:
+        visitor, _ = await self._form(request)
+        self._sessions.log_out(visitor.session)
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return response
+
+    def visitor(self, request: Request, *roles: Role) -> Visitor:
+        """Who asks. Raises `_LoggedOut` where nobody known does, and `Problem` where a role is missing."""
+        visitor = self._sessions.visitor(request.cookies.get(COOKIE))
+        if visitor is None:
+            raise _LoggedOut
+        if not visitor.may(*roles):
+            lacking = ", ".join(sorted(set(roles) - visitor.holder.roles))
+            raise Problem(403, Code.NO_ACCESS, f"the key {visitor.holder.name} lacks the role {lacking}")
+        return visitor
+
+    def ask_for_key(self, request: Request, problem: str = "") -> Response:
+        """The form for a key."""
+        nonce = request.cookies.get(LOGIN_COOKIE) or secrets.token_urlsafe(32)
+        token = self._sessions.form_token(nonce)
+        response = _rendered("login.html", 403, visitor=None, token=_hidden(token), problem=problem)
+        _set_cookie(request, response, LOGIN_COOKIE, nonce)
+        return response
+
+    def _render(self, name: str, visitor: Visitor, told: Mapping[str, Any]) -> Response:
+        return _rendered(name, 200, visitor=visitor, token=_hidden(visitor.form_token), **told)
+
+    async def _form(self, request: Request, *roles: Role) -> tuple[Visitor, dict[str, str]]:
+        """Who sends a form of ours, and its fields. Raises as `visitor`, and `Problem` for another's form."""
+        visitor, form = self.visitor(request, *roles), await _fields(request)
+        self._require_own_form(visitor.session, form)
+        return visitor, form
+
+    def _require_own_form(self, of: str, form: Mapping[str, str]) -> None:
+        if (self._sessions.needed and not of) or not self._sessions.is_form_of(of, form.get("token", "")):
+            raise Problem(403, Code.NO_ACCESS, "this form is of another session: open the page again, and send it anew")
+
+
+class _LoggedOut(Exception):
+    """Raised where a key is needed and nobody is logged in."""
+
+
+def _answering_problems(handle: Handler, page: _Page) -> Callable[[Request], Awaitable[Response]]:
+    """`handle`, whose errors are pages, too."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handle(request, **request.path_params)
+        except _LoggedOut:
+            return page.ask_for_key(request)
+        except Problem as problem:
+            return _told(problem)
+        except AbstainError as error:
+            return _told(Problem.of(error))
+
+    return answer
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """The fields of a form, with one kind of line ends. Raises `Problem` for what no form of ours sends."""
+    try:
+        pairs = parse_qsl(
+            (await request.body()).decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MOST_FIELDS,
+        )
+    except ValueError:
+        raise Problem(422, Code.INVALID_ROW, "the form cannot be read") from None
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}
+
+
+def _told(problem: Problem) -> Response:
+    """The page of a problem."""
+    said = plain(f"{problem.code}: {problem.detail}")[:LONGEST]
+    response = _rendered("problem.html", problem.status, visitor=None, problem=said)
+    response.headers.update(problem.headers)
+    return response
+
+
+def _invalid(error: ValidationError) -> Problem:
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"]))
+    return Problem(
+        STATUS[Code.INVALID_ROW], Code.INVALID_ROW, f"{where}: {problem['msg']}" if where else problem["msg"]
+    )
+
+
+def _charts(by_day: Any) -> list[tuple[str, list[tuple[str, str]], Markup]]:
+    """Title, legend (class and name) and drawing of each chart."""
+    kinds = [("show", "show"), ("abstain", "abstain"), ("unavailable", "unavailable")]
+    return [
+        ("Decisions a day", kinds, decisions_chart(by_day)),
+        ("Coverage: share of answers shown", [], coverage_chart(by_day)),
+        (
+            "Latency of a decision",
+            [("show", "half (p50)"), ("abstain", "99 in 100 (p99), dashed")],
+            latency_chart(by_day),
+        ),
+    ]
+
+
+def _rendered(name: str, status: int, **told: Any) -> Response:
+    environment, policy = _templates()
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return HTMLResponse(environment.get_template(name).render(**told), status, headers)
+
+
+@lru_cache(maxsize=1)
+def _templates() -> tuple[Environment, str]:
+    """The templates, and the policy that allows their style, by digest, their own forms, and nothing else."""
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    style = (_FOLDER / "style.css").read_text(encoding="utf-8")
+    environment.globals["style"] = Markup(style)  # noqa: S704 (a file of the package)
+    environment.filters |= {
+        "figure": _figure,
+        "share": lambda value: "none" if value is None else f"{100 * value:.1f} %",
+        "milliseconds": lambda value: "none" if value is None else f"{value:,.1f}",
+        "moment": lambda value: f"{value.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+        "address": lambda key: quote(key, safe=""),
+        "surprise": lambda value: "low" if value < -4.6 else "middle" if value < -2.3 else "high",
+    }
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    own = f"style-src 'sha256-{digest}'; img-src 'self' data:; form-action 'self'"
+    return environment, f"default-src 'none'; {own}; base-uri 'none'; frame-ancestors 'none'"
+
+
+def _figure(value: float | None, absent: str = "none") -> str:
+    return absent if value is None else f"{value:.3f}"
+
+
+def _hidden(token: str) -> Any:
+    """Writes the hidden field of each form."""
+    return lambda: Markup('<input type="hidden" name="token" value="{}">').format(token)
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
+    is_encrypted = request.url.scheme == "https"
+    response.set_cookie(name, value, max_age=int(HOURS * 3600), httponly=True, samesite="strict", secure=is_encrypted)

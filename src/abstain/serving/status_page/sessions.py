@@ -1,0 +1,86 @@
+"""Who looks at the page: sessions in memory, each opened by a key, and the tokens that tell our forms from others'.
+
+A session is no key: it ends with its key, after some hours, and with the server. Without keys there is one session, of
+whoever reaches the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+from abstain.serving.api.keys import ANYBODY_HERE, ApiKey, Keys, Role
+
+HOURS = 12.0
+"""A session ends so long after it was opened."""
+MOST = 1000
+"""Sessions at once; the oldest goes for one more."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """The holder of a session's key. `form_token` belongs into each form of theirs; `session`: empty without keys."""
+
+    holder: ApiKey
+    session: str
+    form_token: str
+
+    def may(self, *roles: Role) -> bool:
+        return self.holder.roles.issuperset(roles)
+
+
+class Sessions:
+    """The sessions of a server. Any thread may call its methods."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[ApiKey, float]] = {}
+
+    @property
+    def needed(self) -> bool:
+        """Whether a visitor has to log in."""
+        return self._keys.required
+
+    def log_in(self, key: str) -> str | None:
+        """A new session of the holder of `key`; None where nobody holds it."""
+        holder = self._keys.holder(key)
+        if holder is None:
+            return None
+        session = secrets.token_urlsafe(32)
+        with self._lock:
+            while len(self._open) >= MOST:
+                del self._open[next(iter(self._open))]
+            self._open[session] = holder, time.monotonic() + HOURS * 3600
+        return session
+
+    def visitor(self, session: str | None) -> Visitor | None:
+        """Whose session this is, by the keys as they are now; None where it is nobody's (any more)."""
+        if not self.needed:
+            return Visitor(ANYBODY_HERE, "", self.form_token(""))
+        with self._lock:
+            holder, until = self._open.get(session or "", (None, 0.0))
+        if session is None or holder is None:
+            return None
+        now = self._keys.renewed(holder)
+        if now is None or time.monotonic() >= until:
+            self.log_out(session)
+            return None
+        return Visitor(now, session, self.form_token(session))
+
+    def log_out(self, session: str) -> None:
+        with self._lock:
+            self._open.pop(session, None)
+
+    def form_token(self, of: str) -> str:
+        """The token of the forms of a session, or of the log-in that the cookie `of` tells from others."""
+        return hmac.new(self._secret, of.encode(), hashlib.sha256).hexdigest()
+
+    def is_form_of(self, of: str, token: str) -> bool:
+        """Whether a form with this token is one that we gave to `of`."""
+        return hmac.compare_digest(self.form_token(of).encode(), token.encode())

@@ -1,0 +1,112 @@
+"""The server with its page over a tiny release and a real log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from abstain.config.params import LabelParams
+from abstain.config.serve_settings import ServeSettings
+from abstain.config.settings import Settings
+from abstain.core.errors import AbstainError
+from abstain.data.decision_log.decisions import LoggedDecision
+from abstain.learning.estimators.fusion import Fusion
+from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
+from abstain.serving.api.app import make_app
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.live_gate import LiveGate, Release
+from abstain.serving.api.server import LOOPBACK_NAMES
+from abstain.serving.api.service import GateService
+from abstain.serving.gate import Gate
+from abstain.serving.status_page.page import make_routes
+from tests.data.builders import interaction
+from tests.data.decision_log.builders import decision, open_log, url_of
+from tests.serving.builders import release
+
+SINCE = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
+PROMISE = "precision of at least 0.8"
+FUSION = Fusion(
+    ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
+)
+LABELS = LabelParams(
+    require=("correct", "truthful"),
+    conflicts="latest",
+    review_weight=1.0,
+    thumb_weight=0.1,
+    max_thumb_weight=0.5,
+    thumb_model="agreement",
+    min_agreement=20,
+    user_shrinkage=5.0,
+    refusals=(),
+)
+
+
+class FixedReleases:
+    """A registry that names one version, or none."""
+
+    def __init__(self, now: Release | None, bundle: Path, trouble: AbstainError | None = None) -> None:
+        self.now, self.bundle, self.trouble = now, bundle, trouble
+
+    def live(self) -> Release | None:
+        return self.now
+
+    def fetch(self, release: Release) -> Path:
+        if self.trouble:
+            raise self.trouble
+        return self.bundle
+
+
+def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: bool = True) -> Path:
+    """The folder of a release whose scorer is a fusion of the probe and a log-probability."""
+    content = fusion_to_onnx(FUSION)
+    (folder / "parts").mkdir(parents=True)
+    (folder / "parts" / "fused.onnx").write_bytes(content)
+    kinds = {"fused": "fusion", "probe": "probe", "min_log_prob": "log_prob"}
+    digests = {"fused": hashlib.sha256(content).hexdigest()}
+    scorer = {"name": "fused", "kinds": kinds, "forward_tokens": 40.0, "sha256": digests}
+    guarantee = {"guaranteed": guaranteed, "message": PROMISE}
+    changes = {"format": "3", "scorer": json.dumps(scorer), "guarantee": json.dumps(guarantee)}
+    return release(folder, model, settings, **changes).parent
+
+
+def make_service(folder: Path, releases: FixedReleases, settings: Settings) -> GateService:
+    """A service over a log in `folder`; the first version is not opened yet."""
+    live = LiveGate(releases, lambda bundle: Gate.open(bundle, settings))
+    return GateService(live, open_log(url_of(folder)), ServeSettings(keys=None, keys_file=None, refresh_s=0.2))
+
+
+def make_server(service: GateService, keys: Keys) -> FastAPI:
+    """The app as `abstain serve` makes it."""
+    app = make_app(service, keys, None if keys.required else (*LOOPBACK_NAMES, "testserver"))
+    app.include_router(make_routes(service, keys, LABELS))
+    return app
+
+
+def withheld(key: str, **changes: Any) -> LoggedDecision:
+    """A withheld answer, decided now; texts of its interaction among `changes`."""
+    texts = {name: changes.pop(name) for name in ("question", "answer", "contexts") if name in changes}
+    return decision(key, shown=False, interaction=interaction(key, **texts), decided_at=datetime.now(UTC), **changes)
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The address of `app`, served on this machine while the block runs."""
+    port = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [port]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
