@@ -298,6 +298,7 @@ class Up:
     project: Project
     ui: int
     reports: int
+    gate: int
 
     @property
     def api(self) -> str:
@@ -308,6 +309,7 @@ class Up:
         variables = {
             "ABSTAIN_UI_PORT": self.ui,
             "ABSTAIN_REPORTS_PORT": self.reports,
+            "ABSTAIN_GATE_PORT": self.gate,
             "ABSTAIN_ALERT_URL": alerts_to,
         }
         settings = [f"{name}={value}" for name, value in variables.items()]
@@ -317,16 +319,17 @@ class Up:
 @pytest.fixture(scope="session")
 def up(trained: tuple[Project, str]) -> Iterator[Up]:
     """Up for all tests that look at it or report to it; at the end nothing is left, and the ports are free."""
-    served = Up(trained[0], free_port(), free_port())
+    served = Up(trained[0], free_port(), free_port(), free_port())
     (trained[0].home / "server.key").write_text(SERVER_KEY)
     try:
         started = served.call("up")
         assert started.returncode == 0, started.stdout + started.stderr
         assert f"reports      http://127.0.0.1:{served.reports}\n" in started.stdout
+        assert f"gate         http://127.0.0.1:{served.gate}\n" in started.stdout
         yield served
     finally:
         down = served.call("down")
-    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
+    assert down.returncode == 0 and down.stdout == "stopped: worker, gate, server\n", down.stdout + down.stderr
     assert processes_of(served.project) == []
     for port in (served.ui, served.reports):
         with socket.create_server(("127.0.0.1", port)):

@@ -1,4 +1,4 @@
-"""Background services of `make up` and `make down`: server, worker, deployments, reports, alerts."""
+"""Background services of `make up` and `make down`: server, worker, deployments, reports, alerts, the gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import make_home
-from tasks.server import notifications, reports
+from tasks.server import gate, notifications, reports
 from tasks.server.addresses import (
     HEALTH,
     HOST,
@@ -45,13 +45,15 @@ def up() -> None:
     make_home(home())
     receiver = notifications.receiver()
     with starting_alone():
-        address, report_url = running_server(), reports.served_at()
+        address, report_url, gate_url = running_server(), reports.served_at(), gate.served_at()
         has_worker = address is not None and pid_of("worker") is not None
-        is_up = bool(report_url and has_worker)
+        is_up = bool(report_url and has_worker and gate_url)
         if not address:
             require_free_port("ABSTAIN_UI_PORT", PORT)
         if not report_url:
             require_free_port(reports.VARIABLE, reports.port())
+        if not gate_url:
+            require_free_port(gate.VARIABLE, gate.port())
         try:
             report_url = report_url or reports.serve(root)
             address = address or _start_server(root)
@@ -60,18 +62,20 @@ def up() -> None:
                 stop("worker")  # that of a server that is gone
                 _start_worker(root, address)
             notifications.configure(receiver)
+            gate_url = gate_url or _start_gate(root)
         except BaseException:
             print()
             down()
             raise
     if is_up:
-        print(f"already up: {address}\nalerts       {notifications.summary(receiver)}")
+        print(f"already up: {address}\ngate         {gate_url}\nalerts       {notifications.summary(receiver)}")
         return
     (home() / "inbox").mkdir(exist_ok=True)
     deployments = _deployments(root)
     print(f"\nPrefect UI   {with_login(address)}")
-    print(f"reports      {report_url}\nalerts       {notifications.summary(receiver)}")
-    print(f"logs         {log_of('server')}\n             {log_of('worker')}\ndeployments")
+    print(f"gate         {gate_url}\nreports      {report_url}\nalerts       {notifications.summary(receiver)}")
+    logs = "\n             ".join(str(log_of(name)) for name in ("server", "worker", gate.NAME))
+    print(f"logs         {logs}\ndeployments")
     for name, description in deployments.items():
         print(f"  {name:16} {description}")
     prefect = Path(sys.executable).parent / "prefect"
@@ -83,7 +87,7 @@ def up() -> None:
 
 def down() -> None:
     """Stop the worker, the runs that it is at, and the servers; print what was stopped."""
-    stopped = ["worker"] if stop("worker") else []
+    stopped = [name for name in ("worker", gate.NAME) if stop(name)]
     address = running_server()
     if address:
         report_to(address)
@@ -91,7 +95,7 @@ def down() -> None:
     if stop("server"):
         stopped.append("server")
     stop(reports.NAME)
-    print(f"stopped: {' and '.join(stopped)}" if stopped else "nothing is up")
+    print(f"stopped: {', '.join(stopped)}" if stopped else "nothing is up")
 
 
 def worker() -> None:
@@ -140,6 +144,14 @@ def _start_server(root: Path) -> str:
     start("server", command, root, ready=UI + HEALTH, address=UI)
     print(f"ready after {time.monotonic() - began:.0f} s")
     return UI
+
+
+def _start_gate(root: Path) -> str:
+    print("starting the gate ...", end=" ", flush=True)
+    began = time.monotonic()
+    address = gate.serve(root)
+    print(f"ready after {time.monotonic() - began:.0f} s")
+    return address
 
 
 def _start_worker(root: Path, address: str) -> None:

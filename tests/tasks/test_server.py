@@ -76,10 +76,11 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """`python -m tasks.server up|down` on a free port; down at the end, however the test ends."""
+    """`python -m tasks.server up|down` on free ports; down at the end, however the test ends."""
 
-    def call(what: str, port: str = str(free_port())) -> subprocess.CompletedProcess[str]:
-        return project.command(["env", f"ABSTAIN_UI_PORT={port}", sys.executable, "-m", "tasks.server", what])
+    def call(what: str, port: str = str(free_port()), gate: str = str(free_port())) -> subprocess.CompletedProcess[str]:
+        ports = [f"ABSTAIN_UI_PORT={port}", f"ABSTAIN_GATE_PORT={gate}"]
+        return project.command(["env", *ports, sys.executable, "-m", "tasks.server", what])
 
     yield call
     if processes_of(project):
@@ -141,6 +142,10 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", up.stdout)
     assert api is not None, up.stdout
     command = up.stdout.partition("in the UI, or: ")[2].splitlines()[0]
+    gate = re.search(r"^gate +(http://127\.0\.0\.1:\d+)$", up.stdout, re.MULTILINE)
+    assert gate is not None, up.stdout
+    with urllib.request.urlopen(gate[1], timeout=30) as reply:
+        assert "nothing is live" in reply.read().decode(), "where nothing is in production it is up, and says so"
     monkeypatch.setenv(KEY, key.read_text().strip())
 
     with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
@@ -159,7 +164,7 @@ def test_up_runs_what_is_deployed_a_cancelled_run_ends_and_down_leaves_nothing(
     post(f"{api[1]}/deployments/{sleeper['deployment_id']}/create_flow_run", {})
     wait_until(lambda: "sleep 6000" in processes_of(project), 90)
     down = server("down")
-    assert down.returncode == 0 and down.stdout == "stopped: worker and server\n", down.stdout + down.stderr
+    assert down.returncode == 0 and down.stdout == "stopped: worker, gate, server\n", down.stdout + down.stderr
     assert processes_of(project) == []
     assert sorted(states(project, "sleeper")) == ["CANCELLED", "CRASHED"]
     assert server("down").stdout == "nothing is up\n"
@@ -176,9 +181,10 @@ def test_without_a_server_or_a_free_port_it_is_one_line_with_the_remedy(
     assert "no server is up: run `make up` first, or set PREFECT_API_URL" in error(worker)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = error(server("up", port))
-    assert f"port {port} is in use" in said and "ABSTAIN_UI_PORT=4300 make up" in said
+        for said, variable in ((error(server("up", port)), "UI"), (error(server("up", gate=port)), "GATE")):
+            assert f"port {port} is in use" in said and f"ABSTAIN_{variable}_PORT=4300 make up" in said
     assert "ABSTAIN_UI_PORT: 'http' is no port number" in error(server("up", "http"))
+    assert "ABSTAIN_GATE_PORT: 'http' is no port number" in error(server("up", gate="http"))
 
 
 def test_the_temporary_server_keeps_the_run_and_ends_with_it(project: Project) -> None:

@@ -34,6 +34,7 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
 from abstain.serving.api.keys import Keys, Role
+from abstain.serving.api.live_gate import Live
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.schemas import FeedbackRequest
 from abstain.serving.api.service import GateService
@@ -84,24 +85,12 @@ class _Page:
     async def status(self, request: Request) -> Response:
         """What is live, how it does, what it withheld, and the form to try an answer."""
         visitor = self.visitor(request)
-        live, log = self._service.live.now, self._service.log
-        told: dict[str, Any] = {"log_trouble": None, "withheld": [], "is_reviewed": frozenset(), "reviewed": None}
-
-        def read_log() -> dict[str, Any]:
-            by_day = days(log, datetime.now(UTC))
-            found: dict[str, Any] = {"days": by_day, "charts": _charts(by_day)}
-            if live is not None:
-                found["reviewed"] = reviewed_of(log, live.release, self._labels)
-            if visitor.may("withheld"):
-                found["withheld"] = log.newest_withheld(LISTED)
-                found["is_reviewed"] = log.reviewed([one.interaction_id for one in found["withheld"]])
-            return found
-
+        live, trouble = self._service.live.now, self._service.live.trouble
+        told: dict[str, Any] = {"log_trouble": None}
         try:
-            told |= await asyncio.to_thread(read_log)
+            told |= await asyncio.to_thread(self._of_log, live, visitor)
         except AbstainError as error:
-            told["log_trouble"] = error.coded
-        trouble = self._service.live.trouble
+            told |= {"log_trouble": error.coded, "reviewed": None, "withheld": []}
         predictor = live.gate.predictor if live else None
         is_well = predictor is not None and predictor.guaranteed
         told |= {
@@ -112,6 +101,18 @@ class _Page:
             "given": _NOTHING,
         }
         return self._render("status.html", visitor, told)
+
+    def _of_log(self, live: Live | None, visitor: Visitor) -> dict[str, Any]:
+        """What the log says on the page. Raises `AbstainError` where it cannot be read."""
+        log, by_day = self._service.log, days(self._service.log, datetime.now(UTC))
+        withheld = log.newest_withheld(LISTED) if visitor.may("withheld") else []
+        return {
+            "days": by_day,
+            "charts": _charts(by_day),
+            "reviewed": reviewed_of(log, live.release, self._labels) if live else None,
+            "withheld": withheld,
+            "is_reviewed": log.reviewed([one.interaction_id for one in withheld]),
+        }
 
     async def withheld(self, request: Request, interaction_id: str) -> Response:
         """One withheld answer, with the form to review it."""

@@ -1,0 +1,474 @@
+"""What the page says and to whom; how it works in a browser is in test_page_browser.py."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from bs4 import BeautifulSoup
+from fastapi.openapi.utils import get_openapi
+from httpx import Response
+from starlette.testclient import TestClient
+
+from abstain.config.settings import Settings
+from abstain.core.codes import Code
+from abstain.core.contracts import Review
+from abstain.core.errors import AbstainError
+from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.live_gate import Release
+from abstain.serving.api.service import GateService
+from abstain.serving.status_page.page import make_routes
+from tests.data.builders import cited, interaction
+from tests.data.decision_log.builders import decision
+from tests.serving.status_page.builders import (
+    LABELS,
+    PROMISE,
+    SINCE,
+    FixedReleases,
+    fused_release,
+    make_server,
+    make_service,
+    withheld,
+)
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(1)>",
+    "</textarea></title><h1>",
+    "{{ 7 * 7 }} {% raise %}",
+    "&lt;b&gt; &amp;",
+]
+TRIED = {"question": "What is the fee?", "contexts": "There is no fee.\n\nAsk.", "answer": "None, é 😀."}
+
+
+@pytest.fixture(scope="module")
+def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    return fused_release(folder, model, Settings(home=folder / "home", device="cpu", dtype="float32"))
+
+
+@pytest.fixture
+def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
+    """v1.2.0 is live."""
+    made = make_service(tmp_path, FixedReleases(Release("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
+    made.live.refresh()
+    assert made.live.now, made.live.trouble
+    return made
+
+
+@pytest.fixture
+def page(service: GateService) -> Iterator[TestClient]:
+    """The page of a server without keys."""
+    with TestClient(make_server(service, Keys())) as client:
+        yield client
+
+
+@pytest.fixture
+def guarded(service: GateService, tmp_path: Path) -> Iterator[Callable[..., tuple[TestClient, str]]]:
+    """A server with keys: a browser, and the key of a holder with these roles."""
+    file = tmp_path / "keys"
+    file.write_text("")
+    app = make_server(service, Keys(file=file))
+
+    def of(*roles: str, name: str = "ann") -> tuple[TestClient, str]:
+        key, line = make_key(name, roles)
+        file.write_text(f"{file.read_text()}{line}\n")
+        return TestClient(app), key
+
+    with TestClient(app):
+        yield of
+
+
+def token_of(reply: Response) -> str:
+    return BeautifulSoup(reply.text, "html.parser").find("input", {"name": "token"})["value"]
+
+
+def log_in(browser: TestClient, key: str) -> Response:
+    return browser.post("/login", data={"token": token_of(browser.get("/")), "key": key})
+
+
+def send(browser: TestClient, path: str, **fields: str) -> Response:
+    return browser.post(path, data={"token": token_of(browser.get("/")), **fields})
+
+
+def text_of(reply: Response) -> str:
+    return " ".join(BeautifulSoup(reply.text, "html.parser").get_text(" ").split())
+
+
+def verdicts(**changes: str) -> dict[str, str]:
+    return {
+        "interaction_id": "w-1",
+        "feedback_id": "f-1",
+        "reviewer": "Bo",
+        "complete": "yes",
+        "correct": "no",
+        "truthful": "yes",
+        **changes,
+    }
+
+
+def shown_and_reviewed(service: GateService, key: str, right: bool, **changes: object) -> None:
+    fields = {"version": "v1.2.0", "decided_at": SINCE + timedelta(days=1), **changes}
+    service.log.record(decision(key, **fields))
+    verdict = {"complete": False, "correct": right, "truthful": True}
+    row = Review(interaction_id=key, reviewed_at=datetime.now(UTC), reviewer="Bo", **verdict)
+    service.log.feedback(f"f-{key}", row).result()
+
+
+def test_the_page_says_what_is_live_and_what_it_promises(page: TestClient) -> None:
+    said = text_of(page.get("/"))
+    for what in ("v1.2.0 is live", "2026-11-01 09:30 UTC", PROMISE, "a mark", "min_log_prob, probe", "0.500"):
+        assert what in said
+    assert "nothing can be said" in said, "no answer was reviewed"
+
+
+def test_a_refused_version_is_said_beside_the_one_that_goes_on(service: GateService, page: TestClient) -> None:
+    releases = service.live._releases
+    assert isinstance(releases, FixedReleases)
+    releases.now = Release("v1.3.0", "1", SINCE)
+    releases.trouble = AbstainError(Code.BAD_ARTIFACT, "a file was changed")
+    service.live.refresh()
+    said = text_of(page.get("/"))
+    assert "v1.2.0 is live" in said and "v1.3.0 is refused" in said and "a file was changed" in said
+
+
+def test_without_a_version_the_page_says_so_and_nothing_can_be_tried(
+    settings: Settings, tmp_path: Path, bundle: Path
+) -> None:
+    service = make_service(tmp_path, FixedReleases(None, bundle), settings)
+    with TestClient(make_server(service, Keys())) as page:
+        service.live.refresh()
+        assert "nothing is in production yet" in text_of(page.get("/"))
+        tried = send(page, "/try", **TRIED)
+    assert tried.status_code == 503 and Code.NO_VERSION in text_of(tried)
+
+
+def test_a_version_that_guarantees_nothing_is_not_said_to_be_well(
+    model: Path, settings: Settings, tmp_path: Path
+) -> None:
+    bundle = fused_release(tmp_path / "bundle", model, settings, guaranteed=False)
+    service = make_service(tmp_path, FixedReleases(Release("v1.2.0", "0", SINCE), bundle), settings)
+    service.live.refresh()
+    with TestClient(make_server(service, Keys())) as page:
+        reply = page.get("/")
+    assert BeautifulSoup(reply.text, "html.parser").select_one(
+        ".verdict.failed"
+    ) and "nothing is guaranteed" in text_of(reply)
+
+
+def test_reviews_of_what_the_live_version_showed_are_counted_with_their_interval(
+    service: GateService, page: TestClient
+) -> None:
+    for number in range(4):
+        shown_and_reviewed(service, f"i-{number}", right=number < 3)
+    shown_and_reviewed(service, "another-version", False, version="v1.1.0")
+    shown_and_reviewed(service, "before", False, decided_at=SINCE - timedelta(seconds=1))
+    shown_and_reviewed(service, "withheld", False, shown=False)
+    shown_and_reviewed(service, "no-decision", False, decision="unavailable")
+    said = text_of(page.get("/"))
+    assert "3 of 4 reviewed answers that it showed are correct: 75.0 % (95 % interval: 19.4 % to 99.4 %)" in said
+    assert "Too few" in said and "no random sample" in said
+
+
+def test_the_last_verdict_on_an_answer_counts(service: GateService, page: TestClient) -> None:
+    shown_and_reviewed(service, "i-1", right=False)
+    later = {"reviewed_at": datetime.now(UTC) + timedelta(hours=1), "complete": True, "correct": True, "truthful": True}
+    service.log.feedback("f-2", Review(interaction_id="i-1", reviewer="Cy", **later)).result()
+    assert "1 of 1 reviewed" in text_of(page.get("/"))
+
+
+def test_enough_reviews_are_not_called_few(service: GateService, page: TestClient) -> None:
+    for number in range(30):
+        shown_and_reviewed(service, f"i-{number}", right=True)
+    said = text_of(page.get("/"))
+    assert "30 of 30" in said and "Too few" not in said
+
+
+def test_decisions_of_the_last_days_are_drawn_and_in_the_table(service: GateService, page: TestClient) -> None:
+    now = datetime.now(UTC)
+    kinds = ["show"] * 3 + ["abstain"] * 2 + ["unavailable"]
+    for number, kind in enumerate(kinds):
+        row = decision(f"i-{number}", shown=kind == "show", decision=kind, decided_at=now, took_ms=10.0 * (number + 1))
+        service.log.record(row)
+    service.log.record(decision("old", decided_at=now - timedelta(days=20))).result()
+    found = BeautifulSoup(page.get("/").text, "html.parser")
+    newest = [cell.get_text() for cell in found.select("tbody tr")[0].select("th, td")]
+    assert newest == [f"{now:%Y-%m-%d}", "3", "2", "1", "50.0 %", "30.0", "60.0"]
+    drawn = {kind: found.select_one(f"figure > svg rect.{kind}") for kind in ("show", "abstain", "unavailable")}
+    heights = {kind: float(bar["height"]) for kind, bar in drawn.items() if bar}
+    assert heights["show"] == pytest.approx(3 * heights["unavailable"], abs=0.2)
+    assert "3 show, 2 abstain, 1 unavailable" in found.select_one("#decisions-desc").get_text()
+
+
+def test_a_log_that_is_away_does_not_take_the_page_with_it(
+    service: GateService, page: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise AbstainError(Code.NO_SERVICE, "decision log: disk I/O error")
+
+    monkeypatch.setattr(service.log, "over_time", away)
+    reply = page.get("/")
+    assert reply.status_code == 200 and "v1.2.0 is live" in text_of(reply) and "disk I/O error" in text_of(reply)
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "\u05e9\u05dc\u05d5\u05dd \u202eabc", "long " * 5000, "x" * 20_000])
+def test_what_people_wrote_is_shown_as_text(service: GateService, page: TestClient, text: str) -> None:
+    service.log.record(
+        withheld("w-1", question=text, answer=text, contexts=cited(text)),
+    ).result()
+    for reply in (page.get("/"), page.get("/withheld/w-1"), send(page, "/try", question=text, answer=text[:99])):
+        assert reply.status_code == 200
+        found = BeautifulSoup(reply.text, "html.parser")
+        assert not found.find_all(["script", "img", "iframe"])
+        assert len(found.find_all("h1")) == 1
+        assert text[:90].strip() in html.unescape(reply.text)
+
+
+def test_any_id_has_its_page(service: GateService, page: TestClient) -> None:
+    for key in ("a/b", "?x=1#y", "é % &", "<b>", '"'):
+        service.log.record(withheld(key, question=f"about {key}")).result()
+        found = BeautifulSoup(page.get("/").text, "html.parser")
+        address = found.find("a", href=re.compile("/withheld/" + re.escape(quote(key, safe=""))))["href"]
+        opened = page.get(address)
+        assert opened.status_code == 200 and f"about {key}" in html.unescape(opened.text)
+
+
+def test_a_tried_answer_is_explained_and_is_no_traffic(service: GateService, page: TestClient) -> None:
+    reply = send(page, "/try", **TRIED)
+    said, found = text_of(reply), BeautifulSoup(reply.text, "html.parser")
+    assert reply.status_code == 200 and PROMISE in said and "threshold 0.500" in said
+    scores = {row.th.get_text(): float(row.td.get_text()) for row in found.select("tbody tr") if not row.bdi}
+    assert scores.keys() == {"min_log_prob", "probe"} and all(0 <= score <= 1 for score in scores.values())
+    pieces = found.select("#pieces mark")
+    assert "".join(piece.get_text() for piece in pieces) == TRIED["answer"] and pieces[-2].get_text() == "😀"
+    assert {name: found.find(id=name).get_text().strip() for name in TRIED} == TRIED, "to change it and try again"
+    assert sum(service.log.count().values()) == 0
+
+
+def test_an_answer_without_contexts_is_tried_where_that_is_meant(page: TestClient) -> None:
+    asked = {**TRIED, "contexts": " \n\n"}
+    assert "No decision" in text_of(send(page, "/try", **asked))
+    assert "What the signals say" in text_of(send(page, "/try", **asked, no_context="yes"))
+
+
+@pytest.mark.parametrize(("changes", "status"), [({"answer": " "}, 422), ({"answer": "x" * 200_000}, 413)])
+def test_an_answer_that_cannot_be_tried_is_one_line(page: TestClient, changes: dict[str, str], status: int) -> None:
+    reply = send(page, "/try", **{**TRIED, **changes})
+    assert reply.status_code == status and BeautifulSoup(reply.text, "html.parser").select_one("[role=alert] p")
+
+
+def test_a_review_is_recorded_once_and_shown(service: GateService, page: TestClient) -> None:
+    service.log.record(withheld("w-1")).result()
+    assert "reviewed" not in text_of(page.get("/")).partition("Newest withheld")[2].partition("Try")[0]
+    for _ in range(2):
+        reply = send(page, "/review", **verdicts(ideal_answer="  5 euros\r\na month "))
+        assert reply.status_code == 200 and reply.url.path == "/withheld/w-1"
+    assert "Bo : complete yes, correct no, truthful yes" in text_of(reply)
+    found = service.log.find("w-1")
+    assert found and len(found.feedback) == 1
+    (review,) = found.feedback
+    assert isinstance(review, Review) and review.ideal_answer == "5 euros\na month" and not review.correct
+    assert "reviewed" in text_of(page.get("/")).partition("Newest withheld")[2].partition("Try")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"correct": ""}, 422),
+        ({"correct": "maybe"}, 422),
+        ({"reviewer": " "}, 422),
+        ({"feedback_id": ""}, 422),
+        ({"interaction_id": "nowhere"}, 404),
+        ({"interaction_id": "shown"}, 404),
+    ],
+)
+def test_what_is_no_review_is_not_recorded(
+    service: GateService, page: TestClient, changes: dict[str, str], status: int
+) -> None:
+    service.log.record(withheld("w-1"))
+    service.log.record(decision("shown")).result()
+    assert send(page, "/review", **verdicts(**changes)).status_code == status
+    assert service.log.count()["feedback"] == 0
+
+
+def test_an_answer_whose_texts_are_gone_is_listed_and_cannot_be_reviewed(
+    service: GateService, page: TestClient
+) -> None:
+    service.log.record(replace(withheld("w-1"), interaction=None)).result()
+    assert "not kept" in text_of(page.get("/"))
+    reply = page.get("/withheld/w-1")
+    assert "not kept" in text_of(reply) and not BeautifulSoup(reply.text, "html.parser").find("form")
+
+
+def test_shown_answers_have_no_page(service: GateService, page: TestClient) -> None:
+    service.log.record(decision("i-1", interaction=interaction("i-1", answer="shown to its asker"))).result()
+    reply = page.get("/withheld/i-1")
+    assert reply.status_code == 404 and "shown to its asker" not in reply.text
+
+
+def test_the_page_runs_and_loads_nothing(service: GateService, page: TestClient) -> None:
+    service.log.record(withheld("w-1")).result()
+    for reply in (page.get("/"), page.get("/withheld/w-1"), send(page, "/try", **TRIED), page.get("/withheld/none")):
+        assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<iframe|src=| on\w+=| style=", reply.text)
+        policy = reply.headers["content-security-policy"]
+        (style,) = re.findall(r"<style>(.*?)</style>", reply.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert policy.startswith("default-src 'none'; ") and f"style-src 'sha256-{digest}'" in policy
+        assert "unsafe" not in policy and "form-action 'self'" in policy and "frame-ancestors 'none'" in policy
+        assert reply.headers["cache-control"] == "no-store"
+
+
+def test_without_a_key_nothing_is_seen_or_done(
+    service: GateService, guarded: Callable[..., tuple[TestClient, str]]
+) -> None:
+    service.log.record(withheld("w-1", question="a secret")).result()
+    stranger, _ = guarded("ask")
+    token = token_of(stranger.get("/"))
+    replies = [stranger.get("/"), stranger.get("/withheld/w-1")]
+    replies += [
+        stranger.post(path, data={"token": token, **TRIED, **verdicts()}) for path in ("/try", "/review", "/logout")
+    ]
+    for reply in replies:
+        assert reply.status_code == 403 and BeautifulSoup(reply.text, "html.parser").find(id="key")
+        assert "v1.2.0" not in reply.text and "a secret" not in reply.text
+    assert service.log.count()["feedback"] == 0
+
+
+def test_a_key_opens_a_session_whose_cookie_no_script_and_no_other_site_gets(
+    guarded: Callable[..., tuple[TestClient, str]],
+) -> None:
+    browser, key = guarded("ask")
+    token = token_of(browser.get("/"))
+    reply = browser.post("/login", data={"token": token, "key": key}, follow_redirects=False)
+    cookie = reply.headers["set-cookie"]
+    assert reply.status_code == 303 and "HttpOnly" in cookie and "SameSite=strict" in cookie and key not in cookie
+    opened = browser.get("/")
+    assert "v1.2.0 is live" in text_of(opened) and key not in opened.text
+    assert "ann" in text_of(opened)
+
+
+@pytest.mark.parametrize("wrong", ["", "abstain_wrong", "ann", "é", "x" * 10_000])
+def test_a_wrong_key_opens_nothing_and_is_not_repeated(
+    guarded: Callable[..., tuple[TestClient, str]], wrong: str
+) -> None:
+    browser, _ = guarded("ask")
+    reply = log_in(browser, wrong)
+    assert reply.status_code == 403 and "no valid key" in text_of(reply) and "v1.2.0" not in reply.text
+    assert not wrong or wrong == "ann" or wrong not in reply.text
+    assert browser.get("/").status_code == 403
+
+
+def test_a_form_of_another_session_is_refused(
+    service: GateService, guarded: Callable[..., tuple[TestClient, str]]
+) -> None:
+    service.log.record(withheld("w-1")).result()
+    ann, key = guarded("ask", "withheld", "feedback")
+    eve, other = guarded("ask", "withheld", "feedback", name="eve")
+    log_in(ann, key)
+    log_in(eve, other)
+    foreign = token_of(eve.get("/"))
+    for path in ("/try", "/review", "/logout"):
+        for token in (foreign, "", "é"):
+            reply = ann.post(path, data={"token": token, **TRIED, **verdicts()})
+            assert reply.status_code == 403 and "another session" in text_of(reply)
+    assert service.log.count()["feedback"] == 0 and ann.get("/").status_code == 200, "nor was she logged out"
+
+
+def test_another_site_cannot_log_somebody_in(guarded: Callable[..., tuple[TestClient, str]]) -> None:
+    """Its form has no token of this browser's log-in, however it was got."""
+    eve, key = guarded("ask")
+    victim, _ = guarded("ask")
+    token = token_of(eve.get("/"))
+    victim.get("/")
+    assert victim.post("/login", data={"token": token, "key": key}).status_code == 403
+    victim.cookies.clear()
+    assert victim.post("/login", data={"token": token, "key": key}).status_code == 403
+    assert victim.get("/").status_code == 403
+
+
+@pytest.mark.parametrize("token", ["", "0", "é"])
+def test_without_keys_a_form_needs_its_token_too(service: GateService, page: TestClient, token: str) -> None:
+    service.log.record(withheld("w-1")).result()
+    assert page.post("/review", data={"token": token, **verdicts()}).status_code == 403
+    assert page.post("/try", data={"token": token, **TRIED}).status_code == 403
+    assert service.log.count()["feedback"] == 0
+
+
+@pytest.mark.parametrize(
+    ("roles", "may_try", "may_see", "may_review"),
+    [
+        (["ask"], True, False, False),
+        (["feedback"], False, False, False),
+        (["withheld"], False, True, False),
+        (["withheld", "feedback"], False, True, True),
+    ],
+)
+def test_a_role_opens_its_part_alone(
+    service: GateService,
+    guarded: Callable[..., tuple[TestClient, str]],
+    roles: list[str],
+    may_try: bool,
+    may_see: bool,
+    may_review: bool,
+) -> None:
+    service.log.record(withheld("w-1", question="a secret question", answer="a secret answer")).result()
+    browser, key = guarded(*roles)
+    log_in(browser, key)
+    status, one = browser.get("/"), browser.get("/withheld/w-1")
+    assert status.status_code == 200 and ("a secret" in status.text) == may_see
+    assert one.status_code == (200 if may_see else 403) and ("a secret" in one.text) == may_see
+    assert bool(BeautifulSoup(status.text, "html.parser").find(id="question")) == may_try
+    assert send(browser, "/try", **TRIED).status_code == (200 if may_try else 403)
+    assert send(browser, "/review", **verdicts()).status_code == (200 if may_review else 403)
+    found = service.log.find("w-1")
+    assert found and [one.reviewer for one in found.feedback if isinstance(one, Review)] == ["ann"] * may_review, (
+        "under the name of the key, whatever the form says"
+    )
+
+
+def test_a_session_ends_with_its_key_and_with_logging_out(
+    guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path
+) -> None:
+    browser, key = guarded("ask", "withheld")
+    log_in(browser, key)
+    cookie = browser.cookies["abstain-gate"]
+    assert browser.get("/").status_code == 200
+    send(browser, "/logout")
+    assert browser.get("/").status_code == 403
+    browser.cookies.set("abstain-gate", cookie)
+    assert browser.get("/").status_code == 403, "the session is gone, not the cookie alone"
+    browser.cookies.clear()
+
+    log_in(browser, key)
+    file = tmp_path / "keys"
+    file.write_text(file.read_text().replace("ask,withheld", "ask"))
+    assert browser.get("/withheld/w-1").status_code == 403, "a role that was taken away"
+    assert browser.get("/").status_code == 200
+    file.write_text("# nobody")
+    assert browser.get("/").status_code == 403
+
+
+def test_an_unreadable_form_is_refused(page: TestClient) -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    for body in (b"question=%ff", b"\xff", b"&".join(b"a=%d" % n for n in range(100))):
+        assert page.post("/try", content=body, headers=kind).status_code == 422
+
+
+def test_another_site_gets_nothing_of_a_server_without_keys(page: TestClient) -> None:
+    token = token_of(page.get("/"))
+    for origin in ("https://evil.example", "null"):
+        assert page.post("/try", data={"token": token, **TRIED}, headers={"Origin": origin}).status_code == 403
+    assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_the_page_is_no_part_of_the_api(service: GateService) -> None:
+    routes = make_routes(service, Keys(), LABELS).routes
+    assert routes and get_openapi(title="t", version="1", routes=routes)["paths"] == {}
