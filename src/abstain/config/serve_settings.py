@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from abstain.core.codes import Code
@@ -15,8 +15,46 @@ MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
+class GatewayPaths(BaseModel):
+    """Where a gateway's request holds what the gate needs, as JMESPath expressions; an empty one finds nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    call_id: str = Field("", description="what joins a question, registered contexts and an answer")
+    question: str = ""
+    contexts: str = Field("", description="texts, or objects with a text")
+    entitlements: str = Field("", description="of the asker: a path that callers of the gateway cannot write to")
+    user: str = ""
+    product: str = ""
+    model: str = Field("", description="the model that wrote the answer")
+
+
+LAST_OF_USER = "messages[?role=='user'] | [-1].content"
+
+
+class LiteLLMPaths(GatewayPaths):
+    call_id: str = "litellm_call_id"
+    question: str = f"structured_{LAST_OF_USER}"
+    contexts: str = "additional_provider_specific_params.contexts"
+    user: str = "request_data.user_api_key_end_user_id || request_data.user_api_key_user_id"
+    model: str = "model"
+
+
+class KgatewayPaths(GatewayPaths):
+    call_id: str = 'headers."x-abstain-call-id"'
+    question: str = LAST_OF_USER
+    user: str = 'headers."x-abstain-user"'
+
+
+class PortkeyPaths(GatewayPaths):
+    call_id: str = "metadata.abstain_call_id"
+    question: str = f"(request.json.{LAST_OF_USER}) || request.json.prompt"
+    user: str = "metadata._user"
+    model: str = "response.json.model"
+
+
 class ServeSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="ABSTAIN_SERVE_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ABSTAIN_SERVE_", env_nested_delimiter="__", frozen=True)
 
     keys: SecretStr | None = Field(None, exclude=True, description="lines of `abstain key`, in place of a file")
     keys_file: Path | None = Field(None, description="file of lines of `abstain key`; read again when it changes")
@@ -44,6 +82,20 @@ class ServeSettings(BaseSettings):
     retrieve_k: Annotated[int, Field(ge=1)] = Field(
         5, description="chunks that are retrieved for a request without any"
     )
+    withheld_text: Annotated[str, Field(pattern=r"\S")] = Field(
+        "I could not find an answer that I am sure enough of. Please ask a colleague who knows the subject.",
+        description="what a gateway's user reads in place of a withheld answer",
+    )
+    litellm: LiteLLMPaths = LiteLLMPaths()
+    litellm_withheld: Literal["block", "replace"] = Field(
+        "block", description="whether LiteLLM refuses a withheld answer or replaces its text"
+    )
+    kgateway: KgatewayPaths = KgatewayPaths()
+    kgateway_prefix: Annotated[str, Field(pattern=r"^(/[\w-]+)*$")] = Field(
+        "/gateways/kgateway", description="what precedes /request and /response"
+    )
+    portkey: PortkeyPaths = PortkeyPaths()
+    portkey_timeout_s: Seconds = Field(2.0, description="a decision for Portkey that takes longer is `unavailable`")
 
 
 def load_serve_settings() -> ServeSettings:
@@ -52,5 +104,5 @@ def load_serve_settings() -> ServeSettings:
         return ServeSettings()
     except ValidationError as error:
         problem = error.errors()[0]
-        name = f"ABSTAIN_SERVE_{'_'.join(map(str, problem['loc'])).upper()}"
+        name = f"ABSTAIN_SERVE_{'__'.join(map(str, problem['loc'])).upper()}"
         raise AbstainError(Code.BAD_SETTING, f"environment variable {name}: {problem['msg']}") from None

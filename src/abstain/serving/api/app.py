@@ -39,6 +39,9 @@ from abstain.serving.api.schemas import (
 from abstain.serving.api.service import GateService, RawStates, Timed
 from abstain.serving.api.telemetry import context_of, trace_headers
 from abstain.serving.engine_states import StatesDescribed, request_in
+from abstain.serving.gateways.kgateway import kgateway_routes
+from abstain.serving.gateways.litellm import litellm_routes
+from abstain.serving.gateways.portkey import portkey_routes
 from abstain.serving.predictor import Decision
 
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
@@ -82,6 +85,8 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     )
     handle_problems(app)
     app.include_router(_gate_routes(service, keys))
+    for gateway_routes in (litellm_routes, kgateway_routes, portkey_routes):
+        app.include_router(gateway_routes(service, requires(keys, "ask")))
     app.include_router(_health_routes(service))
     app.add_middleware(BodyLimits, most=service.settings.body_limit, seconds=service.settings.body_timeout_s)
     if hosts is not None:

@@ -106,8 +106,11 @@ class GateService:
         source: str = "api",
         trace: TraceContext | None = None,
         body: RawStates | None = None,
+        timeout_s: float | None = None,
     ) -> Timed:
-        """The decision about an answer, logged. `body`: states that came as the body of a request.
+        """The decision about an answer, logged.
+
+        `body`: states that came as the body of a request. `timeout_s`: a shorter time than that of the settings.
 
         Raises `AbstainError` for texts that are missing or too long, states that are refused, a full queue, an id that
         was used for another answer, and where the log cannot be written.
@@ -126,8 +129,25 @@ class GateService:
                 return found
             return await self._batcher.run(("gate", live), live.gate.decide_all, about)
 
-        decision = await self._decided(key, judged, self.settings.timeout_s)
+        within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
+        decision = await self._decided(key, judged, within)
         return await self._log_and_count(decision, row, asked, source, began, trace, digests[0] if digests else None)
+
+    async def undecided(self, asked: GateRequest, error: AbstainError, source: str) -> Decision:
+        """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
+
+        An id that was used before does not make another answer one that may be shown: it is withheld, whatever
+        `on_unavailable` says, since its decision is not known.
+        """
+        began, used = time.perf_counter(), error.code is Code.FAILED_CHECK
+        key = asked.interaction_id if asked.interaction_id and not used else new_id()
+        decision = self._unavailable(key, error.coded)
+        decision = replace(decision, show=decision.show and not used)
+        try:
+            await self._log_and_count(decision, None, asked, source, began, None)
+        except AbstainError as failure:
+            _log.warning("a decision of %s is not in the log: %s", source, failure.coded)
+        return decision
 
     async def answer(
         self, asked: AnswerRequest, trace: TraceContext | None = None, tell: Tell | None = None
@@ -230,10 +250,10 @@ class GateService:
         return found, await asyncio.to_thread(scorer.known_threshold)
 
     async def _question_and_contexts(self, asked: GateRequest) -> tuple[str | None, tuple[Context, ...]]:
-        if asked.contexts is not None or asked.no_context:
-            return asked.question, as_contexts(asked.contexts or ())
         known = await self.registered(asked.call_id) if asked.call_id else {}
         question = asked.question or known.get("question")
+        if asked.contexts is not None or asked.no_context:
+            return question, as_contexts(asked.contexts or ())
         if known.get("contexts"):
             return question, as_contexts([one if isinstance(one, str) else Context(**one) for one in known["contexts"]])
         if question and asked.entitlements is not None and self._retrieve is not None:
@@ -289,7 +309,7 @@ class GateService:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
         live = self.live.now
         if live is None:
-            return no_version(key, self.settings.on_unavailable, self.live.trouble or str(Code.NO_VERSION))
+            return self._unavailable(key, self.live.trouble or str(Code.NO_VERSION))
         try:
             return await asyncio.wait_for(decide(live), timeout_s)
         except TimeoutError:
@@ -298,9 +318,14 @@ class GateService:
             if error.code in CALLERS:
                 raise
             reason = error.coded
-        return replace(
-            live.gate.predictor.unavailable_because(key, reason), show=self.settings.on_unavailable == "show"
-        )
+        return self._unavailable(key, reason)
+
+    def _unavailable(self, key: str, reason: str) -> Decision:
+        live = self.live.now
+        if live is None:
+            return no_version(key, self.settings.on_unavailable, reason)
+        show = self.settings.on_unavailable == "show"
+        return replace(live.gate.predictor.unavailable_because(key, reason), show=show)
 
     async def _log_and_count(
         self,

@@ -1,0 +1,1 @@
+"""Gateways: each brings answers to the gate by its own protocol, all through one core."""

@@ -1,0 +1,164 @@
+"""The core of all gateways: what a request holds, and the decisions about the answers in it.
+
+A gateway's request has question, contexts and the rest at paths (`GatewayPaths`); what is not there may have been
+registered under the id of the call, by the gateway's request before the answer or by the assistant at `/v1/contexts`,
+or be retrieved under the asker's entitlements. What none of these gives is not guessed: the decision is `unavailable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from abstain.config.serve_settings import GatewayPaths
+from abstain.core.codes import Code
+from abstain.core.contracts import Context
+from abstain.core.errors import AbstainError
+from abstain.ingest.exports.expressions import Expression
+from abstain.serving.api.schemas import ContextsRequest, GateRequest
+from abstain.serving.api.service import GateService
+from abstain.serving.predictor import Decision
+
+REMEMBERED_S = 1800.0
+"""How long a question waits for its answer."""
+TEXT_KEYS = ("text", "content", "page_content")
+"""Where an object among the contexts may have its text."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a request holds; None: nothing."""
+
+    call_id: str | None
+    question: str | None
+    contexts: tuple[str | Context, ...] | None
+    entitlements: tuple[str, ...] | None
+    user: str | None
+    product: str | None
+    model: str | None
+
+
+class Finder:
+    """Finds what the requests of one gateway hold. Raises `AbstainError`, naming the gateway, for a wrong path."""
+
+    def __init__(self, gateway: str, paths: GatewayPaths) -> None:
+        self._paths: dict[str, Expression] = {}
+        for name, text in paths.model_dump().items():
+            try:
+                if text:
+                    self._paths[name] = Expression(text)
+            except ValueError as error:
+                variable = f"ABSTAIN_SERVE_{gateway}__{name}".upper()
+                raise AbstainError(Code.BAD_SETTING, f"environment variable {variable}: {error}") from None
+
+    def find(self, request: Mapping[str, Any]) -> Found:
+        """What `request` holds. Raises `AbstainError` for contexts and entitlements that are no texts."""
+        values = {name: path.of(request) for name, path in self._paths.items()}
+        contexts = [_context(one) for one in _listed(values.get("contexts"))]
+        entitlements = [_entitlement(one) for one in _listed(values.get("entitlements"))]
+        names = ("call_id", "question", "user", "product", "model")
+        texts = {name: text_of(values.get(name)) for name in names}
+        return Found(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
+
+
+async def register(service: GateService, found: Found) -> None:
+    """Remember what a request before its answer holds. Contexts that the assistant registered stay.
+
+    Raises `AbstainError` where the log cannot be written.
+    """
+    if found.call_id is None:
+        return
+    known = await service.registered(found.call_id)
+    given = {
+        "call_id": found.call_id,
+        "question": found.question or known.get("question"),
+        "contexts": found.contexts or known.get("contexts", ()),
+        "user": found.user,
+        "product": found.product,
+        "ttl_s": REMEMBERED_S,
+    }
+    await service.register(_checked(ContextsRequest, given))
+
+
+async def decide(
+    service: GateService,
+    finder: Finder,
+    request: Mapping[str, Any],
+    answers: Sequence[str],
+    source: str,
+    *,
+    named: bool = False,
+    timeout_s: float | None = None,
+) -> list[Decision]:
+    """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
+
+    Args:
+        request: what the gateway sent.
+        answers: those to one question, none of them blank.
+        source: the gateway's name, for the log.
+        named: whether the call's id becomes that of the first answer's interaction, so that feedback can name it.
+    """
+    try:
+        found = finder.find(request)
+    except AbstainError as error:
+        return [await service.undecided(GateRequest(), error, source) for _ in answers]
+
+    async def one(at: int, answer: str) -> Decision:
+        key = (found.call_id if at == 0 else f"{found.call_id}#{at}") if named and found.call_id else None
+        asked = GateRequest()
+        try:
+            asked = _checked(GateRequest, {**found.__dict__, "interaction_id": key, "answer": answer})
+            return (await service.decide(asked, source, timeout_s=timeout_s)).decision
+        except AbstainError as error:
+            return await service.undecided(asked, error, source)
+
+    return list(await asyncio.gather(*(one(at, answer) for at, answer in enumerate(answers))))
+
+
+def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """`body`, and the request's headers at `headers`, for the paths; the key is not among them."""
+    return {**body, "headers": {name: value for name, value in request.headers.items() if name != "authorization"}}
+
+
+def text_of(value: Any) -> str | None:
+    """The text that `value` is or has: a message's content may be a list of parts. None where there is none."""
+    if isinstance(value, list):
+        parts = [part.get("text") for part in value if isinstance(part, dict)]
+        value = "\n".join(part for part in parts if isinstance(part, str))
+    return value.strip() or None if isinstance(value, str) else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _context(value: Any) -> str | Context:
+    if isinstance(value, dict):
+        text = next((text for key in TEXT_KEYS if (text := text_of(value.get(key)))), None)
+        chunk_id = text_of(value.get("chunk_id")) or text_of(value.get("id"))
+        if text:
+            return Context(chunk_id=chunk_id, text=text) if chunk_id else text
+    elif text := text_of(value):
+        return text
+    raise AbstainError(Code.INVALID_ROW, f"contexts: a {type(value).__name__} without a text: correct their path")
+
+
+def _entitlement(value: Any) -> str:
+    if text := text_of(value):
+        return text
+    raise AbstainError(Code.INVALID_ROW, f"entitlements: a {type(value).__name__} is none: correct their path")
+
+
+def _checked(schema: type[Any], given: Mapping[str, Any]) -> Any:
+    try:
+        return schema(**given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise AbstainError(
+            Code.INVALID_ROW, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}: correct its path"
+        ) from None

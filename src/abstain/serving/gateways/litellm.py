@@ -1,0 +1,71 @@
+"""LiteLLM's Generic Guardrail API: https://docs.litellm.ai/docs/adding_provider/generic_guardrail_api
+
+In mode `[pre_call, post_call]` LiteLLM sends the messages before the call and the answer's texts, without any message,
+after it. Both have the call's id, by which they are joined.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, ConfigDict
+
+from abstain.core.errors import AbstainError
+from abstain.serving.api.service import GateService
+from abstain.serving.gateways.found import Finder, decide, register
+
+SOURCE = "litellm"
+NOT_FORWARDED = "[present]"
+"""The value that LiteLLM gives a header that it does not forward."""
+_log = logging.getLogger("abstain.serve")
+
+
+class Call(BaseModel):
+    """What LiteLLM sends; the paths find the rest."""
+
+    model_config = ConfigDict(extra="allow")
+
+    input_type: Literal["request", "response"]
+    texts: list[str] | None = None
+
+
+class Verdict(BaseModel):
+    action: Literal["NONE", "BLOCKED", "GUARDRAIL_INTERVENED"]
+    blocked_reason: str | None = None
+    texts: list[str] | None = None
+
+
+def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
+    """The guardrail. `asker`: the dependency that lets in who may ask."""
+    routes = APIRouter()
+    finder = Finder(SOURCE, service.settings.litellm)
+
+    @routes.post("/beta/litellm_basic_guardrail_api", operation_id="litellm", dependencies=[Depends(asker)])
+    async def guardrail(call: Call) -> Verdict:
+        """Remember a question, or decide about the answers to it."""
+        request = call.model_dump()
+        headers = request.get("request_headers")
+        if isinstance(headers, dict):
+            request["request_headers"] = {name: value for name, value in headers.items() if value != NOT_FORWARDED}
+        if call.input_type == "request":
+            try:
+                await register(service, finder.find(request))
+            except AbstainError as error:  # its answer will be `unavailable`
+                _log.warning("%s: a question is not remembered: %s", SOURCE, error.coded)
+            return Verdict(action="NONE")
+        texts = call.texts or []  # none: a call of tools, which no user reads
+        answers = {at: text for at, text in enumerate(texts) if text.strip()}
+        decisions = await decide(service, finder, request, list(answers.values()), SOURCE, named=True)
+        withheld = {at for at, decision in zip(answers, decisions, strict=True) if not decision.show}
+        if not withheld:
+            return Verdict(action="NONE")
+        replacement = service.settings.withheld_text
+        if service.settings.litellm_withheld == "block":  # a replaced text does not reach the readers of a stream
+            return Verdict(action="BLOCKED", blocked_reason=replacement)
+        shown = [replacement if at in withheld else text for at, text in enumerate(texts)]
+        return Verdict(action="GUARDRAIL_INTERVENED", texts=shown)
+
+    return routes

@@ -1,0 +1,158 @@
+"""LiteLLM's guardrail: the question of the call before, joined with the answer of the call after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.service import GateService
+from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, counted, nearest, registered
+
+PATH = "/beta/litellm_basic_guardrail_api"
+Recorded = Callable[..., dict[str, Any]]
+Worker = Callable[..., GateService]
+Connect = Callable[..., TestClient]
+
+
+def answered(recorded: Recorded, *texts: str, **changes: Any) -> dict[str, Any]:
+    return recorded("litellm_response", texts=list(texts), **changes)
+
+
+def verdict(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
+    response = client.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    return {name: value for name, value in response.json().items() if value is not None}
+
+
+def ask(client: TestClient, recorded: Recorded, **changes: Any) -> None:
+    assert verdict(client, recorded("litellm_request", **changes)) == {"action": "NONE"}
+
+
+def test_two_workers_join_the_question_and_the_answer_of_a_call(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    before, after = make_worker(), make_worker()
+    first, second = connect(before), connect(after)
+    assert first.post("/v1/contexts", json=registered("call-1")).status_code == 204
+    ask(first, recorded)
+    assert verdict(second, answered(recorded, answers[0])) == {"action": "NONE"}
+    decided = after.log.find("call-1")
+    assert decided is not None
+    logged = decided.decision
+    assert (logged.decision, logged.source, logged.user) == ("show", "litellm", "u-anna")
+    assert logged.interaction is not None
+    assert logged.interaction.question == QUESTION
+    assert [context.text for context in logged.interaction.contexts] == CONTEXTS
+
+
+def test_a_withheld_answer_is_refused_with_the_text_in_its_place(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    client = connect(make_worker())
+    ask(client, recorded, additional_provider_specific_params={"contexts": CONTEXTS})
+    assert verdict(client, answered(recorded, answers[1])) == {"action": "BLOCKED", "blocked_reason": WITHHELD}
+
+
+def test_of_several_choices_those_withheld_are_replaced_where_it_is_set(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    shown, withheld = answers
+    client = connect(make_worker(litellm_withheld="replace"))
+    ask(client, recorded, additional_provider_specific_params={"contexts": CONTEXTS})
+    found = verdict(client, answered(recorded, withheld, shown, ""))
+    assert found == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD, shown, ""]}
+
+
+def test_one_withheld_choice_blocks_a_call_of_several(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    client = connect(make_worker())
+    ask(client, recorded, additional_provider_specific_params={"contexts": CONTEXTS})
+    assert verdict(client, answered(recorded, *answers))["action"] == "BLOCKED"
+
+
+@pytest.mark.parametrize("lacking", ["question", "contexts", "call id"])
+def test_what_was_not_found_is_unavailable_and_never_clean(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str], lacking: str
+) -> None:
+    worker = make_worker()
+    client = connect(worker)
+    given = {"additional_provider_specific_params": {"contexts": [] if lacking == "contexts" else CONTEXTS}}
+    if lacking != "question":
+        ask(client, recorded, **given)
+    call_id = {"litellm_call_id": None} if lacking == "call id" else {}
+    assert verdict(client, answered(recorded, answers[0], **call_id, **given))["action"] == "BLOCKED"
+    assert counted(worker) == {"unavailable": 1}
+
+
+def test_unavailable_answers_pass_where_the_server_shows_such(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    client = connect(make_worker(on_unavailable="show"))
+    assert verdict(client, answered(recorded, answers[0])) == {"action": "NONE"}
+
+
+def test_an_id_that_was_used_before_shows_no_other_answer(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    client = connect(make_worker(on_unavailable="show"))
+    ask(client, recorded, additional_provider_specific_params={"contexts": CONTEXTS})
+    assert verdict(client, answered(recorded, answers[0])) == {"action": "NONE"}
+    assert verdict(client, answered(recorded, answers[0])) == {"action": "NONE"}  # the same answer again
+    assert verdict(client, answered(recorded, answers[1]))["action"] == "BLOCKED"
+
+
+def test_a_call_of_tools_has_no_answer_to_withhold(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:
+    worker = make_worker()
+    assert verdict(connect(worker), recorded("litellm_response", texts=None)) == {"action": "NONE"}
+    assert counted(worker) == {}
+
+
+def test_contexts_are_retrieved_under_the_entitlements_at_their_path(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    worker = make_worker(nearest, litellm={"entitlements": "request_data.user_api_key_team_alias"})
+    client = connect(worker)
+    for at, team in enumerate(("bank", "guests")):
+        call_id, data = {"litellm_call_id": f"call-{at}"}, {"request_data": {"user_api_key_team_alias": team}}
+        ask(client, recorded, **call_id, **data)
+        verdict(client, answered(recorded, answers[0], **call_id, **data))
+    assert counted(worker) == {"show": 1, "unavailable": 1}
+
+
+def test_a_header_that_was_not_forwarded_is_no_id(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    worker = make_worker(litellm={"call_id": "request_headers.\"x-abstain-call-id\""})
+    client = connect(worker)
+    headers = {"request_headers": {"x-abstain-call-id": "[present]"}}
+    client.post("/v1/contexts", json=registered("[present]", question=QUESTION))
+    ask(client, recorded, **headers)
+    assert verdict(client, answered(recorded, answers[0], **headers))["action"] == "BLOCKED"
+    assert counted(worker) == {"unavailable": 1}
+
+
+def test_a_key_without_the_role_may_not_ask(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:
+    teller, asker = make_key("teller", ["feedback"]), make_key("asker", ["ask"])
+    client = connect(make_worker(), Keys(f"{teller[1]}\n{asker[1]}"))
+    body = recorded("litellm_request")
+    codes = [
+        client.post(PATH, json=body, headers={"Authorization": f"Bearer {key}"} if key else {}).status_code
+        for key in (None, teller[0], asker[0])
+    ]
+    assert codes == [401, 403, 200]
+
+
+def test_contexts_without_a_text_are_unavailable(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    worker = make_worker()
+    client = connect(worker)
+    ask(client, recorded)
+    given = {"additional_provider_specific_params": {"contexts": [{"title": "Accounts"}]}}
+    assert verdict(client, answered(recorded, answers[0], **given))["action"] == "BLOCKED"
+    assert counted(worker) == {"unavailable": 1}
