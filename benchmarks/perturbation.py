@@ -145,7 +145,7 @@ def whole(
     folder: Path, model: str, loaded: LoadedModel, rows: Sequence[Row], what: str, tokens: int, batch_tokens: int
 ) -> str:
     """Everything that the regressors of correctness read: contexts perturbed, NLLs under B_c, N_c and P_c."""
-    llm = LLMParams(model=model, layout=LAYOUT, layer=1, site="residual", too_long="refuse")
+    llm = LLMParams(model=model, layout=LAYOUT, layer=1, site="residual", too_long="refuse", includes_eos=True)
     how = PerturbationParams(model=None, where="entropy", when="iterative", tokens=tokens, copies=1, seed=0)
     asked = ContextConditions(llm, how, settings_in(folder))
     answered, done = interactions(rows), []

@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=576, help="of the states that are drawn")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     asked = parser.parse_args(arguments)
-    llm = LLMParams(model=asked.model, layout=LAYOUT, layer=16, site="residual", too_long="refuse")
+    llm = LLMParams(model=asked.model, layout=LAYOUT, layer=16, site="residual", too_long="refuse", includes_eos=True)
     rows = repeated(asked.squad, asked.rows, questions=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

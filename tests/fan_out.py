@@ -28,7 +28,9 @@ def rows(count: int) -> list[Interaction]:
 
 def source_in(home: Path, model: Path, **settings: Any) -> FeatureSource:
     """A base model that reads a few tokens at a time, so that a shard takes long enough to be interrupted."""
-    params = LLMParams(model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+    params = LLMParams(
+        model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
+    )
     return FeatureSource(params, Settings(home=home, device="cpu", dtype="float32", batch_tokens=24, **settings))
 
 

@@ -41,6 +41,7 @@ EXPECTED = {
     "abstain_cli.familiarity": "",
     "abstain_cli.verdict": "pandas",
     "abstain_cli.score": "",
+    "abstain_cli.serve": "",
     "flows.demo": f"{ONNX} pandas prefect torch",
     "flows.extract": "prefect torch",
     "abstain_cli.import_rows": "",

@@ -31,7 +31,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_params(tiny_folder: Path) -> LLMParams:
     """`llm` of params.yaml for the tiny Llama."""
-    return LLMParams(model=str(tiny_folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+    return LLMParams(
+        model=str(tiny_folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
+    )
 
 
 @pytest.fixture(scope="session")

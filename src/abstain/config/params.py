@@ -34,7 +34,7 @@ class LLMParams(FrozenModel):
     layer: Count | Literal["auto"]
     site: Literal["residual", "mlp"]
     too_long: Literal["refuse", "drop_chunks"]
-    includes_eos: bool = True
+    includes_eos: bool
 
 
 class ValidationParams(FrozenModel):

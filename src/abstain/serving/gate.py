@@ -21,8 +21,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, unnamed_context
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.loading import load_tokenizer, resolve
-from abstain.llm.engine.tokenization import EncodedPass, encode_pass
+from abstain.llm.engine.tokenization import EncodedPass
 from abstain.llm.features.extraction import UnreadableRow
 from abstain.llm.signals.compute_features import Given
 from abstain.serving.explanation import Explanation, explain
@@ -37,7 +36,7 @@ UNKNOWN_WRITER = "unknown"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedAnswer:
     """An answer to decide about: its texts, what an engine gave of it, or both.
 
     Attributes:
@@ -98,7 +97,7 @@ class Gate:
             row = interaction(question, contexts, answer, interaction_id)
         key = row.interaction_id if row else interaction_id or new_id()
         log_probs = None if response is None else self.log_probs(response, row)
-        (decision,) = self.decide_all([Asked(key, row, no_context, states, log_probs)])
+        (decision,) = self.decide_all([AskedAnswer(key, row, no_context, states, log_probs)])
         return decision
 
     def log_probs(self, response: Mapping[str, Any], row: Interaction | None) -> AnswerLogProbs:
@@ -107,13 +106,12 @@ class Gate:
 
     def tokens(self, row: Interaction) -> EncodedPass:
         """The tokens that the base model reads of `row`. Raises `AbstainError` where it cannot read it."""
-        source = self.predictor.source
-        prepared = source.prepare(row)
-        if isinstance(prepared, UnreadableRow):
-            raise AbstainError(Code.TOO_LONG, prepared.reason)
-        return encode_pass(load_tokenizer(resolve(source.params.model, source.settings)), prepared.request.pass_)
+        found = self.predictor.source.tokens(row)
+        if isinstance(found, UnreadableRow):
+            raise AbstainError(Code.TOO_LONG, found.reason)
+        return found
 
-    def decide_all(self, asked: Sequence[Asked]) -> list[Decision]:
+    def decide_all(self, asked: Sequence[AskedAnswer]) -> list[Decision]:
         """The decisions about several answers, in order, in as few passes of the base model as they take."""
         found = [self.decide_unread(one) for one in asked]
         unread = [
@@ -124,7 +122,7 @@ class Gate:
         read = iter(self.predictor.score([row for row, _ in unread], [known for _, known in unread]))
         return [known if isinstance(known, Decision) else self.checked(next(read)) for known in found]
 
-    def decide_unread(self, asked: Asked) -> Decision | Given:
+    def decide_unread(self, asked: AskedAnswer) -> Decision | Given:
         """The decision where the base model need not read for it; else the results that are there already.
 
         Raises `AbstainError` where there is nothing to decide by, and for states and log-probabilities that differ.

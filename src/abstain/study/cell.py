@@ -93,7 +93,9 @@ class ExperimentRunner:
         """The base model of `cell` and how it is asked."""
         base = self.study.models[cell.base]
         assert base.layout is not None
-        return LLMParams(model=base.model, layout=base.layout, layer=1, site="residual", too_long="refuse")
+        return LLMParams(
+            model=base.model, layout=base.layout, layer=1, site="residual", too_long="refuse", includes_eos=True
+        )
 
     def pm(self, cell: ExperimentCell) -> str:
         """The perturbation model of `cell`, with its revision. Raises `AbstainError` where it is not to be found."""

@@ -11,7 +11,12 @@ from abstain.config.settings import Settings
 @pytest.fixture(scope="session")
 def embedded_params() -> LLMParams:
     return LLMParams(
-        model="smollm2-135m-instruct", layout="rag-chatml-v1", layer=16, site="residual", too_long="refuse"
+        model="smollm2-135m-instruct",
+        layout="rag-chatml-v1",
+        layer=16,
+        site="residual",
+        too_long="refuse",
+        includes_eos=True,
     )
 
 

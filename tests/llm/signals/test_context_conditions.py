@@ -38,7 +38,7 @@ ROWS = [
 
 
 def conditions(base: Path, settings: Settings, **how: Any) -> ContextConditions:
-    params = LLMParams(model=str(base), layout=LAYOUT, layer=1, site="residual", too_long="refuse")
+    params = LLMParams(model=str(base), layout=LAYOUT, layer=1, site="residual", too_long="refuse", includes_eos=True)
     return ContextConditions(params, PerturbationParams(**HOW | how), settings)
 
 
@@ -178,7 +178,14 @@ REAL = [
 def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
     where: str, float32_settings: Settings
 ) -> None:
-    llm = LLMParams(model="smollm2-135m-instruct", layout="qa-chatml-v1", layer=1, site="residual", too_long="refuse")
+    llm = LLMParams(
+        model="smollm2-135m-instruct",
+        layout="qa-chatml-v1",
+        layer=1,
+        site="residual",
+        too_long="refuse",
+        includes_eos=True,
+    )
     asked = ContextConditions(llm, PerturbationParams(**HOW | {"where": where, "tokens": 15}), float32_settings)
     perturbing, _ = asked.compute_missing(REAL)
     assert perturbing.rows == 1, "both questions are about one paragraph"
@@ -198,7 +205,14 @@ def test_another_family_perturbs_for_the_embedded_model(float32_settings: Settin
     (tmp_path / "home").mkdir()
     (tmp_path / "home/models").symlink_to(float32_settings.models)
     settings = Settings(home=tmp_path / "home", device="cpu", dtype="bfloat16")
-    llm = LLMParams(model="smollm2-135m-instruct", layout="qa-chatml-v1", layer=1, site="residual", too_long="refuse")
+    llm = LLMParams(
+        model="smollm2-135m-instruct",
+        layout="qa-chatml-v1",
+        layer=1,
+        site="residual",
+        too_long="refuse",
+        includes_eos=True,
+    )
     how = PerturbationParams(**HOW | {"model": "gemma3-270m", "tokens": 10})
     asked = ContextConditions(llm, how, settings)
     ((one, two),) = asked.perturber.perturb(REAL)

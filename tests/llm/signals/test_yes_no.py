@@ -207,7 +207,9 @@ def test_a_tiny_models_score_is_that_of_the_posts_own_code(tmp_path: Path, seed:
     model.resize_token_embeddings(len(tokenizer))  # a token without any text counts as a word in the post's loop
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    params = LLMParams(model=str(folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse")
+    params = LLMParams(
+        model=str(folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
+    )
     loaded = load(resolve(str(folder), settings), torch.device("cpu"), torch.float32)
     compare_with_the_post(loaded, params, settings)
 

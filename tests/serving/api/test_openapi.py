@@ -60,7 +60,7 @@ def test_every_route_answers_as_it_is_described(app: FastAPI) -> None:
     assert attack(app, 8) >= ROUTES
 
 
-@pytest.mark.soak("test_every_route_answers_as_it_is_described")
+@pytest.mark.soak(twin="test_every_route_answers_as_it_is_described")
 def test_every_route_answers_as_it_is_described_at_length(app: FastAPI) -> None:
     assert attack(app, 300) >= ROUTES
 

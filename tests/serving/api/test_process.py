@@ -123,7 +123,7 @@ def test_what_was_acknowledged_survives_a_kill(folder: Path, settings: Settings)
     assert kill_under_load(folder, settings, 0.5) >= 20
 
 
-@pytest.mark.soak("test_what_was_acknowledged_survives_a_kill")
+@pytest.mark.soak(twin="test_what_was_acknowledged_survives_a_kill")
 def test_what_was_acknowledged_survives_many_kills(folder: Path, settings: Settings) -> None:
     for number in range(15):
         assert kill_under_load(folder, settings, 0.1 * number) >= 20
@@ -144,7 +144,7 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun(folder: Path, se
         assert all("Connect" in one or "Disconnected" in one or "Read" in one for one in load.failed), load.failed[:3]
 
 
-@pytest.mark.soak("test_a_new_version_takes_over_and_no_request_fails")
+@pytest.mark.soak(twin="test_a_new_version_takes_over_and_no_request_fails")
 def test_versions_are_exchanged_under_load(folder: Path, settings: Settings) -> None:
     with serving(folder, settings) as (address, _):
         load = Load(address)
@@ -156,7 +156,7 @@ def test_versions_are_exchanged_under_load(folder: Path, settings: Settings) -> 
         assert set(load.acknowledged.values()) == {f"v1.{minor}.0" for minor in range(4)}
 
 
-@pytest.mark.soak("test_an_answer_is_decided_about_and_the_decision_is_in_the_log")
+@pytest.mark.soak(twin="test_an_answer_is_decided_about_and_the_decision_is_in_the_log")
 def test_memory_is_flat_under_half_an_hour_of_load(folder: Path, settings: Settings) -> None:
     with serving(folder, settings) as (address, process):
         load = Load(address, per_second=50)

@@ -127,7 +127,7 @@ def test_contexts_are_retrieved_under_the_entitlements_at_their_path(
 def test_a_header_that_was_not_forwarded_is_no_id(
     make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
 ) -> None:
-    worker = make_worker(litellm={"call_id": "request_headers.\"x-abstain-call-id\""})
+    worker = make_worker(litellm={"call_id": 'request_headers."x-abstain-call-id"'})
     client = connect(worker)
     headers = {"request_headers": {"x-abstain-call-id": "[present]"}}
     client.post("/v1/contexts", json=registered("[present]", question=QUESTION))

@@ -33,7 +33,7 @@ from abstain.serving.api.schemas import AnswerRequest, AskedAbout, ContextsReque
 from abstain.serving.api.telemetry import emit
 from abstain.serving.engine_states import StatesDescribed, read_states, states_in
 from abstain.serving.explanation import Explanation
-from abstain.serving.gate import UNKNOWN_WRITER, Asked, Gate, as_contexts, new_id, no_version
+from abstain.serving.gate import UNKNOWN_WRITER, AskedAnswer, Gate, as_contexts, new_id, no_version
 from abstain.serving.generate import GeneratedAnswer, answer, room_for
 from abstain.serving.predictor import Decision
 
@@ -287,10 +287,10 @@ class GateService:
 
     async def _asked(
         self, gate: Gate, key: str, row: Interaction | None, asked: GateRequest, body: RawStates | None
-    ) -> Asked:
+    ) -> AskedAnswer:
         """What was given, checked. A file, and texts to compare with, are read beside the event loop."""
 
-        def read() -> Asked:
+        def read() -> AskedAnswer:
             states = log_probs = None
             tokens = gate.tokens(row) if row and (body or asked.states) else None
             if body is not None:
@@ -300,7 +300,7 @@ class GateService:
                 states = read_states(asked.states, gate.spec, folder, most, tokens)
             if asked.response is not None:
                 log_probs = gate.log_probs(asked.response, row)
-            return Asked(key, row, asked.no_context, states, log_probs)
+            return AskedAnswer(key, row, asked.no_context, states, log_probs)
 
         waits = row is not None and (body or asked.states or asked.response)
         return await asyncio.to_thread(read) if waits or (asked.states and asked.states.path) else read()

@@ -39,7 +39,7 @@ class Messages(BaseModel):
     messages: list[Message] = []
 
 
-class Choices(BaseModel):
+class ChoicesBody(BaseModel):
     choices: list[Choice] = []
 
 
@@ -48,7 +48,7 @@ class PromptRequest(BaseModel):
 
 
 class ResponseRequest(BaseModel):
-    body: Choices
+    body: ChoicesBody
 
 
 class PassAction(BaseModel):
@@ -56,7 +56,7 @@ class PassAction(BaseModel):
 
 
 class MaskAction(BaseModel):
-    body: Choices
+    body: ChoicesBody
     reason: str
 
 
@@ -101,7 +101,7 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
             for at, choice in enumerate(choices)
         ]
         reason = "; ".join(one.reason or one.decision for one in decisions.values() if not one.show)
-        return ResponseResponse(action=MaskAction(body=Choices(choices=masked), reason=reason))
+        return ResponseResponse(action=MaskAction(body=ChoicesBody(choices=masked), reason=reason))
 
     return routes
 

@@ -32,7 +32,7 @@ class Call(BaseModel):
     texts: list[str] | None = None
 
 
-class Verdict(BaseModel):
+class GuardrailVerdict(BaseModel):
     action: Literal["NONE", "BLOCKED", "GUARDRAIL_INTERVENED"]
     blocked_reason: str | None = None
     texts: list[str] | None = None
@@ -44,7 +44,7 @@ def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
     finder = Finder(SOURCE, service.settings.litellm)
 
     @routes.post("/beta/litellm_basic_guardrail_api", operation_id="litellm", dependencies=[Depends(asker)])
-    async def guardrail(call: Call) -> Verdict:
+    async def guardrail(call: Call) -> GuardrailVerdict:
         """Remember a question, or decide about the answers to it."""
         request = call.model_dump()
         headers = request.get("request_headers")
@@ -55,17 +55,17 @@ def litellm_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
                 await register(service, finder.find(request))
             except AbstainError as error:  # its answer will be `unavailable`
                 _log.warning("%s: a question is not remembered: %s", SOURCE, error.coded)
-            return Verdict(action="NONE")
+            return GuardrailVerdict(action="NONE")
         texts = call.texts or []  # none: a call of tools, which no user reads
         answers = {at: text for at, text in enumerate(texts) if text.strip()}
         decisions = await decide(service, finder, request, list(answers.values()), SOURCE, named=True)
         withheld = {at for at, decision in zip(answers, decisions, strict=True) if not decision.show}
         if not withheld:
-            return Verdict(action="NONE")
+            return GuardrailVerdict(action="NONE")
         replacement = service.settings.withheld_text
         if service.settings.litellm_withheld == "block":  # a replaced text does not reach the readers of a stream
-            return Verdict(action="BLOCKED", blocked_reason=replacement)
+            return GuardrailVerdict(action="BLOCKED", blocked_reason=replacement)
         shown = [replacement if at in withheld else text for at, text in enumerate(texts)]
-        return Verdict(action="GUARDRAIL_INTERVENED", texts=shown)
+        return GuardrailVerdict(action="GUARDRAIL_INTERVENED", texts=shown)
 
     return routes

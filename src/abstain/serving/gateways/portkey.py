@@ -22,7 +22,7 @@ GRACE_S = 0.5
 """What may be spent on the log after a decision."""
 
 
-class Verdict(BaseModel):
+class WebhookVerdict(BaseModel):
     """`verdict`: whether the answer is shown. `transformedData`: the response without what is withheld."""
 
     verdict: bool
@@ -41,10 +41,10 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
         dependencies=[Depends(asker)],
         response_model_exclude_none=True,
     )
-    async def webhook(event: Annotated[dict[str, Any], Body()], request: Request) -> Verdict:
+    async def webhook(event: Annotated[dict[str, Any], Body()], request: Request) -> WebhookVerdict:
         """Decide about the answers after a call; what comes before it passes."""
         if event.get("eventType") == "beforeRequestHook":
-            return Verdict(verdict=True)
+            return WebhookVerdict(verdict=True)
         response = event["response"] if isinstance(event.get("response"), dict) else {}
         answers = _answers(response)
         deciding = decide(
@@ -53,13 +53,13 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
         try:
             decisions = await asyncio.wait_for(deciding, within + GRACE_S)
         except TimeoutError:
-            return Verdict(verdict=service.settings.on_unavailable == "show", data={"decision": "unavailable"})
+            return WebhookVerdict(verdict=service.settings.on_unavailable == "show", data={"decision": "unavailable"})
         told = [{"interaction_id": one.interaction_id, "decision": one.decision, "show": one.show} for one in decisions]
         withheld = {at for at, one in zip(answers, decisions, strict=True) if not one.show}
         if not withheld:
-            return Verdict(verdict=True, data={"answers": told})
+            return WebhookVerdict(verdict=True, data={"answers": told})
         transformed = {"response": _replaced(response, withheld, service.settings.withheld_text)}
-        return Verdict(verdict=False, data={"answers": told}, transformedData=transformed)
+        return WebhookVerdict(verdict=False, data={"answers": told}, transformedData=transformed)
 
     return routes
 
