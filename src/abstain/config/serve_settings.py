@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.withheld import WITHHELD_TEXT
 
 MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -83,8 +84,7 @@ class ServeSettings(BaseSettings):
         5, description="chunks that are retrieved for a request without any"
     )
     withheld_text: Annotated[str, Field(pattern=r"\S")] = Field(
-        "I could not find an answer that I am sure enough of. Please ask a colleague who knows the subject.",
-        description="what a gateway's user reads in place of a withheld answer",
+        WITHHELD_TEXT, description="what a gateway's user reads in place of a withheld answer"
     )
     litellm: LiteLLMPaths = LiteLLMPaths()
     litellm_withheld: Literal["block", "replace"] = Field(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +12,21 @@ from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
+from abstain.core import paths
 from abstain.core.contracts import Context
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
-from abstain.serving.api.live_gate import LiveGate, Release
+from abstain.serving.api.live_gate import LiveGate
 from abstain.serving.api.service import GateService, Retrieve
 from abstain.serving.gate import Gate
+from tests.serving.api.conftest import GUARANTEE, MadeUpReleases
 from tests.serving.builders import release
 
-GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
 QUESTION = "How long may an account be overdrawn?"
 CONTEXTS = ["An account may be overdrawn for thirty days.", "Fees are charged monthly."]
 ANSWERS = ("Thirty days.", "For ever, and nobody will ask you anything about it at all.")
 WITHHELD = "Ask a colleague."
-
-
-class OneRelease:
-    """A registry in which one folder is live."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def live(self) -> Release:
-        return Release("v1.0.0", "1", datetime(2026, 11, 1, tzinfo=UTC))
-
-    def fetch(self, release: Release) -> Path:
-        return self.folder
 
 
 @pytest.fixture
@@ -84,7 +71,9 @@ def make_worker(
 
     def make(retrieve: Retrieve | None = None, **changes: Any) -> GateService:
         serving = ServeSettings(refresh_s=3600, **{"withheld_text": WITHHELD, **changes})
-        live = LiveGate(OneRelease(gate_folder), lambda folder: Gate.open(folder, settings, serving.on_unavailable))
+        releases = MadeUpReleases(gate_folder.parent)
+        releases.promote("v1.0.0", gate_folder / paths.RELEASED_ONNX.name)
+        live = LiveGate(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
         service = GateService(live, open_log(), serving, retrieve)
         live.refresh()
         return service

@@ -1,0 +1,102 @@
+"""The gate as an assistant asks it: over HTTP, or in process. What keeps it from a decision is `unavailable`.
+
+This module imports nothing of the base model, so that it costs a chain or a rail nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import httpx
+
+from abstain.core.codes import Code
+
+OnUnavailable = Literal["abstain", "show"]
+
+
+class Decided(Protocol):
+    """What the adapters read of a decision: that of a server, or `Decision` of a gate in process."""
+
+    @property
+    def show(self) -> bool: ...
+    @property
+    def decision(self) -> Literal["show", "abstain", "unavailable"]: ...
+    @property
+    def interaction_id(self) -> str: ...
+    @property
+    def confidence(self) -> float | None: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+class AsksGate(Protocol):
+    """`HttpGate`, or `Gate` in process."""
+
+    @property
+    def on_unavailable(self) -> OnUnavailable: ...
+    def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decided: ...
+
+
+@dataclass(frozen=True)
+class ServerDecision:
+    """What a server decided; `show` is what to do."""
+
+    show: bool
+    decision: Literal["show", "abstain", "unavailable"]
+    interaction_id: str = ""
+    confidence: float | None = None
+    reason: str | None = None
+
+
+class HttpGate:
+    """A gate server at `url`. Each of `more` (`user`, `product`, `entitlements`, ...) goes with every request.
+
+    Contexts are retrieved under `entitlements` where an answer comes without any. `on_unavailable`: what is done where
+    the server cannot be asked; what is done where it could not decide is set on the server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        on_unavailable: OnUnavailable = "abstain",
+        timeout_s: float = 10.0,
+        transport: httpx.BaseTransport | None = None,
+        **more: Any,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
+        self.on_unavailable, self._more = on_unavailable, more
+
+    def decide(self, question: str, contexts: Sequence[str], answer: str) -> ServerDecision:
+        """The server's decision about one answer."""
+        texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
+        try:
+            sent = self._client.post("/v1/gate", json={**self._more, **texts})
+            sent.raise_for_status()
+            found = sent.json()
+            return ServerDecision(
+                found["show"] is True,
+                found["decision"],
+                found["interaction_id"],
+                found["confidence"],
+                found["reason"],
+            )
+        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
+            return unavailable(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
+
+
+def ask(gate: AsksGate, question: str | None, contexts: Sequence[str], answer: str | None) -> Decided:
+    """The decision about an answer: `unavailable` where no question, or no answer, was found."""
+    if not (question and question.strip()) or not (answer and answer.strip()):
+        absent = "answer" if question and question.strip() else "question"
+        return unavailable(gate, f"{Code.INVALID_ROW}: {absent}: none was found")
+    return gate.decide(question, contexts, answer)
+
+
+def unavailable(gate: AsksGate, reason: str) -> ServerDecision:
+    """No decision, for `reason`."""
+    return ServerDecision(gate.on_unavailable == "show", "unavailable", reason=reason)
