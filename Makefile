@@ -64,7 +64,7 @@ contracts: setup ## check the import contracts (.importlinter)
 docs: setup ## build the documentation site into site/, offline; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-up: setup ## start Prefect with its UI, a worker and the schedules (ABSTAIN_UI_PORT, ABSTAIN_ALERT_URL)
+up: setup ## start Prefect with its UI, a worker, the schedules and the gate (ABSTAIN_UI_PORT, ABSTAIN_GATE_PORT, ABSTAIN_ALERT_URL)
 	@$(BIN)/python -m tasks.server up
 
 down: setup ## stop them

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
+from abstain.learning.estimators.fusion import Fusion
 from abstain.llm.engine.loading import resolve
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.requests import from_flags
@@ -13,6 +14,9 @@ from tests.learning.estimators.builders import write_mean_probe
 from tests.llm.builders import WIDTH
 
 LAYOUT = "rag-plain-v1"
+FUSION = Fusion(
+    ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
+)
 
 
 def metadata(model: Path, settings: Settings) -> dict[str, str]:

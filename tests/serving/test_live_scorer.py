@@ -14,7 +14,6 @@ import pytest
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx, logistic_to_onnx
 from abstain.llm.engine.requests import Generate
 from abstain.llm.signals.compute_features import read_answers
@@ -25,11 +24,8 @@ from abstain.serving.generate import answer
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.scorer_latency import latency_p99_ms, made_up_answer
-from tests.serving.builders import release, requests
+from tests.serving.builders import FUSION, release, requests
 
-FUSION = Fusion(
-    ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
-)
 WRITER = WriterScores(
     ("No.",),
     scores={("m@1", False, "writer.sure"): np.arange(20.0)},

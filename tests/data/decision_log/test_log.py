@@ -272,6 +272,31 @@ def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPa
     assert found == expected
 
 
+def test_reviews_of_what_a_version_showed_are_found(log: DecisionLog) -> None:
+    """Not those of another version, of an earlier decision, or of what it withheld or could not decide."""
+    others: list[dict[str, Any]] = [
+        {"version": "v0.9.0"},
+        {"decided_at": AT - timedelta(seconds=1)},
+        {"shown": False},
+        {"decision": "unavailable"},
+    ]
+    for number, changes in enumerate([{}, *others]):
+        log.record(decision(f"i-{number}", **changes))
+        log.feedback(f"f-{number}", review(f"i-{number}"))
+    log.feedback("thumb", feedback("i-0"))
+    log.feedback("again", review("i-0", right=False)).result()
+    assert log.reviews_of_shown("v1.0.0", AT) == [review("i-0"), review("i-0", right=False)]
+    log.purge(datetime.now(UTC) + timedelta(days=40_000))
+    assert log.reviews_of_shown("v1.0.0", AT) == [], "verdicts go with the texts"
+
+
+def test_reviewed_are_those_with_a_review(log: DecisionLog) -> None:
+    log.feedback("f-1", review("i-1"))
+    log.feedback("f-2", feedback("i-2"))
+    log.feedback("f-3", review("i-3")).result()
+    assert log.reviewed(["i-1", "i-2", "i-4"]) == {"i-1"}
+
+
 def test_counts_are_of_the_decisions_since_a_moment(log: DecisionLog) -> None:
     log.record(decision("old", decided_at=AT - timedelta(days=1)))
     log.record(decision("new", shown=False))

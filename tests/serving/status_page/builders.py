@@ -20,7 +20,6 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
-from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys
@@ -31,13 +30,10 @@ from abstain.serving.gate import Gate
 from abstain.serving.status_page.page import make_routes
 from tests.data.builders import interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
-from tests.serving.builders import release
+from tests.serving.builders import FUSION, release
 
 SINCE = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
 PROMISE = "precision of at least 0.8"
-FUSION = Fusion(
-    ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
-)
 LABELS = LabelParams(
     require=("correct", "truthful"),
     conflicts="latest",

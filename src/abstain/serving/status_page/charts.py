@@ -11,8 +11,8 @@ from markupsafe import Markup, escape
 
 from abstain.serving.status_page.figures import Day
 
-WIDTH, HEIGHT = 360, 190
-LEFT, RIGHT, TOP, BOTTOM = 62, 8, 10, 24
+WIDTH, HEIGHT = 320, 190
+LEFT, RIGHT, TOP, BOTTOM = 62, 4, 10, 24
 KINDS = ("show", "abstain", "unavailable")
 
 
@@ -52,8 +52,9 @@ def latency_chart(days: Sequence[Day]) -> Markup:
         *_line("p50", [day.p50_ms for day in days], days, most),
         *_line("p99", [day.p99_ms for day in days], days, most),
     ]
+    label = f"{most:,.0f} ms" if most < 10_000 else f"{most / 1000:,.0f} s"
     said = f"The slowest day's p99 is {max(highest):,.0f} ms." if highest else "No decisions."
-    return _chart("latency", "Latency: p50 and p99", said, days, most, f"{most:,.0f} ms", lines)
+    return _chart("latency", "Latency: p50 and p99", said, days, most, label, lines)
 
 
 def _chart(

@@ -44,7 +44,7 @@ from abstain.serving.status_page.figures import days, reviewed_of
 from abstain.serving.status_page.sessions import HOURS, Sessions, Visitor
 
 COOKIE, LOGIN_COOKIE = "abstain-gate", "abstain-gate-login"
-LISTED = 20
+LISTED = 10
 """Withheld answers on the page."""
 MOST_FIELDS = 20
 VERDICTS = {
@@ -52,7 +52,6 @@ VERDICTS = {
     "correct": "what it says is right",
     "truthful": "it says nothing that the sources do not",
 }
-HEADLINES = {"show": "Shown", "abstain": "Withheld", "unavailable": "No decision"}
 STATES = {"show": "passed", "abstain": "warned", "unavailable": "failed"}
 Handler = Callable[..., Awaitable[Response]]
 """Takes the request, and what its path names."""
@@ -142,7 +141,6 @@ class _Page:
         told = {
             "explanation": explanation,
             "decision": decision,
-            "headline": HEADLINES[decision.decision],
             "state": STATES[decision.decision],
             "given": given,
         }

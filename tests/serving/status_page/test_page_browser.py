@@ -1,0 +1,242 @@
+"""The page in a real browser that runs no script: by keyboard, on a phone, light and dark, alone on its host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from abstain.config.settings import Settings
+from abstain.core.contracts import Review
+from abstain.serving.api.keys import Keys, make_key
+from abstain.serving.api.live_gate import Release
+from abstain.serving.api.service import GateService
+from tests.browser import headless
+from tests.data.builders import cited
+from tests.data.decision_log.builders import decision
+from tests.llm.builders import save_tiny_model
+from tests.serving.status_page.builders import (
+    SINCE,
+    FixedReleases,
+    fused_release,
+    listening,
+    make_server,
+    make_service,
+    withheld,
+)
+
+pytestmark = pytest.mark.slow
+
+BACKGROUNDS = {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}
+LONG = "x" * 5000
+HEBREW = "\u05e9\u05dc\u05d5\u05dd \u202e\u05e2\u05d5\u05dc\u05dd"
+EXPECTED = ("[DOM] Password forms", "Failed to load resource: the server responded with a status of 403")
+"""What Chromium says of a form for a key without a user's name, and of a page that asks for a key."""
+NEWEST = "w/%2F <b>"
+"""The id of the newest withheld answer."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with headless() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    model = save_tiny_model(folder / "model")
+    return fused_release(folder / "bundle", model, Settings(home=folder / "home", device="cpu", dtype="float32"))
+
+
+@pytest.fixture
+def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
+    """Two weeks of decisions, and withheld answers with texts that are hard to show."""
+    made = make_service(tmp_path, FixedReleases(Release("v1.2.0", "0", SINCE, "a mark"), bundle), settings)
+    made.live.refresh()
+    now = datetime.now(UTC)
+    for number in range(40):
+        kind = ("show", "show", "abstain", "unavailable")[number % 4]
+        at = now - timedelta(hours=8 * number)
+        more = {"decided_at": at, "took_ms": 900.0 + 40_000 * (number % 7), "decision": kind}
+        made.log.record(decision(f"i-{number}", shown=kind == "show", **more))
+    made.log.record(withheld("long", question=LONG, answer=LONG, contexts=cited(LONG)))
+    made.log.record(withheld("rtl", question=HEBREW, answer="<script>document.title = 1</script>"))
+    made.log.record(withheld(NEWEST, question="May I pay late?", answer="None.", contexts=cited("fees#0"))).result()
+    return made
+
+
+@contextmanager
+def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
+    """A page without JavaScript that reaches `address` alone; nothing else is asked for, and nothing complained of."""
+    asked: list[str] = []
+    complaints: list[str] = []
+
+    def own_alone(route: Route) -> None:
+        route.continue_() if route.request.url.startswith(f"{address}/") else route.abort()
+
+    context = browser.new_context(**{"java_script_enabled": False, **options})
+    context.route("**/*", own_alone)
+    page = context.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{address}/")
+    yield page
+    assert [one for one in complaints if not one.startswith(EXPECTED)] == []
+    assert [url for url in asked if not url.startswith((f"{address}/", "data:"))] == []
+    context.close()
+
+
+def tab_to(page: Page, wanted: Any) -> None:
+    """Go on with Tab to `wanted`, as often as it takes; what has the focus is always in sight."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        focused = page.locator(":focus-visible")
+        if focused.count():
+            expect(focused).to_be_in_viewport()
+        if wanted.and_(page.locator(":focus")).count():
+            return
+    raise AssertionError(f"Tab does not reach {wanted}")
+
+
+def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, service: GateService) -> None:
+    before = dict(service.log.count())
+    with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="To the content")).to_be_focused()
+        for label, text in (("Question", "What is the fee?"), ("Contexts", "There is none."), ("Answer", "None, é.")):
+            tab_to(page, page.get_by_role("textbox", name=label))
+            page.keyboard.type(text)
+        tab_to(page, page.get_by_role("button", name="Try it"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=2, name=re.compile("^It would be "))).to_be_in_viewport()
+        for signal in ("min_log_prob", "probe"):
+            expect(page.get_by_role("rowheader", name=signal, exact=True)).to_be_visible()
+        expect(page.locator("#pieces")).to_have_text("None, é.")
+        expect(page.get_by_role("textbox", name="Answer")).to_have_value("None, é.")
+    assert service.log.count() == before
+
+
+def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: GateService) -> None:
+    with listening(make_server(service, Keys())) as address, opened(browser, address) as page:
+        tab_to(page, page.get_by_role("link", name="May I pay late?"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="A withheld answer")).to_be_visible()
+        for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
+            tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
+            page.keyboard.press(key)
+        tab_to(page, page.get_by_role("textbox", name="Your name"))
+        page.keyboard.type("Ann")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("Ann: complete yes, correct no, truthful yes")).to_be_visible()
+        tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
+    found = service.log.find(NEWEST)
+    assert found and [one.correct for one in found.feedback if isinstance(one, Review)] == [False]
+
+
+def test_a_reviewer_logs_in_by_keyboard_and_out(browser: Browser, service: GateService) -> None:
+    key, line = make_key("ann", ["withheld", "feedback"])
+    with listening(make_server(service, Keys(text=line))) as address, opened(browser, address) as page:
+        expect(page.get_by_text("v1.2.0")).to_have_count(0)
+        tab_to(page, page.get_by_label("Key"))
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("That is no valid key.")
+        tab_to(page, page.get_by_label("Key"))
+        page.keyboard.type(key)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="v1.2.0 is live")).to_be_visible()
+        expect(page.get_by_role("button", name="Try it")).to_have_count(0)
+        assert [cookie["httpOnly"] for cookie in page.context.cookies()] == [True, True]
+        page.get_by_role("link", name="May I pay late?").click()
+        for name in ("Complete", "Correct", "Truthful"):
+            page.get_by_role("group", name=name).get_by_role("radio", name="yes").check()
+        page.get_by_role("button", name="Save the review").click()
+        expect(page.get_by_text("ann: complete yes, correct yes, truthful yes")).to_be_visible()
+        tab_to(page, page.get_by_role("button", name="Log out"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+        page.go_back()
+        expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+
+
+def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService) -> None:
+    """Scripts are on here for the test's own questions; the pages have none, and their policy would run none."""
+    outside = """width => [...document.querySelectorAll("body *")].filter(one => !one.closest(".scroll, svg, .skip")
+        && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
+    with (
+        listening(make_server(service, Keys())) as address,
+        opened(browser, address, java_script_enabled=True) as page,
+    ):
+
+        def check() -> None:
+            for width in (360, 1280):
+                page.set_viewport_size({"width": width, "height": 740})
+                for scheme, colour in BACKGROUNDS.items():
+                    page.emulate_media(color_scheme=scheme)
+                    assert page.evaluate("document.documentElement.scrollWidth") <= width
+                    assert page.evaluate(outside, width) == []
+                    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colour
+
+        page.locator("summary").click()
+        check()
+        assert (
+            page.evaluate("[...document.querySelectorAll('figure > svg')].map(one => one.clientWidth > 200)")
+            == [True] * 3
+        )
+        assert page.title() == "Abstain gate: v1.2.0 is live", "no text that people wrote has run"
+        page.goto(f"{address}/withheld/long")
+        check()
+        page.goto(f"{address}/")
+        page.get_by_role("textbox", name="Question").fill(HEBREW)
+        page.get_by_role("textbox", name="Contexts").fill("c" * 200)
+        page.get_by_role("textbox", name="Answer").fill("a" * 150)
+        page.get_by_role("button", name="Try it").click()
+        expect(page.locator("#pieces")).to_be_visible()
+        check()
+
+
+@pytest.mark.parametrize("scheme", BACKGROUNDS)
+def test_texts_can_be_read_in_both_schemes(browser: Browser, service: GateService, scheme: str) -> None:
+    """At least 4.5 : 1 between each text and what is behind it (WCAG 2.2 AA)."""
+    with (
+        listening(make_server(service, Keys())) as address,
+        opened(browser, address, java_script_enabled=True, color_scheme=scheme) as page,
+    ):
+        assert page.evaluate(CONTRAST) == []
+        page.get_by_role("textbox", name="Question").fill("What?")
+        page.get_by_role("textbox", name="Answer").fill("None.")
+        page.get_by_role("checkbox").check()
+        page.get_by_role("button", name="Try it").click()
+        assert page.evaluate(CONTRAST) == []
+
+
+CONTRAST = """() => {
+  const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const luminance = (colour) => numbers(colour).slice(0, 3).map((one) => one / 255)
+    .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+  const ground = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = getComputedStyle(one).backgroundColor;
+      if (numbers(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const written = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  return [...document.querySelectorAll("body *")].filter((one) => written(one) && !one.closest("title, desc, .skip"))
+    .map((one) => {
+      const style = getComputedStyle(one);
+      const [a, b] = [luminance(one.closest("svg") ? style.fill : style.color), luminance(ground(one))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), one.outerHTML.slice(0, 99)];
+    }).filter(([ratio]) => ratio < 4.5);
+}"""

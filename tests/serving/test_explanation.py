@@ -1,0 +1,56 @@
+"""What led to a decision: the scores of the parts, and the likelihood of the answer's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from abstain.config.settings import Settings
+from abstain.serving import explanation as module
+from abstain.serving.gate import Gate, interaction
+from abstain.serving.predictor import Predictor
+from tests.serving.status_page.builders import fused_release
+
+
+@pytest.fixture
+def gate(model: Path, settings: Settings, tmp_path: Path) -> Gate:
+    return Gate.open(fused_release(tmp_path / "bundle", model, settings), settings)
+
+
+@pytest.mark.parametrize("answer", ["None.", "é\u0301 😀 שלום", "a  b\n\nc", "<|im_end|>", "x" * 300])
+def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_reads(gate: Gate, answer: str) -> None:
+    row = interaction("What is the fee?", ["There is none."], answer)
+    found = gate.explain(row)
+    (decided,) = gate.decide_all([row], [False])
+    assert found.decision == decided and found.scores.keys() == {"min_log_prob", "probe"}
+    assert "".join(piece.text for piece in found.tokens) == row.answer
+    source = next(one for one in gate.predictor.reader.sources if isinstance(one.ask, module.NLL))
+    (surprise,) = gate.predictor.reader.read([row]).answers.results[source.wanted]
+    assert surprise is not None
+    total = sum(piece.log_probability for piece in found.tokens)
+    assert total == pytest.approx(-float(surprise[:-1, 0].sum()), abs=1e-3), "without the EOS after it"
+
+
+def test_a_scorer_that_is_no_fusion_has_its_own_score_alone(opened: Callable[..., Predictor]) -> None:
+    gate = Gate(opened(guarantee='{"guaranteed": true, "message": "m"}'))
+    found = gate.explain(interaction("What?", ["That."], "This."))
+    assert found.scores == {gate.predictor.scorer.name: pytest.approx(found.decision.confidence)}
+    assert found.tokens == [], "the probe reads states, not how likely tokens are"
+
+
+def test_what_cannot_be_read_has_a_reason_and_no_scores(gate: Gate) -> None:
+    too_long = gate.explain(interaction("What?", ["That."], "x" * 2000))
+    assert too_long.decision.decision == "abstain" and too_long.decision.reason and not too_long.scores
+    without = gate.explain(interaction("What?", [], "This."))
+    assert without.decision.decision == "unavailable" and without.decision.reason and not without.scores
+    assert gate.explain(interaction("What?", [], "This."), no_context=True).scores
+
+
+def test_a_version_without_a_guarantee_is_unavailable_when_tried_too(
+    model: Path, settings: Settings, tmp_path: Path
+) -> None:
+    gate = Gate.open(fused_release(tmp_path / "bundle", model, settings, guaranteed=False), settings)
+    found = gate.explain(interaction("What?", ["That."], "This."))
+    assert found.decision.decision == "unavailable" and found.scores
