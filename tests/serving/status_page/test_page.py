@@ -456,6 +456,23 @@ def test_a_session_ends_with_its_key_and_with_logging_out(
     assert browser.get("/").status_code == 403
 
 
+def test_keys_that_became_damaged_let_nobody_in(guarded: Callable[..., tuple[TestClient, str]], tmp_path: Path) -> None:
+    browser, key = guarded("ask")
+    log_in(browser, key)
+    (tmp_path / "keys").write_text("damaged")
+    reply = browser.get("/")
+    assert reply.status_code == 500 and "v1.2.0" not in reply.text and Code.BAD_SETTING in text_of(reply)
+
+
+def test_behind_tls_the_cookies_stay_there(guarded: Callable[..., tuple[TestClient, str]]) -> None:
+    browser, key = guarded("ask")
+    browser.base_url = "https://testserver"
+    asked = browser.get("/")
+    opened = browser.post("/login", data={"token": token_of(asked), "key": key}, follow_redirects=False)
+    for reply in (asked, opened):
+        assert "; Secure" in reply.headers["set-cookie"]
+
+
 def test_an_unreadable_form_is_refused(page: TestClient) -> None:
     kind = {"Content-Type": "application/x-www-form-urlencoded"}
     for body in (b"question=%ff", b"\xff", b"&".join(b"a=%d" % n for n in range(100))):
