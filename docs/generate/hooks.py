@@ -14,13 +14,14 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
-from reference import commands, parameters, settings
+from reference import commands, parameters, serve_settings, settings
 
 from abstain.config.template import template
 
 GENERATED: dict[str, Callable[[], str]] = {
     "parameters": lambda: parameters(template("params.yaml")),
     "settings": settings,
+    "serve_settings": serve_settings,
     "commands": commands,
 }
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)

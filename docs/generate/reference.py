@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -13,9 +14,11 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 from typer.main import get_command
 
 from abstain.config.params import Params
+from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.markdown import MarkdownText, document, heading, table
 from abstain_cli.app import app
@@ -56,13 +59,26 @@ def parameters(text: str) -> str:
 
 
 def settings() -> str:
-    """The environment variables of `Settings`, with types, defaults and descriptions."""
+    """The environment variables of every command, with types, defaults and descriptions."""
+    return _variables(Settings)
+
+
+def serve_settings() -> str:
+    """Those of `abstain serve`."""
+    return _variables(ServeSettings)
+
+
+def _variables(of: type[BaseSettings]) -> str:
     rows = []
-    for name, field in Settings.model_fields.items():
-        variable = str(field.validation_alias or f"ABSTAIN_{name.upper()}")
-        default = "none" if field.default is None else code(str(field.default))
+    for name, field in of.model_fields.items():
+        variable = str(field.validation_alias or f"{of.model_config['env_prefix']}{name.upper()}")
+        default = "none" if field.default is None else code(_shown(field.default))
         rows.append((code(variable), type_of(field), default, linked(field.description or "")))
     return table(("variable", "type", "default", "meaning"), rows, words=("type", "default", "meaning"))
+
+
+def _shown(default: Any) -> str:
+    return json.dumps(default.model_dump()) if isinstance(default, BaseModel) else str(default)
 
 
 def commands() -> str:
@@ -103,6 +119,9 @@ def linked(text: str) -> MarkdownText:
 
 def _type(annotation: Any, metadata: Sequence[Any] = ()) -> MarkdownText:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        keys = ", ".join(code(f"__{name.upper()}") for name in annotation.model_fields)
+        return MarkdownText(f"text under each of {keys}")
     if annotation in NAMES:
         return MarkdownText("".join([NAMES[annotation], *_bounds(metadata)]))
     if origin is Annotated:
