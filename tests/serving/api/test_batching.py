@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.serving.api.batching import Batcher
+
+
+class Model:
+    """Doubles numbers, slowly; keeps the sizes of its batches and the thread that it ran in."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
+
+    def run(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        self.threads.add(threading.get_ident())
+        time.sleep(0.02)
+        if -1 in items:
+            raise AbstainError(Code.TOO_LONG, "-1")
+        return [2 * item for item in items]
+
+
+def test_what_waits_while_the_model_is_busy_is_read_together() -> None:
+    model = Model()
+
+    async def ask() -> list[int]:
+        batcher = Batcher(4, 100)
+        found = await asyncio.gather(*(batcher.run("a", model.run, number) for number in range(9)))
+        await batcher.close()
+        return list(found)
+
+    assert asyncio.run(ask()) == [2 * number for number in range(9)]
+    assert [len(of) for of in model.batches] == [4, 4, 1] and len(model.threads) == 1
+
+
+def test_a_lone_request_waits_for_no_company() -> None:
+    model = Model()
+
+    async def ask() -> float:
+        batcher = Batcher(32, 100)
+        began = time.monotonic()
+        await batcher.run("a", model.run, 1)
+        return time.monotonic() - began
+
+    assert asyncio.run(ask()) < 1 and model.batches == [[1]]
+
+
+def test_kinds_are_not_mixed() -> None:
+    model = Model()
+
+    async def ask() -> None:
+        batcher = Batcher(10, 100)
+        await asyncio.gather(*(batcher.run("odd" if number % 2 else "even", model.run, number) for number in range(6)))
+
+    asyncio.run(ask())
+    assert all(len({number % 2 for number in of}) == 1 for of in model.batches)
+    assert sorted(number for of in model.batches for number in of) == list(range(6))
+
+
+def test_one_bad_item_is_no_error_of_the_others() -> None:
+    model = Model()
+
+    async def ask() -> list[object]:
+        batcher = Batcher(10, 100)
+        return await asyncio.gather(
+            *(batcher.run("a", model.run, number) for number in (0, 1, -1, 2)), return_exceptions=True
+        )
+
+    zero, two, bad, four = asyncio.run(ask())
+    assert (zero, two, four) == (0, 2, 4) and isinstance(bad, AbstainError)
+
+
+def test_one_more_than_may_wait_is_refused_and_who_gives_up_makes_room() -> None:
+    model = Model()
+
+    async def ask() -> None:
+        batcher = Batcher(1, 3)
+        tasks = [asyncio.create_task(batcher.run("a", model.run, number)) for number in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(AbstainError, match="3 requests wait"):
+            await batcher.run("a", model.run, 3)
+        tasks[2].cancel()
+        await asyncio.sleep(0)
+        assert await batcher.run("a", model.run, 4) == 8
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(ask())
+    assert [2] not in model.batches

@@ -1,0 +1,35 @@
+"""One OpenTelemetry event a decision, in the trace of the request, without any text."""
+
+from __future__ import annotations
+
+from fastapi.testclient import TestClient
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from pytest import MonkeyPatch
+
+from abstain.serving.api import telemetry
+from tests.serving.api.test_gate_route import ask
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_a_decision_is_an_event_of_its_trace(client: TestClient, monkeypatch: MonkeyPatch) -> None:
+    exporter = InMemoryLogRecordExporter()
+    provider = LoggerProvider()
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_logger", provider.get_logger("abstain.serve"))
+    shown = client.post(
+        "/v1/gate",
+        json={"interaction_id": "i-1", "question": "What is the fee?", "contexts": ["The fee is 5."], "answer": "5"},
+        headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"},
+    ).json()
+    ask(client, contexts=[])
+    decided, unavailable = (one.log_record for one in exporter.get_finished_logs())
+    assert decided.event_name == "gen_ai.evaluation.result"
+    assert f"{decided.trace_id:032x}" == TRACE
+    attributes = dict(decided.attributes or {})
+    assert attributes["gen_ai.evaluation.score.label"] == shown["decision"]
+    assert attributes["gen_ai.evaluation.score.value"] == shown["confidence"]
+    assert attributes["abstain.interaction_id"] == "i-1"
+    assert "The fee is 5." not in str(attributes)
+    assert dict(unavailable.attributes or {})["gen_ai.evaluation.score.label"] == "unavailable"

@@ -1,0 +1,82 @@
+"""The gate in process: texts, states, or both; and what is no decision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from abstain.config.settings import Settings
+from abstain.core.contracts import Context
+from abstain.core.errors import AbstainError
+from abstain.serving.gate import Gate, interaction
+from abstain.serving.predictor import Predictor
+from tests.serving.builders import release
+
+GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
+TEXTS = ("What is the fee?", ["The fee is 5."], "5")
+
+
+@pytest.fixture
+def open_gate(tmp_path: Path, model: Path, settings: Settings) -> Callable[..., Gate]:
+    def made(on_unavailable: str = "abstain", **changes: str | None) -> Gate:
+        release(tmp_path, model, settings, **{"guarantee": GUARANTEE, **changes})
+        return Gate.open(tmp_path, settings, on_unavailable)  # type: ignore[arg-type]
+
+    return made
+
+
+def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], opened: Callable[..., Predictor]) -> None:
+    gate = open_gate()
+    decision = gate.decide(*TEXTS, interaction_id="i-1")
+    (expected,) = opened(guarantee=GUARANTEE).score([interaction(*TEXTS)])
+    assert decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
+    assert (decision.decision, decision.show) == (expected.decision, expected.show)
+    assert decision.interaction_id == "i-1" and decision.signals == ("probe",) and decision.forward_tokens > 0
+
+
+def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[..., Gate]) -> None:
+    gate = open_gate()
+    (found,) = gate.predictor.reader.read([interaction(*TEXTS)]).answers.results.values()
+    states = found[0]
+    assert states is not None
+    engine = gate.predictor.source.engine()
+    before = engine.work.pass_tokens
+    decision = gate.decide(states=states.float(), interaction_id="i-2")
+    assert decision.confidence == pytest.approx(gate.decide(*TEXTS).confidence, abs=1e-5)
+    assert decision.forward_tokens == 0 and decision.interaction_id == "i-2"
+    both = gate.decide(*TEXTS, states=torch.zeros_like(states.float()))
+    assert both.confidence == pytest.approx(0.5) and both.forward_tokens == 0, "what was given is not read again"
+    assert engine.work.pass_tokens > before, "only the decision by texts was read"
+
+
+def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., Gate]) -> None:
+    said = json.dumps({"guaranteed": False, "message": "12 more reviews are needed"})
+    for on_unavailable in ("abstain", "show"):
+        gate = open_gate(on_unavailable)
+        nothing = gate.decide("What is the fee?", [], "5")
+        unnamed = gate.decide(response=None, interaction_id="i-1")
+        unguaranteed = open_gate(on_unavailable, guarantee=said).decide(*TEXTS)
+        for decision in (nothing, unnamed, unguaranteed):
+            assert decision.decision == "unavailable" and decision.show is (on_unavailable == "show")
+        assert "the hidden states of the answer" in (unnamed.reason or "")
+        assert unguaranteed.confidence is not None and "12 more reviews" in (unguaranteed.reason or "")
+
+
+def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: Callable[..., Gate]) -> None:
+    assert open_gate().decide("What is the fee?", [], "5", no_context=True).confidence is not None
+
+
+def test_contexts_are_texts_or_chunks(open_gate: Callable[..., Gate]) -> None:
+    gate = open_gate()
+    chunk = Context(chunk_id="fees#1", text="The fee is 5.")
+    assert gate.decide("What is the fee?", [chunk], "5").confidence == pytest.approx(gate.decide(*TEXTS).confidence)
+
+
+def test_log_probabilities_of_another_answer_are_refused(open_gate: Callable[..., Gate]) -> None:
+    response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
+    with pytest.raises(AbstainError, match="another"):
+        open_gate().decide(*TEXTS, response=response)
