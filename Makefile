@@ -40,7 +40,7 @@ mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by 
 test-older-cpu: setup ## run the numerical tests as on an older processor, with one thread and with two
 	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)
 
-bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval and scoring
+bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, scoring and serving
 	@$(BIN)/python -m benchmarks.extraction
 	@$(BIN)/python -m benchmarks.perturbation
 	@$(BIN)/python -m benchmarks.scaling
@@ -48,6 +48,7 @@ bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval an
 	@$(BIN)/python -m benchmarks.retrieval
 	@$(BIN)/python -m benchmarks.probe
 	@$(BIN)/python -m benchmarks.scorers
+	@$(BIN)/python -m benchmarks.serving
 	@$(BIN)/abstain latency
 
 lint: setup ## run ruff, with its security rules, and hadolint

@@ -107,9 +107,17 @@ def write_release(folder: Path) -> None:
     ref = resolve(MODEL, load_settings())
     layout = load_layout("rag-chatml-v1")
     metadata = {
-        "model": MODEL, "model_revision": ref.revision, "layout": layout.name, "layout_digest": layout.digest,
-        "layer": str(LAYER), "site": "residual", "too_long": "drop_chunks", "includes_eos": "false",
-        "version": "v1.0.0", "threshold": "0.5", FORMAT_KEY: str(BUNDLE_FORMAT),
+        "model": MODEL,
+        "model_revision": ref.revision,
+        "layout": layout.name,
+        "layout_digest": layout.digest,
+        "layer": str(LAYER),
+        "site": "residual",
+        "too_long": "drop_chunks",
+        "includes_eos": "false",
+        "version": "v1.0.0",
+        "threshold": "0.5",
+        FORMAT_KEY: str(BUNDLE_FORMAT),
         "guarantee": json.dumps({"guaranteed": True, "message": "none: the probe is not trained"}),
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
     }

@@ -230,3 +230,9 @@ def test_ingest_is_measured_as_a_user_runs_it(run: Callable[..., str]) -> None:
     assert re.search(rf"\| 1,000 \| ingest \| \d+\.\d \| \d+\.\d \| \d\.\d\d \| {counts} \|", said)
     assert re.search(r"\| 1,000 \| validate, dataset \| .* \| [\d,]+ labelled answers \|", said)
     assert "| 1,000 | together |" in said
+
+
+def test_the_gate_server_reads_nothing_for_given_states(run: Callable[..., str]) -> None:
+    said = run("benchmarks.serving", "--seconds", "1", "--answers", "4", "--in-flight", "2", "--repeats", "1")
+    assert "\n  0 tokens read by the base model\n" in said and said.count(" p99 ") == 2
+    assert re.search(r"ready after \d+\.\d s of CPU", said)

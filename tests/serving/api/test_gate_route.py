@@ -175,3 +175,49 @@ def test_a_slow_decision_is_unavailable(
     with TestClient(make_app(service, Keys()), BASE) as client:
         found = ask(client)
     assert (found["decision"], found["show"]) == ("unavailable", False) and "A509" in found["reason"]
+
+
+def test_a_burst_beyond_the_queue_is_told_to_come_back(
+    make_service: Callable[..., GateService],
+    releases: MadeUpReleases,
+    make_release: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    releases.promote("v1.0.0", make_release())
+    service = make_service(waiting=2, batch=1)
+    decide_all = Gate.decide_all
+
+    def slowly(self: Gate, *asked: Any) -> Any:
+        time.sleep(0.1)
+        return decide_all(self, *asked)
+
+    monkeypatch.setattr(Gate, "decide_all", slowly)
+    with TestClient(make_app(service, Keys()), BASE) as client, ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda number: client.post("/v1/gate", json={**ASKED, "answer": f"{number}"}), range(12)))
+    refused = [one for one in found if one.status_code == 429]
+    assert refused and {one.status_code for one in found} == {200, 429}
+    assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
+
+
+def test_an_unexpected_error_is_a_problem_without_its_text(
+    service: GateService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(Gate, "decide_all", fail)
+    with TestClient(make_app(service, Keys()), BASE, raise_server_exceptions=False) as client:
+        response = client.post("/v1/gate", json=ASKED)
+    assert response.status_code == 500 and response.headers["content-type"] == "application/problem+json"
+    assert "secret" not in response.text
+
+
+def test_how_familiar_an_instruction_is_can_be_asked(client: TestClient) -> None:
+    pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+    found = client.post("/v1/familiarity", json={"instruction": "What is the fee?"})
+    assert found.status_code == 200 and found.json() == {
+        "familiarity": None,
+        "threshold": None,
+        "concepts": [],
+        "left_out": 0,
+    }

@@ -99,7 +99,11 @@ def handle_problems(app: FastAPI) -> None:
         code = Code.UNKNOWN_NAME if error.status_code in (404, 405) else Code.WRONG_FORMAT
         return problem_response(error.status_code, code, str(error.detail), error.headers)
 
+    async def of_bug(_: Request, error: Exception) -> JSONResponse:
+        return problem_response(500, Code.LOST_PROCESS, f"an unexpected error ({type(error).__name__}): see the log")
+
     app.add_exception_handler(Problem, of_problem)
+    app.add_exception_handler(Exception, of_bug)  # uvicorn logs its traceback
     app.add_exception_handler(AbstainError, of_abstain)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(HTTPException, of_http)
