@@ -250,6 +250,7 @@ def test_newest_withheld_come_first(log: DecisionLog) -> None:
     assert [row.interaction_id for row in log.newest_withheld(2)] == ["i-5", "i-3"]
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 59), st.sampled_from(["show", "abstain", "unavailable"]), st.floats(0, 1e6))))
 def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     log = open_log(url_of(tmp_path_factory.mktemp("log")))

@@ -56,6 +56,7 @@ def _send(cases: SearchStrategy[Case], examples: int) -> None:
     send()
 
 
+@pytest.mark.heavy
 def test_every_route_answers_as_it_is_described(app: FastAPI) -> None:
     assert attack(app, 8) >= ROUTES
 

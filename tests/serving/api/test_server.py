@@ -22,6 +22,8 @@ from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED
 
+pytestmark = pytest.mark.heavy
+
 
 @contextmanager
 def running(service: GateService) -> Iterator[tuple[str, int]]:
