@@ -1,11 +1,9 @@
 """NeMo Guardrails, 0.24 or newer: an action for an output rail, which finds the chunks in the context of the rails.
 
-# config.py beside the rails
-from abstain.serving.gateways.client import HttpGate
-from abstain.serving.gateways.nemo import abstain_action
+`config.py` beside the rails registers it:
 
-def init(app):
-    app.register_action(abstain_action(HttpGate("http://127.0.0.1:8700")), "abstain_gate")
+    def init(app):
+        app.register_action(abstain_action(HttpGate("http://127.0.0.1:8700")), "abstain_gate")
 """
 
 from __future__ import annotations
