@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from abstain.config.withheld import WITHHELD_TEXT
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.withheld import WITHHELD_TEXT
 
 MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -93,6 +93,9 @@ class ServeSettings(BaseSettings):
     kgateway: KgatewayPaths = KgatewayPaths()
     kgateway_prefix: Annotated[str, Field(pattern=r"^(/[\w-]+)*$")] = Field(
         "/gateways/kgateway", description="what precedes /request and /response"
+    )
+    kgateway_withheld: Literal["mask", "reject"] = Field(
+        "mask", description="whether a withheld answer is masked, or rejected, which agentgateway alone can do"
     )
     portkey: PortkeyPaths = PortkeyPaths()
     portkey_timeout_s: Seconds = Field(2.0, description="a decision for Portkey that takes longer is `unavailable`")

@@ -58,8 +58,18 @@ def test_withheld_choices_are_masked_and_stay_as_many(
     client.post("/v1/contexts", json=registered("call-1"))
     ask(client, recorded)
     masked = action(client, withheld, None, shown)
-    assert masked["body"] == choices(WITHHELD, None, shown)["body"]
+    assert masked["body"] == choices(WITHHELD, "", shown)["body"], "agentgateway takes a mask with a null for a pass"
     assert masked["reason"]
+
+
+def test_a_withheld_answer_is_rejected_where_it_is_set(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    client = connect(make_worker(kgateway_withheld="reject"))
+    client.post("/v1/contexts", json=registered("call-1"))
+    ask(client, recorded)
+    rejected = action(client, answers[1])
+    assert (rejected["body"], rejected["status_code"]) == (WITHHELD, 403)
 
 
 def test_without_an_id_that_joins_them_an_answer_is_masked(

@@ -49,6 +49,19 @@ def test_two_workers_join_the_question_and_the_answer_of_a_call(
     assert [context.text for context in logged.interaction.contexts] == CONTEXTS
 
 
+def test_a_question_that_was_registered_goes_before_the_last_message(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    worker = make_worker()
+    client = connect(worker)
+    client.post("/v1/contexts", json=registered("call-1", question=QUESTION))
+    ask(client, recorded, structured_messages=[{"role": "user", "content": "And for companies?"}])
+    verdict(client, answered(recorded, answers[0]))
+    logged = worker.log.find("call-1")
+    assert logged is not None and logged.decision.interaction is not None
+    assert logged.decision.interaction.question == QUESTION
+
+
 def test_a_withheld_answer_is_refused_with_the_text_in_its_place(
     make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
 ) -> None:

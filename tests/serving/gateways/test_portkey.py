@@ -58,6 +58,18 @@ def test_a_shown_answer_passes_unchanged(
     assert logged is not None and (logged.decision.decision, logged.decision.source) == ("show", "portkey")
 
 
+def test_a_question_that_was_registered_goes_before_the_last_message(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    worker = make_worker()
+    client = connect(worker)
+    client.post("/v1/contexts", json=registered("call-1", question="How long may a company's be overdrawn?"))
+    (told,) = verdict(client, after(recorded, answers[0]))["data"]["answers"]
+    logged = worker.log.find(told["interaction_id"])
+    assert logged is not None and logged.decision.interaction is not None
+    assert logged.decision.interaction.question == "How long may a company's be overdrawn?"
+
+
 def test_a_withheld_answer_is_refused_and_its_text_is_replaced_in_a_whole_response(
     make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
 ) -> None:

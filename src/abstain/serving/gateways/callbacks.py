@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from abstain.core.withheld import WITHHELD_TEXT
+from abstain.config.withheld import WITHHELD_TEXT
 from abstain.serving.gateways.client import AsksGate, Decided, ask
 
 

@@ -2,7 +2,9 @@
 
 A gateway's request has question, contexts and the rest at paths (`GatewayPaths`); what is not there may have been
 registered under the id of the call, by the gateway's request before the answer or by the assistant at `/v1/contexts`,
-or be retrieved under the asker's entitlements. What none of these gives is not guessed: the decision is `unavailable`.
+or be retrieved under the asker's entitlements. Contexts of the request go before registered ones, a registered question
+before the user's last message, which may not be understood alone. What none of these gives is not guessed: the decision
+is `unavailable`.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Finder:
 
 
 async def register(service: GateService, found: Found) -> None:
-    """Remember what a request before its answer holds. Contexts that the assistant registered stay.
+    """Remember what a request before its answer holds, with what the assistant registered: its question goes first.
 
     Raises `AbstainError` where the log cannot be written.
     """
@@ -76,7 +78,7 @@ async def register(service: GateService, found: Found) -> None:
     known = await service.registered(found.call_id)
     given = {
         "call_id": found.call_id,
-        "question": found.question or known.get("question"),
+        "question": known.get("question") or found.question,
         "contexts": found.contexts or known.get("contexts", ()),
         "user": found.user,
         "product": found.product,
@@ -105,14 +107,19 @@ async def decide(
     """
     try:
         found = finder.find(request)
+        known = await service.registered(found.call_id) if found.call_id and found.question else {}
     except AbstainError as error:
         return [await service.undecided(GateRequest(), error, source) for _ in answers]
+
+    question = known.get("question") or found.question
 
     async def one(at: int, answer: str) -> Decision:
         key = (found.call_id if at == 0 else f"{found.call_id}#{at}") if named and found.call_id else None
         asked = GateRequest()
         try:
-            asked = _checked(GateRequest, {**found.__dict__, "interaction_id": key, "answer": answer})
+            asked = _checked(
+                GateRequest, {**found.__dict__, "question": question, "interaction_id": key, "answer": answer}
+            )
             return (await service.decide(asked, source, timeout_s=timeout_s)).decision
         except AbstainError as error:
             return await service.undecided(asked, error, source)

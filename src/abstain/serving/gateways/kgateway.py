@@ -1,8 +1,11 @@
 """The guardrail webhook of kgateway, agentgateway and Gloo AI Gateway.
 
 OpenAPI: solo-io/gloo-gateway-use-cases, ai-guardrail-webhook-server/docs. `/request` has the messages, `/response` the
-choices, and nothing in either joins them: a header that the gateway sends with both does. An answer can be masked but
-not rejected, and the choices must be as many as they were.
+choices, and nothing in either joins them: a header that the gateway sends with both does. By this description an answer
+can be masked but not rejected, and the choices must be as many as they were.
+
+agentgateway can reject, too, and does not mask a stream. It takes an action that it cannot read for a pass, so that a
+mask has to have a text in every message.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from abstain.serving.api.service import GateService
 from abstain.serving.gateways.found import Finder, decide, register, with_headers
 
 SOURCE = "kgateway"
+REFUSED = 403
+"""The status of a rejected answer."""
 _log = logging.getLogger("abstain.serve")
 
 
@@ -64,8 +69,14 @@ class PromptResponse(BaseModel):
     action: PassAction
 
 
+class RejectAction(BaseModel):
+    body: str
+    status_code: int
+    reason: str
+
+
 class ResponseResponse(BaseModel):
-    action: MaskAction | PassAction
+    action: MaskAction | RejectAction | PassAction
 
 
 def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter:
@@ -84,7 +95,7 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
 
     @routes.post("/response", operation_id="kgateway_response")
     async def answer(given: ResponseRequest, request: Request) -> ResponseResponse:
-        """Decide about each choice; mask those to be withheld.
+        """Decide about each choice; mask those to be withheld, or reject the answer.
 
         A further piece of a streamed answer comes under the id of the first one and is withheld: it is no answer.
         """
@@ -96,15 +107,18 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
         )
         if all(decision.show for decision in decisions.values()):
             return ResponseResponse(action=PassAction(reason="shown"))
+        text = service.settings.withheld_text
+        reason = "; ".join(one.reason or one.decision for one in decisions.values() if not one.show)
+        if service.settings.kgateway_withheld == "reject":
+            return ResponseResponse(action=RejectAction(body=text, status_code=REFUSED, reason=reason))
         masked = [
-            _masked(choice, service.settings.withheld_text) if at in decisions and not decisions[at].show else choice
+            _with_text(choice, text if at in decisions and not decisions[at].show else choice.message.content or "")
             for at, choice in enumerate(choices)
         ]
-        reason = "; ".join(one.reason or one.decision for one in decisions.values() if not one.show)
         return ResponseResponse(action=MaskAction(body=ChoicesBody(choices=masked), reason=reason))
 
     return routes
 
 
-def _masked(choice: Choice, text: str) -> Choice:
+def _with_text(choice: Choice, text: str) -> Choice:
     return choice.model_copy(update={"message": choice.message.model_copy(update={"content": text})})
