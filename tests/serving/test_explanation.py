@@ -9,7 +9,8 @@ import pytest
 
 from abstain.config.settings import Settings
 from abstain.serving import explanation as module
-from abstain.serving.gate import Gate, interaction
+from abstain.serving.feature_spec import FeatureSpec
+from abstain.serving.gate import AskedAnswer, Gate, interaction
 from abstain.serving.predictor import Predictor
 from tests.serving.status_page.builders import fused_release
 
@@ -23,7 +24,7 @@ def gate(model: Path, settings: Settings, tmp_path: Path) -> Gate:
 def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_reads(gate: Gate, answer: str) -> None:
     row = interaction("What is the fee?", ["There is none."], answer)
     found = gate.explain(row)
-    (decided,) = gate.decide_all([row], [False])
+    (decided,) = gate.decide_all([AskedAnswer(row.interaction_id, row)])
     assert found.decision == decided and found.scores.keys() == {"min_log_prob", "probe"}
     assert "".join(piece.text for piece in found.tokens) == row.answer
     source = next(one for one in gate.predictor.reader.sources if isinstance(one.ask, module.NLL))
@@ -33,8 +34,11 @@ def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_read
     assert total == pytest.approx(-float(surprise[:-1, 0].sum()), abs=1e-3), "without the EOS after it"
 
 
-def test_a_scorer_that_is_no_fusion_has_its_own_score_alone(opened: Callable[..., Predictor]) -> None:
-    gate = Gate(opened(guarantee='{"guaranteed": true, "message": "m"}'))
+def test_a_scorer_that_is_no_fusion_has_its_own_score_alone(
+    opened: Callable[..., Predictor], settings: Settings
+) -> None:
+    predictor = opened(guarantee='{"guaranteed": true, "message": "m"}')
+    gate = Gate(predictor, FeatureSpec.of(predictor.scorer, settings))
     found = gate.explain(interaction("What?", ["That."], "This."))
     assert found.scores == {gate.predictor.scorer.name: pytest.approx(found.decision.confidence)}
     assert found.tokens == [], "the probe reads states, not how likely tokens are"
