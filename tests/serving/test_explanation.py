@@ -27,6 +27,7 @@ def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_read
     (decided,) = gate.decide_all([AskedAnswer(row.interaction_id, row)])
     assert found.decision == decided and found.scores.keys() == {"min_log_prob", "probe"}
     assert "".join(piece.text for piece in found.tokens) == row.answer
+    assert all(piece.text for piece in found.tokens), "tokens that make one character are one piece"
     source = next(one for one in gate.predictor.reader.sources if isinstance(one.ask, module.NLL))
     (surprise,) = gate.predictor.reader.read([row]).answers.results[source.wanted]
     assert surprise is not None

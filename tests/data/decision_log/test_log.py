@@ -279,7 +279,7 @@ def test_reviews_of_what_a_version_showed_are_found(log: DecisionLog) -> None:
         {"version": "v0.9.0"},
         {"decided_at": AT - timedelta(seconds=1)},
         {"shown": False},
-        {"decision": "unavailable"},
+        {"decision": "unavailable", "shown": True},
     ]
     for number, changes in enumerate([{}, *others]):
         log.record(decision(f"i-{number}", **changes))

@@ -211,7 +211,7 @@ class _Page:
         return visitor, form
 
     def _require_own_form(self, of: str, form: Mapping[str, str]) -> None:
-        if (self._sessions.needed and not of) or not self._sessions.is_form_of(of, form.get("token", "")):
+        if not self._sessions.is_form_of(of, form.get("token", "")):
             raise Problem(403, Code.NO_ACCESS, "this form is of another session: open the page again, and send it anew")
 
 

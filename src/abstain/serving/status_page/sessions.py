@@ -42,11 +42,6 @@ class Sessions:
         self._lock = threading.Lock()
         self._open: dict[str, tuple[ApiKey, float]] = {}
 
-    @property
-    def needed(self) -> bool:
-        """Whether a visitor has to log in."""
-        return self._keys.required
-
     def log_in(self, key: str) -> str | None:
         """A new session of the holder of `key`; None where nobody holds it."""
         holder = self._keys.holder(key)
@@ -61,7 +56,7 @@ class Sessions:
 
     def visitor(self, session: str | None) -> Visitor | None:
         """Whose session this is, by the keys as they are now; None where it is nobody's (any more)."""
-        if not self.needed:
+        if not self._keys.required:
             return Visitor(ANYBODY_HERE, "", self.form_token(""))
         with self._lock:
             holder, until = self._open.get(session or "", (None, 0.0))
