@@ -86,18 +86,27 @@ class ServeSettings(BaseSettings):
     withheld_text: Annotated[str, Field(pattern=r"\S")] = Field(
         WITHHELD_TEXT, description="what a gateway's user reads in place of a withheld answer"
     )
-    litellm: LiteLLMPaths = LiteLLMPaths()
+    litellm: LiteLLMPaths = Field(
+        LiteLLMPaths(),
+        description="paths (JMESPath) to what the gate needs in requests of LiteLLM; an empty one finds nothing",
+    )
     litellm_withheld: Literal["block", "replace"] = Field(
         "block", description="whether LiteLLM refuses a withheld answer or replaces its text"
     )
-    kgateway: KgatewayPaths = KgatewayPaths()
+    kgateway: KgatewayPaths = Field(
+        KgatewayPaths(),
+        description="paths (JMESPath) to what the gate needs in requests of kgateway; an empty one finds nothing",
+    )
     kgateway_prefix: Annotated[str, Field(pattern=r"^(/[\w-]+)*$")] = Field(
         "/gateways/kgateway", description="what precedes /request and /response"
     )
     kgateway_withheld: Literal["mask", "reject"] = Field(
         "mask", description="whether a withheld answer is masked, or rejected, which agentgateway alone can do"
     )
-    portkey: PortkeyPaths = PortkeyPaths()
+    portkey: PortkeyPaths = Field(
+        PortkeyPaths(),
+        description="paths (JMESPath) to what the gate needs in requests of Portkey; an empty one finds nothing",
+    )
     portkey_timeout_s: Seconds = Field(2.0, description="a decision for Portkey that takes longer is `unavailable`")
 
 
