@@ -45,6 +45,7 @@ def serve(
     from abstain.serving.api.live_gate import LiveGate
     from abstain.serving.api.server import LOOPBACK_NAMES, listen, require_loopback, run
     from abstain.serving.api.service import GateService
+    from abstain.serving.api.telemetry import exporting
     from abstain.serving.gate import Gate
     from abstain.serving.status_page.page import make_routes
     from tasks.live_release import OriginReleases
@@ -60,7 +61,7 @@ def serve(
     require_loopback(host, keys.required)
     live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
     params = load_params(project_root() / paths.PARAMS)
-    with listen(host, port) as listening, _retriever(retrieve) as chunks:
+    with exporting(), listen(host, port) as listening, _retriever(retrieve) as chunks:
         service = GateService(live, _open_log(params.privacy), serving, chunks)
         app = make_app(service, keys, None if keys.required else LOOPBACK_NAMES)
         app.include_router(make_routes(service, keys, params.labels))

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
@@ -33,3 +41,33 @@ def test_a_decision_is_an_event_of_its_trace(client: TestClient, monkeypatch: Mo
     assert attributes["abstain.interaction_id"] == "i-1"
     assert "The fee is 5." not in str(attributes)
     assert dict(unavailable.attributes or {})["gen_ai.evaluation.score.label"] == "unavailable"
+
+
+@pytest.mark.heavy
+def test_events_are_sent_to_a_receiver() -> None:
+    """By a process of its own: a provider can be set once."""
+    received: list[tuple[str, bytes]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    script = (
+        "from abstain.serving.api.telemetry import emit, exporting\n"
+        "from abstain.serving.gate import no_version\n"
+        "with exporting():\n"
+        "    emit(no_version('i-1', 'abstain', 'A407: nothing'), 'api', None)\n"
+    )
+    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, **own}, check=True, timeout=120)
+    server.shutdown()
+    ((path, content),) = received
+    content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    assert path == "/v1/logs" and b"gen_ai.evaluation.result" in content and b"i-1" in content

@@ -1,20 +1,51 @@
 """OpenTelemetry: trace context in and out, and one event `gen_ai.evaluation.result` a decision.
 
-Only the API is imported: without an SDK and an exporter (extra `otel`, and its `OTEL_*` variables) an event costs
-microseconds and goes nowhere. The event carries no text.
+Events go where `OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._LOGS_ENDPOINT`) says, with the extra `otel`. Without these
+variables only the API is imported, and an event costs microseconds and goes nowhere. It carries no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 
 from opentelemetry import context, propagate
-from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
+from opentelemetry._logs import LogRecord, SeverityNumber, get_logger, set_logger_provider
 
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.serving.predictor import Decision
 
 EVENT = "gen_ai.evaluation.result"
-_logger = get_logger("abstain.serve")
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")
+_logger = get_logger("abstain.serve")  # follows the provider that is set later
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Within the block, events are exported where one of `ENDPOINTS` is set; at its end what waits is sent.
+
+    Raises `AbstainError` where the exporter is not installed.
+    """
+    if not any(map(os.environ.get, ENDPOINTS)):
+        yield
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+        from opentelemetry.sdk._logs import LoggerProvider
+        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+    except ImportError:
+        raise AbstainError(
+            Code.NO_PACKAGE, f"{ENDPOINTS[0]} is set, and no exporter is installed: pip install 'abstain[otel]'"
+        ) from None
+    provider = LoggerProvider()
+    provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
+    set_logger_provider(provider)
+    try:
+        yield
+    finally:
+        provider.shutdown()
 
 
 def context_of(headers: Mapping[str, str]) -> context.Context:
