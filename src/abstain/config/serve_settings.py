@@ -67,7 +67,10 @@ class ServeSettings(BaseSettings):
     batch: Annotated[int, Field(ge=1)] = Field(32, description="answers that the base model reads together")
     waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests that may wait for it; more get status 429")
     list_limit: Annotated[int, Field(ge=1)] = Field(64, description="answers in one request")
-    body_limit: Annotated[int, Field(ge=1024)] = Field(32 * MIB, description="bytes of a request's body")
+    body_limit: Annotated[int, Field(ge=1024)] = Field(8 * MIB, description="bytes of a request's body")
+    states_body_limit: Annotated[int, Field(ge=1024)] = Field(
+        64 * MIB, description="the same, of `/v1/gate/states`, whose body are states"
+    )
     text_limit: Annotated[int, Field(ge=1)] = Field(100_000, description="characters of the texts of one answer")
     body_timeout_s: Seconds = Field(10.0, description="a request that has not arrived by then is ended")
     connections: Annotated[int, Field(ge=1)] = Field(1024, description="open connections; more get status 503")

@@ -44,7 +44,7 @@ class StatesDescribed(Row):
 
     engine: Engine
     layers: tuple[NonNegative, ...] = Field(
-        min_length=1, description="of the second axis, as the engine numbers them: 0 is the embedding"
+        min_length=1, max_length=512, description="of the second axis, as the engine numbers them: 0 is the embedding"
     )
     prompt_tokens: NonNegative = Field(description="tokens before the answer's first")
     finish_reason: Literal["stop", "length"] | None = Field(

@@ -89,9 +89,12 @@ class Gate:
             states: the states that `spec` describes, float32 (tokens, d); nothing is read again for them.
             response: of an OpenAI-style API, with log-probabilities.
 
-        Raises `AbstainError` where neither texts nor states were given, and for states or log-probabilities of another
-        answer; pydantic's `ValidationError` for an empty text.
+        With nothing given it is `unavailable`, and names what the scorer needs. Raises `AbstainError` for a question
+        without an answer or the other way around, and for states or log-probabilities of another answer; pydantic's
+        `ValidationError` for an empty text.
         """
+        if (question is None) != (answer is None):
+            raise AbstainError(Code.USAGE, "a question and its answer go together: give both, or states alone")
         row = None
         if question is not None and answer is not None:
             row = interaction(question, contexts, answer, interaction_id)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Feedback, Review
+from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
@@ -114,3 +116,15 @@ def test_feedback_is_recorded_once_by_its_id(client: TestClient, service: GateSe
 def test_feedback_that_is_neither_a_thumb_nor_a_review_is_refused(client: TestClient, changes: dict[str, Any]) -> None:
     response = client.post("/v1/feedback", json={"feedback_id": "f", "interaction_id": "i", **changes})
     assert response.status_code == 422 and response.json()["code"] == "A103"
+
+
+def test_text_that_was_sent_is_retracted_where_the_decision_cannot_be_logged(
+    client: TestClient, service: GateService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> Any:
+        raise AbstainError(Code.NO_SERVICE, "the log is away")
+
+    monkeypatch.setattr(service.log, "record", away)
+    found = events(client.post("/v1/answer", json={**QUESTION, "stream": "optimistic"}).text)
+    names = [name for name, _ in found]
+    assert names[0] == "text" and names[-2:] == ["retract", "problem"] and "decision" not in names

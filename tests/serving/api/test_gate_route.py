@@ -221,3 +221,47 @@ def test_how_familiar_an_instruction_is_can_be_asked(client: TestClient) -> None
         "concepts": [],
         "left_out": 0,
     }
+
+
+def test_a_request_that_comes_again_is_answered_as_before_whatever_is_live_now(
+    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> None:
+    first = ask(client, interaction_id="i-1")
+    other = "0.0" if first["decision"] == "abstain" else "1.1"
+    releases.promote("v1.1.0", make_release("v1.1.0", threshold=other))
+    service.live.refresh()
+    again, new = ask(client, interaction_id="i-1"), ask(client, interaction_id="i-2")
+    for field in ("decision", "show", "confidence", "threshold", "version"):
+        assert again[field] == pytest.approx(first[field]) if field == "confidence" else again[field] == first[field]
+    assert new["version"] == "v1.1.0" and new["decision"] != first["decision"]
+    counted = [line for line in client.get("/metrics").text.splitlines() if line.startswith("abstain_decisions_total")]
+    assert sum(float(line.split()[-1]) for line in counted) == 2
+
+
+def test_a_list_with_a_bad_request_decides_nothing(client: TestClient, service: GateService) -> None:
+    asked = [{**ASKED, "interaction_id": "i-1"}, {**ASKED, "answer": "x" * 100_001}]
+    assert client.post("/v1/gate", json=asked).status_code == 413
+    assert sum(service.log.count().values()) == 0
+
+
+@pytest.mark.parametrize("content", ["[" + "1," * 200_000 + "1]", '{"contexts": [' + "1," * 200_000 + "1]}"])
+def test_many_wrong_items_are_one_problem(client: TestClient, content: str) -> None:
+    response = client.post("/v1/gate", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 422 and len(response.content) < 10_000
+
+
+def test_texts_are_counted_in_characters(client: TestClient) -> None:
+    texts = {"question": "\u8d39" * 40_000, "contexts": ["\u7528" * 40_000]}
+    assert client.post("/v1/contexts", json={"call_id": "c-1", **texts}).status_code == 204
+    assert client.post("/v1/contexts", json={"call_id": "c-1", **texts, "contexts": ["x" * 70_000]}).status_code == 413
+
+
+def test_the_time_limit_holds_for_what_is_retrieved_too(
+    service: GateService, make_service: Callable[..., GateService]
+) -> None:
+    slow = make_service(timeout_s=0.05)
+    slow._retrieve = lambda question, entitlements, k: time.sleep(0.5) or []
+    with TestClient(make_app(slow, Keys()), BASE) as client:
+        began = time.monotonic()
+        found = ask(client, contexts=None, entitlements=["staff"])
+        assert time.monotonic() - began < 0.4 and "A509" in found["reason"]

@@ -70,9 +70,11 @@ def test_two_keys_are_valid_while_one_replaces_the_other(guarded: TestClient, fi
 def test_a_file_that_became_damaged_or_is_gone_lets_nobody_in(guarded: TestClient, file: Path, asker: str) -> None:
     good = file.read_text()
     replace(file, good, "one two three")
-    assert guarded.post("/v1/gate", json=ASKED, headers=bearer(asker)).status_code == 500
+    refused = guarded.post("/v1/gate", json=ASKED, headers=bearer(asker))
+    assert refused.status_code == 503 and str(file.parent) not in refused.text
     file.unlink()
-    assert guarded.post("/v1/gate", json=ASKED, headers=bearer(asker)).status_code == 500
+    refused = guarded.post("/v1/gate", json=ASKED, headers=bearer(asker))
+    assert refused.status_code == 503 and str(file.parent) not in refused.text
     replace(file, good)
     assert guarded.post("/v1/gate", json=ASKED, headers=bearer(asker)).status_code == 200
 
@@ -106,3 +108,12 @@ def test_a_page_of_another_site_cannot_use_a_server_without_keys(service: GateSe
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": "http://evil.example"}).status_code == 403
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": "null"}).status_code == 403
         assert client.post("/v1/gate", json=ASKED, headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_a_variable_that_is_set_and_holds_no_key_lets_nobody_in(service: GateService) -> None:
+    assert Keys("# rotate me").required and Keys("# rotate me").holder("x") is None
+
+
+def test_without_a_key_no_body_is_read(guarded: TestClient) -> None:
+    longer = guarded.post("/v1/gate", content=b" " * 9 * 1024 * 1024)
+    assert longer.status_code == 401, "the key comes before the limits of the body"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
+from abstain.serving.api import live_gate
+from abstain.serving.api.live_gate import Release
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
@@ -81,3 +85,53 @@ def test_when_nothing_is_in_production_any_more_nothing_is_decided(
     service.live.refresh()
     assert client.post("/v1/gate", json=ASKED).json()["decision"] == "unavailable"
     assert client.get("/readyz").status_code == 503
+
+
+def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
+    client: TestClient,
+    service: GateService,
+    releases: MadeUpReleases,
+    make_release: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+    fetch = releases.fetch
+
+    def fails_once(release: Release) -> Path:
+        tried.append(release.version)
+        if len(tried) == 1:
+            raise OSError(28, "No space left on device")
+        return fetch(release)
+
+    monkeypatch.setattr(releases, "fetch", fails_once)
+    monkeypatch.setattr(live_gate, "FIRST_PAUSE_S", 0.05)
+    releases.promote("v1.1.0", make_release("v1.1.0"))
+    service.live.refresh()
+    assert "v1.1.0 is refused: OSError" in client.get("/v1/version").json()["trouble"]
+    service.live.refresh()
+    assert tried == ["v1.1.0"], "not at once"
+    time.sleep(0.1)
+    service.live.refresh()
+    assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["trouble"] is None
+    tried.append("past")
+    releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
+    for _ in range(3):
+        service.live.refresh()
+        time.sleep(0.06)
+    assert tried.count("v1.2.0") == 1
+
+
+def test_a_registry_that_fails_in_any_way_ends_nothing(
+    client: TestClient, service: GateService, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> Release:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(releases, "live", fails)
+        service.live.refresh()
+        assert (
+            "Too many open files" in client.get("/v1/version").json()["trouble"] and ask(client)["version"] == "v1.0.0"
+        )
+    service.live.refresh()
+    assert client.get("/v1/version").json()["trouble"] is None

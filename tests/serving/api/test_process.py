@@ -141,7 +141,10 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun(folder: Path, se
                 time.sleep(0.01)
             process.terminate()
             assert process.wait(30) in (0, -signal.SIGTERM)
-        assert all("Connect" in one or "Disconnected" in one or "Read" in one for one in load.failed), load.failed[:3]
+        assert all("Connect" in one or "disconnected" in one for one in load.failed), load.failed[:3]
+    log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
+    assert all(log.find(key) is not None for key in load.acknowledged)
+    log.close()
 
 
 @pytest.mark.soak(twin="test_a_new_version_takes_over_and_no_request_fails")

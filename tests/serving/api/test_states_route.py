@@ -136,3 +136,28 @@ def test_the_version_says_what_its_scorer_reads(engine_client: TestClient, witho
     assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["needs"]
     assert without_eos.live.now is not None
     assert ask(engine_client)["feature_spec"] == without_eos.live.now.gate.spec.digest
+
+
+def test_texts_beside_states_are_whole_or_not_there(engine_client: TestClient, without_eos: GateService) -> None:
+    tensors, described = written(without_eos)
+    states = {**described, "safetensors": encoded(tensors)}
+    for part in ({"answer": "5"}, {"question": "?"}, {"contexts": ["c"]}, {"answer": "5", "call_id": "forgotten"}):
+        response = engine_client.post("/v1/gate", json={"states": states, **part})
+        assert response.status_code == 422 and "missing" in response.json()["detail"], part
+
+
+def test_a_file_is_deleted_where_nothing_is_live_and_kept_where_all_are_busy(
+    engine_client: TestClient,
+    without_eos: GateService,
+    releases: MadeUpReleases,
+    states_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors, described = written(without_eos)
+    file, asked = states_folder / "r.safetensors", {"states": {**described, "path": "r.safetensors"}}
+    file.write_bytes(save(tensors))
+    monkeypatch.setattr(without_eos._batcher, "_most", 0)
+    assert engine_client.post("/v1/gate", json=asked).status_code == 429 and file.exists()
+    releases.now = None
+    without_eos.live.refresh()
+    assert engine_client.post("/v1/gate", json=asked).json()["decision"] == "unavailable" and not file.exists()

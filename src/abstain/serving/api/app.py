@@ -15,12 +15,11 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import ValidationError
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.keys import ApiKey, Keys, Role
-from abstain.serving.api.limits import ARRIVED, BodyLimits, OwnOriginOnly
+from abstain.serving.api.limits import ARRIVED, BodyLimits, KeyFirst, OwnOriginOnly, no_key
 from abstain.serving.api.problems import Problem, handle_problems
 from abstain.serving.api.schemas import (
     AnswerRequest,
@@ -34,6 +33,7 @@ from abstain.serving.api.schemas import (
     FeedbackResponse,
     GateRequest,
     HealthResponse,
+    Several,
     VersionResponse,
 )
 from abstain.serving.api.service import GateService, RawStates, Timed
@@ -44,6 +44,8 @@ from abstain.serving.gateways.litellm import litellm_routes
 from abstain.serving.gateways.portkey import portkey_routes
 from abstain.serving.predictor import Decision
 
+API_PATHS = ("/v1/", "/beta/", "/gateways/")
+"""What begins so is for programs, which send their key with each request."""
 _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none on a server without keys")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": what, "content": {"application/problem+json": {}}}
@@ -68,11 +70,13 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         following = asyncio.create_task(_follow(service))
-        yield
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
-        await service.close()
+        try:
+            yield
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+            await service.close()
 
     app = FastAPI(
         title="Abstain",
@@ -88,14 +92,21 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     for gateway_routes in (litellm_routes, kgateway_routes, portkey_routes):
         app.include_router(gateway_routes(service, requires(keys, "ask")))
     app.include_router(_health_routes(service))
-    app.add_middleware(BodyLimits, most=service.settings.body_limit, seconds=service.settings.body_timeout_s)
+    settings = service.settings
+    larger = {"/v1/gate/states": settings.states_body_limit}
+    app.add_middleware(BodyLimits, most=settings.body_limit, larger=larger, seconds=settings.body_timeout_s)
+    if keys.required:
+        app.add_middleware(KeyFirst, keys=keys, paths=(*API_PATHS, f"{settings.kgateway_prefix}/"))
     if hosts is not None:
-        app.add_middleware(OwnOriginOnly)
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+        app.add_middleware(OwnOriginOnly, hosts=hosts)
 
     @app.middleware("http")
     async def count(request: Request, following: Callable[[Request], Any]) -> Response:
-        response: Response = await following(request)
+        try:
+            response: Response = await following(request)
+        except Exception:
+            service.metrics.problems.labels("500").inc()
+            raise
         if response.status_code >= 400:
             service.metrics.problems.labels(str(response.status_code)).inc()
         response.headers.setdefault("Cache-Control", "no-store")
@@ -111,8 +122,7 @@ def requires(keys: Keys, role: Role) -> Callable[..., ApiKey]:
     def caller(sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> ApiKey:
         holder = keys.holder(sent.credentials if sent else None)
         if holder is None:
-            detail = "send `Authorization: Bearer KEY` with a valid key"
-            raise Problem(401, Code.NO_ACCESS, detail, {"WWW-Authenticate": "Bearer"})
+            raise no_key()
         if role not in holder.roles:
             raise Problem(403, Code.NO_ACCESS, f"the key {holder.name} lacks the role {role}")
         return holder
@@ -134,7 +144,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
 
     @routes.post("/gate", operation_id="gate")
     async def gate(
-        asked: GateRequest | list[GateRequest], _: Asker, request: Request, response: Response
+        asked: GateRequest | Several, _: Asker, request: Request, response: Response
     ) -> DecisionResponse | list[DecisionResponse]:
         """Decide about one answer or several: show it, abstain, or `unavailable`, which is never clean."""
         many = asked if isinstance(asked, list) else [asked]
@@ -142,6 +152,8 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
             raise AbstainError(
                 Code.TOO_LARGE, f"{len(many)} answers in one request, {service.settings.list_limit} are allowed"
             )
+        for each in many:  # before any is decided about
+            service.require_texts(each)
         trace = context_of(request.headers)
         found = await asyncio.gather(*(service.decide(one, trace=trace) for one in many), return_exceptions=True)
         for one in found:
@@ -277,9 +289,10 @@ def _answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerRes
 
 
 async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, trace: Any) -> AsyncIterator[bytes]:
-    """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where shown text is withheld.
+    """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where text that was sent is not
+    shown, also because of a `problem`.
 
-    `buffered` sends text only after the decision to show it. A problem becomes the event `problem`. Who does not stay
+    `buffered` sends text only after the decision to show it. Who does not stay
     to the end may have seen text: the answer is finished and logged all the same.
     """
     loop = asyncio.get_running_loop()
@@ -291,12 +304,17 @@ async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, tr
 
     running = service.start(service.answer(asked, trace, tell if optimistic else None))
     running.add_done_callback(lambda _: written.put_nowait(None))
+    sent = False
     while (text := await written.get()) is not None:
         yield _event("text", {"text": text})
+        sent = True
     try:
         text, timed = running.result()
-    except AbstainError as error:
-        yield _event("problem", json.loads(bytes(Problem.of(error).response().body)))
+    except Exception as error:  # an unexpected one is logged by the service
+        if sent:
+            yield _event("retract", {"interaction_id": asked.interaction_id})
+        told = error if isinstance(error, AbstainError) else AbstainError(Code.LOST_PROCESS, "an unexpected error")
+        yield _event("problem", json.loads(bytes(Problem.of(told).response().body)))
         return
     answered = _answer_response(text, timed.decision, holder)
     if not optimistic and answered.answer is not None:

@@ -51,8 +51,7 @@ class Batcher:
         Who is cancelled leaves the queue. Raises what `run` raises: if it does for several, each is run alone, so that
         one caller's bad input is not another's error.
         """
-        if len(self._waiting) >= self._most:
-            raise AbstainError(Code.BUSY, f"{self._most} requests wait for the base model: ask again in a moment")
+        self.require_room()
         job: _Job[T, R] = _Job(kind, run, item, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         if self._runner is None or self._runner.done():
@@ -63,6 +62,11 @@ class Batcher:
         finally:
             if job in self._waiting:
                 self._waiting.remove(job)
+
+    def require_room(self) -> None:
+        """Raise `AbstainError` where as many wait as may."""
+        if len(self._waiting) >= self._most:
+            raise AbstainError(Code.BUSY, f"{self._most} requests wait for the base model: ask again in a moment")
 
     async def close(self) -> None:
         """Finish what runs and waits."""

@@ -1,14 +1,16 @@
 """API keys: who may ask, give feedback, or see withheld answers.
 
-A key is 32 random bytes; what is stored is its SHA-256, in a file (`ABSTAIN_KEYS_FILE`) or a variable (`ABSTAIN_KEYS`),
-one key a line: `NAME ROLE[,ROLE...] SHA256`. Any number may be valid at once, so a key is replaced without a pause: add
-the new line, change the callers, remove the old one. The file is read again whenever it changes.
+A key is 32 random bytes; what is stored is its SHA-256, in a file (`ABSTAIN_SERVE_KEYS_FILE`) or a variable
+(`ABSTAIN_SERVE_KEYS`), one key a line: `NAME ROLE[,ROLE...] SHA256`. Any number may be valid at once, so a key is
+replaced without a pause: add the new line, change the callers, remove the old one. The file is read again whenever it
+changes. A variable or file that is set and holds none lets nobody in.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 from collections.abc import Iterable
@@ -21,6 +23,7 @@ from abstain.core.errors import AbstainError
 
 Role = Literal["ask", "feedback", "withheld"]
 ROLES: frozenset[Role] = frozenset(get_args(Role))
+_log = logging.getLogger("abstain.serve")
 _LINE = re.compile(r"(?P<name>[\w.-]{1,64})\s+(?P<roles>[a-z,]+)\s+(?P<digest>[0-9a-f]{64})")
 
 
@@ -70,18 +73,17 @@ class Keys:
     """The keys of a server. Without a file and a text there are none, and who reaches the server may do everything."""
 
     def __init__(self, text: str | None = None, file: Path | None = None) -> None:
-        self._given = parse_keys(text, "ABSTAIN_KEYS") if text else ()
+        self._given = parse_keys(text or "", "ABSTAIN_SERVE_KEYS")
+        self.required = text is not None or file is not None
         self._file, self._stamp = file, (0, 0)
         self._read: tuple[ApiKey, ...] = ()
         self._reload()
 
-    @property
-    def required(self) -> bool:
-        """Whether a caller needs a key."""
-        return bool(self._given) or self._file is not None
-
     def holder(self, presented: str | None) -> ApiKey | None:
-        """Who holds the key `presented`; None where nobody does."""
+        """Who holds the key `presented`; None where nobody does.
+
+        Raises `AbstainError` where the file of keys cannot be read any more; its place is in the server's log alone.
+        """
         return self._of_digest(_digest(presented or ""))
 
     def renewed(self, holder: ApiKey) -> ApiKey | None:
@@ -91,7 +93,11 @@ class Keys:
     def _of_digest(self, digest: str) -> ApiKey | None:
         if not self.required:
             return ANYBODY_HERE
-        self._reload()
+        try:
+            self._reload()
+        except AbstainError as error:
+            _log.error("%s", error.coded)
+            raise AbstainError(Code.NO_SERVICE, "the API keys cannot be read: see the server's log") from None
         found = None
         for key in (*self._given, *self._read):
             if hmac.compare_digest(key.digest, digest):

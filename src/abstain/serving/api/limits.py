@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from abstain.core.codes import Code
-from abstain.serving.api.problems import problem_response
+from abstain.core.errors import AbstainError
+from abstain.serving.api.keys import Keys
+from abstain.serving.api.problems import Problem, problem_response
 
 ARRIVED = "arrived"
 """Key of a request's state: when its body was complete, by `time.perf_counter`."""
@@ -22,16 +24,18 @@ class BodyLimits:
     A body without a length is counted as it comes: nothing is read beyond the limit.
     """
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
-        self._app, self._most, self._seconds = app, most, seconds
+    def __init__(self, app: ASGIApp, most: int, larger: Mapping[str, int], seconds: float) -> None:
+        """`larger`: the limits of the paths that have another one."""
+        self._app, self._most, self._larger, self._seconds = app, most, larger, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most = self._larger.get(scope["path"], self._most)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        if declared.isdigit() and int(declared) > self._most:
-            await self._refuse(413, f"the body has {int(declared):,} bytes", scope, receive, send)
+        if declared.isdigit() and int(declared) > most:
+            await _refuse(413, f"the body has {int(declared):,} bytes, {most:,} are allowed", scope, receive, send)
             return
         deadline = time.monotonic() + self._seconds
         body, more = bytearray(), True
@@ -39,14 +43,14 @@ class BodyLimits:
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                await self._refuse(408, f"the body did not arrive within {self._seconds:g} s", scope, receive, send)
+                await _refuse(408, f"the body did not arrive within {self._seconds:g} s", scope, receive, send)
                 return
             if message["type"] != "http.request":  # the caller is gone
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > self._most:
-                await self._refuse(413, "the body is longer", scope, receive, send)
+            if len(body) > most:
+                await _refuse(413, f"the body has more than the {most:,} bytes that are allowed", scope, receive, send)
                 return
         scope.setdefault("state", {})[ARRIVED] = time.perf_counter()
         rest: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
@@ -56,25 +60,67 @@ class BodyLimits:
 
         await self._app(scope, whole, send)
 
-    async def _refuse(self, status: int, what: str, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"{what}, {self._most:,} bytes are allowed" if status == 413 else what
-        await problem_response(status, Code.TOO_LARGE, detail, {"Connection": "close"})(scope, receive, send)
+
+class KeyFirst:
+    """Refuse a request to one of `paths` without a valid key (401) before its body is read.
+
+    The routes check the key's role.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, paths: tuple[str, ...]) -> None:
+        self._app, self._keys, self._paths = app, keys, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(self._paths):
+            sent = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+            scheme, _, key = sent.partition(" ")
+            try:
+                holder = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
+            except AbstainError as error:
+                await Problem.of(error).response()(scope, receive, send)
+                return
+            if holder is None:
+                await no_key().response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class OwnOriginOnly:
-    """Refuse requests that a page of another site sends (403): a browser would add what it knows of this machine.
+    """Refuse requests for another name than `hosts` (400), and those that a page of another site sends (403).
 
-    Only for a server without keys, where reaching it is enough. Requests of programs have no `Origin`.
+    Only for a server without keys, where reaching it is enough: a browser reaches what it cannot read, and a name that
+    was pointed at this machine would let it read, too. Requests of programs have no `Origin`.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
-        origin, host = headers.get(b"origin"), headers.get(b"host", b"").decode("latin-1")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
-            response: Any = problem_response(403, Code.NO_ACCESS, "requests of pages of other sites are refused")
-            await response(scope, receive, send)
+        headers = dict(scope["headers"]) if scope["type"] == "http" else None
+        if headers is None:
+            await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        origin, host = headers.get(b"origin"), headers.get(b"host", b"").decode("latin-1")
+        if _name_in(host) not in self._hosts:
+            wanted = f"this server answers to {', '.join(self._hosts)} alone"
+            await problem_response(400, Code.NO_ACCESS, wanted)(scope, receive, send)
+        elif origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+            refused = "requests of pages of other sites are refused"
+            await problem_response(403, Code.NO_ACCESS, refused)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def no_key() -> Problem:
+    """The answer to who has no valid key."""
+    detail = "send `Authorization: Bearer KEY` with a valid key"
+    return Problem(401, Code.NO_ACCESS, detail, {"WWW-Authenticate": "Bearer"})
+
+
+def _name_in(host: str) -> str:
+    """The name or address in the header `Host`, without the port, as browsers and programs write it."""
+    return host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+
+
+async def _refuse(status: int, detail: str, scope: Scope, receive: Receive, send: Send) -> None:
+    await problem_response(status, Code.TOO_LARGE, detail, {"Connection": "close"})(scope, receive, send)

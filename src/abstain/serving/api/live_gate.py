@@ -1,14 +1,16 @@
 """The version that the server decides by, and its exchange while requests run.
 
 Where versions come from is not known here: `Releases` is given by who starts the server. A new version is fetched,
-opened, smoke-tested and warmed beside the old one, and takes over between two requests. One that fails is refused once
-and remembered; the old one goes on.
+opened, smoke-tested and warmed beside the old one, and takes over between two requests. One that fails is refused, and
+the old one goes on. It is tried again after a pause that doubles, unless its files are what is wrong.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +22,9 @@ from abstain.core.errors import AbstainError
 from abstain.serving.gate import Gate
 
 _log = logging.getLogger("abstain.serve")
+BAD = frozenset({Code.BAD_ARTIFACT, Code.OTHER_VERSION, Code.EXPORT_DIFFERS})
+"""What makes a version bad for good: another try would read the same files."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -61,22 +66,24 @@ class LiveGate:
         self.trouble: str | None = None
         """Why the newest version is not the live one, or why the registry cannot be read; None where all is well."""
         self.swaps, self.refused = 0, 0
-        self._bad: Release | None = None
+        self._failed: _Failed | None = None
 
     def refresh(self) -> None:
-        """Follow the registry; what goes wrong is in `trouble`, and the version so far stays."""
+        """Follow the registry. It never raises: what goes wrong is in `trouble`, and the version so far stays."""
         with self._refreshing:
             try:
                 release = self._releases.live()
-            except AbstainError as error:
-                self._say(error.coded)
+            except Exception as error:  # whatever it is, the next time may be better
+                self._say(_told(error))
                 return
             if release is None:
                 self.now = None
                 self._say(f"{Code.NO_VERSION}: nothing is in production yet: run `abstain retrain` first")
             elif self.now and release == self.now.release:
                 self._say(None)
-            elif release != self._bad:
+            elif self._failed and self._failed.waits(release):
+                self._say(self._failed.message)
+            else:
                 self._exchange(release)
 
     def _exchange(self, release: Release) -> None:
@@ -84,12 +91,15 @@ class LiveGate:
             gate = self._open(self._releases.fetch(release))
             gate.warm()
         except Exception as error:  # whatever is wrong with it, the version so far must go on
-            self._bad, self.refused = release, self.refused + 1
-            what = error.coded if isinstance(error, AbstainError) else f"{type(error).__name__}: {error}"
-            self._say(f"{release.version} is refused: {what}")
+            is_bad = isinstance(error, AbstainError) and error.code in BAD
+            times = self._failed.times + 1 if self._failed and self._failed.release == release else 1
+            again = math.inf if is_bad else time.monotonic() + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S)
+            self._failed = _Failed(release, f"{release.version} is refused: {_told(error)}", times, again)
+            self.refused += 1
+            self._say(self._failed.message)
             return
         before, self.now = self.now, Live(release, gate)
-        self._bad, self.swaps = None, self.swaps + (before is not None)
+        self._failed, self.swaps = None, self.swaps + (before is not None)
         self._say(None)
         _log.info("%s is live%s", release.version, f", after {before.release.version}" if before else "")
 
@@ -97,3 +107,20 @@ class LiveGate:
         if trouble and trouble != self.trouble:
             _log.warning("%s", trouble)
         self.trouble = trouble
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A version that could not take over, and when it is tried again: never, where its files are wrong."""
+
+    release: Release
+    message: str
+    times: int
+    again: float
+
+    def waits(self, release: Release) -> bool:
+        return release == self.release and time.monotonic() < self.again
+
+
+def _told(error: Exception) -> str:
+    return error.coded if isinstance(error, AbstainError) else f"{type(error).__name__}: {error}"

@@ -12,6 +12,10 @@ from abstain.llm.engine.requests import Generate
 from abstain.serving.engine_states import StatesGiven
 from abstain.serving.feature_spec import FeatureSpec
 
+MOST = 1000
+"""Items of a list in a request. A list is given up at its first wrong item: there may be a million of them."""
+Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MOST, fail_fast=True)]
+
 
 class AskedAbout(Row):
     """What a question belongs to. `user` is stored as a pseudonym."""
@@ -34,25 +38,32 @@ class GateRequest(AskedAbout):
     """
 
     question: Text | None = None
-    contexts: tuple[Context | Text, ...] | None = Field(None, description="ranked, best first")
+    contexts: Contexts | None = Field(None, description="ranked, best first")
     answer: Text | None = None
     no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
-    entitlements: tuple[Text, ...] | None = Field(None, description="of the asker, to retrieve contexts from the index")
+    entitlements: Annotated[tuple[Text, ...], Field(max_length=MOST, fail_fast=True)] | None = Field(
+        None, description="of the asker, to retrieve contexts from the index"
+    )
     states: StatesGiven | None = Field(None, description="hidden states that the engine has computed of the answer")
     response: dict[str, Any] | None = Field(
         None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
     )
     model: Text | None = Field(None, description="the model that wrote the answer, id@revision")
-    writer: dict[Name, Number] | None = Field(None, description="scores that the assistant gave its answer")
-    token_log_probs: tuple[LogProbability, ...] | None = None
+    writer: Annotated[dict[Name, Number], Field(max_length=MOST)] | None = Field(
+        None, description="scores that the assistant gave its answer"
+    )
+    token_log_probs: Annotated[tuple[LogProbability, ...], Field(max_length=100_000, fail_fast=True)] | None = None
+
+
+Several = Annotated[list[GateRequest], Field(max_length=MOST, fail_fast=True)]
 
 
 class AnswerRequest(AskedAbout):
     """A question for the base model to answer, and how."""
 
     question: Text
-    contexts: tuple[Context | Text, ...] = ()
+    contexts: Contexts = ()
     no_context: bool = False
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
@@ -140,7 +151,7 @@ class ContextsRequest(Row):
 
     call_id: Id
     question: Text | None = None
-    contexts: tuple[Context | Text, ...]
+    contexts: Contexts
     user: Text | None = None
     product: Text | None = None
     ttl_s: Annotated[float, Field(gt=0, le=3600)] = 300.0

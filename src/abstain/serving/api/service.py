@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,6 +37,7 @@ from abstain.serving.explanation import Explanation
 from abstain.serving.gate import UNKNOWN_WRITER, AskedAnswer, Gate, as_contexts, new_id, no_version
 from abstain.serving.generate import GeneratedAnswer, answer, room_for
 from abstain.serving.predictor import Decision
+from abstain.serving.state_files import take_file
 
 Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
 """The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
@@ -58,6 +60,14 @@ class RawStates:
 
     content: bytes
     described: StatesDescribed
+
+
+@dataclass
+class _InHand:
+    """What was found of a request on the way to its decision, for the log."""
+
+    row: Interaction | None = None
+    given: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,13 +127,16 @@ class GateService:
         """
         began = time.perf_counter()
         key = asked.interaction_id or new_id()
-        row = await self._row(key, asked, body)
-        digests: list[str] = []
+        self.require_texts(asked, has_body=body is not None)
+        of = _InHand()
 
-        async def judged(live: Live) -> Decision:
-            about = await self._asked(live.gate, key, row, asked, body)
-            if about.states is not None:
-                digests.append(hashlib.sha256(about.states.numpy().tobytes()).hexdigest())
+        async def judged(live: Live | None) -> Decision | None:
+            of.row = await self._row(key, asked)
+            if live is None:
+                await self._discard(asked)
+                return None
+            about = await self._asked(live.gate, key, of.row, asked, body)
+            of.given = _digest(about, asked)
             found = live.gate.decide_unread(about)
             if isinstance(found, Decision):
                 return found
@@ -131,23 +144,38 @@ class GateService:
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         decision = await self._decided(key, judged, within)
-        return await self._log_and_count(decision, row, asked, source, began, trace, digests[0] if digests else None)
+        return await self._log_and_count(decision, of.row, asked, source, began, trace, of.given)
+
+    def require_texts(self, asked: GateRequest, has_body: bool = False) -> None:
+        """Raise `AbstainError` for a request that cannot be decided about, as far as it says so itself."""
+        of_engine = has_body or asked.states is not None or asked.response is not None
+        has_question = asked.question is not None or asked.call_id is not None
+        texts = (asked.question, asked.answer, asked.contexts or None)
+        if of_engine and all(text is None for text in texts):
+            return
+        if asked.answer is None or not has_question:
+            absent = "question" if not has_question else "answer"
+            rest = "; of states without texts, leave all texts out" if of_engine else ", or states"
+            raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer{rest}")
+        self._limit(asked.question or "", asked.answer, as_contexts(asked.contexts or ()))
 
     async def undecided(self, asked: GateRequest, error: AbstainError, source: str) -> Decision:
         """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
 
         An id that was used before does not make another answer one that may be shown: it is withheld, whatever
-        `on_unavailable` says, since its decision is not known.
+        `on_unavailable` says, since its decision is not known. So is one that the log cannot take.
         """
         began, used = time.perf_counter(), error.code is Code.FAILED_CHECK
         key = asked.interaction_id if asked.interaction_id and not used else new_id()
-        decision = self._unavailable(key, error.coded)
+        decision = self._unavailable(self.live.now, key, error.coded)
         decision = replace(decision, show=decision.show and not used)
         try:
-            await self._log_and_count(decision, None, asked, source, began, None)
-        except AbstainError as failure:
+            return (await self._log_and_count(decision, None, asked, source, began, None)).decision
+        except AbstainError as failure:  # what is not in the log is not shown
             _log.warning("a decision of %s is not in the log: %s", source, failure.coded)
-        return decision
+            decision = replace(decision, show=False)
+            self._count(decision, source, began)
+            return decision
 
     async def answer(
         self, asked: AnswerRequest, trace: TraceContext | None = None, tell: Tell | None = None
@@ -159,24 +187,24 @@ class GateService:
         began = time.perf_counter()
         key = asked.interaction_id or new_id()
         question = Question(interaction_id=key, question=asked.question, contexts=as_contexts(asked.contexts))
-        self._limit(question)
-        ask = asked.ask
-        written: list[GeneratedAnswer] = []
+        self._limit(question.question, "", question.contexts)
+        ask, text, model = asked.ask, "", UNKNOWN_WRITER
 
-        async def decided(live: Live) -> Decision:
+        async def decided(live: Live | None) -> Decision | None:
+            nonlocal text, model
+            if live is None:
+                return None
             if excess := room_for(live.gate.predictor, ask):
                 raise AbstainError(Code.TOO_LONG, f"max_new_tokens {asked.max_new_tokens} leaves no room: {excess}")
             run = partial(_answer_all, live.gate, ask, asked.no_context, tell)
             kind = ("answer", live, ask, asked.no_context, tell)
-            written.append(await self._batcher.run(kind, run, question))
-            return live.gate.checked(written[0].verdict)
+            written: GeneratedAnswer = await self._batcher.run(kind, run, question)
+            text, model = written.answer, live.gate.predictor.source.params.model
+            return live.gate.checked(written.verdict)
 
         decision = await self._decided(key, decided, self.settings.answer_timeout_s)
-        text = written[0].answer if written else ""
         row = None
         if text:
-            live = self.live.now
-            model = live.gate.predictor.source.params.model if live else UNKNOWN_WRITER
             more = {name: getattr(asked, name) for name in ("product", "line_of_business", "group")}
             row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
         return text, await self._log_and_count(decision, row, asked, "answer", began, trace)
@@ -187,16 +215,10 @@ class GateService:
         Raises `AbstainError` for texts that are too long, where nothing is live, and where there is no decision in
         time.
         """
-        self._limit(row)
-        live = self.live.now
-        if live is None:
-            raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
+        self._limit(row.question, row.answer, row.contexts)
+        live = self._require_live()
         run = partial(_explain_all, live.gate)
-        try:
-            tried = self._batcher.run(("explain", live), run, (row, no_context))
-            return await asyncio.wait_for(tried, self.settings.timeout_s)
-        except TimeoutError:
-            raise AbstainError(Code.BUSY, f"there was no decision within {self.settings.timeout_s:g} s") from None
+        return await _within(self.settings.timeout_s, self._batcher.run(("explain", live), run, (row, no_context)))
 
     async def feedback(self, given: FeedbackRequest) -> str:
         """Record a thumb or a review: `recorded`, or `known` where it was before.
@@ -225,8 +247,8 @@ class GateService:
     async def register(self, given: ContextsRequest) -> None:
         """Remember what an answer will rest on. Raises `AbstainError` where the log cannot be written."""
         content = given.model_dump(mode="json", exclude={"call_id", "ttl_s"})
-        if len(text := json.dumps(content)) > self.settings.text_limit * 2:
-            raise self._too_long()
+        self._limit(given.question or "", "", as_contexts(given.contexts))
+        text = json.dumps(content)
         await asyncio.wrap_future(self.log.remember(given.call_id, text, given.ttl_s))
 
     async def registered(self, call_id: str) -> dict[str, Any]:
@@ -237,17 +259,23 @@ class GateService:
     async def familiarity(self, instruction: str) -> tuple[Familiarity, float | None]:
         """How familiar the live version's base model is with an instruction, and h where it is known already.
 
-        Raises `AbstainError` where nothing is live, and where the extra `familiarity` is not installed.
+        Raises `AbstainError` where nothing is live, where the extra `familiarity` is not installed, and where it is not
+        known in time.
         """
-        live = self.live.now
-        if live is None:
-            raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
+        live = self._require_live()
         if self._familiarity is None or self._familiarity[0] is not live:
             llm, source = live.gate.predictor.source.params, live.gate.predictor.source
             self._familiarity = live, SelfFamiliarity(llm.model, llm.layout, source.settings)
         scorer = self._familiarity[1]
-        found = await self._batcher.run(("familiarity", live), scorer.familiarity_of, instruction)
+        asked = self._batcher.run(("familiarity", live), scorer.familiarity_of, instruction)
+        found: Familiarity = await _within(self.settings.answer_timeout_s, asked)
         return found, await asyncio.to_thread(scorer.known_threshold)
+
+    def _require_live(self) -> Live:
+        live = self.live.now
+        if live is None:
+            raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
+        return live
 
     async def _question_and_contexts(self, asked: GateRequest) -> tuple[str | None, tuple[Context, ...]]:
         known = await self.registered(asked.call_id) if asked.call_id else {}
@@ -261,14 +289,15 @@ class GateService:
             return question, tuple(found)
         return question, ()
 
-    async def _row(self, key: str, asked: GateRequest, body: RawStates | None) -> Interaction | None:
+    async def _row(self, key: str, asked: GateRequest) -> Interaction | None:
         """The texts of a request; None where it has states or log-probabilities alone."""
+        if asked.answer is None:
+            return None
         question, contexts = await self._question_and_contexts(asked)
-        if question is None or asked.answer is None:
-            if body or asked.states or asked.response is not None:
-                return None
-            absent = "question" if question is None else "answer"
-            raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer, or states")
+        if question is None:
+            raise AbstainError(
+                Code.INVALID_ROW, "question: missing, and none was registered for this call: give it, or register again"
+            )
         row = Interaction(
             interaction_id=key,
             asked_at=datetime.now(UTC),
@@ -282,8 +311,15 @@ class GateService:
             writer=asked.writer,
             token_log_probs=asked.token_log_probs,
         )
-        self._limit(row)
+        self._limit(row.question, row.answer, row.contexts)
         return row
+
+    async def _discard(self, asked: GateRequest) -> None:
+        """Delete the file of states that `asked` names, since nothing will read it."""
+        if asked.states is not None and asked.states.path is not None:
+            most, folder = self.settings.states_limit, self.settings.states_folder
+            with suppress(AbstainError):
+                await asyncio.to_thread(take_file, asked.states.path, folder, most)
 
     async def _asked(
         self, gate: Gate, key: str, row: Interaction | None, asked: GateRequest, body: RawStates | None
@@ -302,26 +338,30 @@ class GateService:
                 log_probs = gate.log_probs(asked.response, row)
             return AskedAnswer(key, row, asked.no_context, states, log_probs)
 
+        if asked.states and asked.states.path:
+            self._batcher.require_room()  # else the file would be gone when the caller asks again
         waits = row is not None and (body or asked.states or asked.response)
         return await asyncio.to_thread(read) if waits or (asked.states and asked.states.path) else read()
 
-    async def _decided(self, key: str, decide: Callable[[Live], Awaitable[Decision]], timeout_s: float) -> Decision:
+    async def _decided(
+        self, key: str, decide: Callable[[Live | None], Awaitable[Decision | None]], timeout_s: float
+    ) -> Decision:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
         live = self.live.now
-        if live is None:
-            return self._unavailable(key, self.live.trouble or str(Code.NO_VERSION))
         try:
-            return await asyncio.wait_for(decide(live), timeout_s)
+            found = await asyncio.wait_for(decide(live), timeout_s)
+            if found is not None:
+                return found
+            reason = self.live.trouble or f"{Code.NO_VERSION}: nothing is live"
         except TimeoutError:
             reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
         except AbstainError as error:
             if error.code in CALLERS:
                 raise
             reason = error.coded
-        return self._unavailable(key, reason)
+        return self._unavailable(live, key, reason)
 
-    def _unavailable(self, key: str, reason: str) -> Decision:
-        live = self.live.now
+    def _unavailable(self, live: Live | None, key: str, reason: str) -> Decision:
         if live is None:
             return no_version(key, self.settings.on_unavailable, reason)
         show = self.settings.on_unavailable == "show"
@@ -359,23 +399,48 @@ class GateService:
             interaction=row,
             states_sha256=states_sha256,
         )
-        await asyncio.wrap_future(self.log.record(logged))
-        now = time.perf_counter()
-        shown = "yes" if decision.show else "no"
-        labels = (decision.decision, shown, str(code or ""), source, decision.version)
-        self.metrics.decisions.labels(*labels).inc()
-        self.metrics.seconds.labels(source).observe(now - began)
-        self.metrics.tokens.inc(decision.forward_tokens)
+        outcome = await asyncio.wrap_future(self.log.record(logged))
+        log_s = time.perf_counter() - before_log
+        if outcome == "known":
+            return Timed(await self._as_before(decision), log_s)
+        self._count(decision, source, began)
         emit(decision, source, trace)
-        return Timed(decision, now - before_log)
+        return Timed(decision, log_s)
 
-    def _limit(self, row: Question | Interaction) -> None:
-        length = len(row.question) + sum(len(one.text) + len(one.chunk_id) for one in row.contexts)
-        if length + len(getattr(row, "answer", "")) > self.settings.text_limit:
-            raise self._too_long()
+    async def _as_before(self, decision: Decision) -> Decision:
+        """The decision that the log has for a request that came again, whatever would be decided now."""
+        found = await asyncio.to_thread(self.log.find, decision.interaction_id)
+        if found is None:  # it was there a moment ago
+            return replace(decision, show=False)
+        before = found.decision
+        same = before.version == decision.version and before.confidence == decision.confidence
+        return replace(
+            decision if same else replace(decision, probability_low=None, probability_high=None, feature_spec=None),
+            decision=before.decision,
+            show=before.shown,
+            confidence=before.confidence,
+            probability=before.probability,
+            threshold=before.threshold,
+            version=before.version or "",
+            signals=tuple((before.scorer or "").split("+")) if before.scorer else (),
+            forward_tokens=before.forward_tokens,
+            reason=before.reason,
+        )
 
-    def _too_long(self) -> AbstainError:
-        return AbstainError(Code.TOO_LARGE, f"the texts have more than {self.settings.text_limit:,} characters")
+    def _count(self, decision: Decision, source: str, began: float) -> None:
+        found = parse_coded(decision.reason) if decision.reason else None
+        shown, code = "yes" if decision.show else "no", str(found.code) if found else ""
+        self.metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
+        self.metrics.seconds.labels(source).observe(time.perf_counter() - began)
+        self.metrics.tokens.inc(decision.forward_tokens)
+
+    def _limit(self, question: str, answer: str, contexts: Sequence[Context]) -> None:
+        length = len(question) + len(answer) + sum(len(one.text) + len(one.chunk_id) for one in contexts)
+        if length > self.settings.text_limit:
+            raise AbstainError(
+                Code.TOO_LARGE,
+                f"the texts have {length:,} characters, {self.settings.text_limit:,} are allowed: retrieve less",
+            )
 
     def count_waiting(self) -> None:
         """Bring the figures up to date that are read, not counted."""
@@ -385,6 +450,23 @@ class GateService:
             self.metrics.live.labels(self.live.now.release.version).set(1)
         self.metrics.swaps.set(self.live.swaps)
         self.metrics.refused.set(self.live.refused)
+
+
+async def _within(seconds: float, work: Awaitable[T]) -> T:
+    """The result of `work`. Raises `AbstainError` where there is none within `seconds`."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise AbstainError(Code.BUSY, f"there was no result within {seconds:g} s: ask again later") from None
+
+
+def _digest(about: AskedAnswer, asked: GateRequest) -> str | None:
+    """The SHA-256 (hex) of what was given beside texts; None where nothing was."""
+    if about.states is None and asked.response is None:
+        return None
+    states = b"" if about.states is None else about.states.numpy().tobytes()
+    response = json.dumps(asked.response, sort_keys=True).encode()
+    return hashlib.sha256(states + response).hexdigest()
 
 
 def _explain_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Explanation]:
