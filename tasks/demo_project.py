@@ -16,7 +16,9 @@ from abstain.sample.shipped import copy_as_shipped
 from tasks.shell import git
 from tasks.workspace import BRANCH, alone, project_root
 
-OWN_PLACES = ("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER")
+OWN_PLACES = (
+    *("ABSTAIN_ORIGIN", "ABSTAIN_FEATURES", "ABSTAIN_INDEX", "ABSTAIN_DECISIONS", "ABSTAIN_USER_KEY", "ABSTAIN_RUNNER"),
+)
 """Settings of a team's project that would take the demo's rows elsewhere."""
 SHARED = ("models", "decoder-checks", "stage-times", "reports", "prefect")
 """Parts of the home that are about the machine, or served by `make up`: the demo uses those of the clone."""

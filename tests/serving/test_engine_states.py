@@ -416,11 +416,11 @@ def test_the_page_decides_by_a_file_of_vllm(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    predictor = without_eos()
+    predictor = without_eos(guarantee='{"guaranteed": true, "message": "m"}')
     (tmp_path / "release").mkdir()
     (tmp_path / "probe.onnx").rename(tmp_path / "release" / "probe.onnx")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("abstain.config.settings.load_settings", lambda: settings)
+    monkeypatch.setattr("abstain.serving.gate.load_settings", lambda: settings)
     code = (
         code_with("def decide").replace("layers=(14,)", "layers=(2,)").replace("/dev/shm/hidden_states", str(tmp_path))
     )

@@ -461,7 +461,7 @@ def test_keys_that_became_damaged_let_nobody_in(guarded: Callable[..., tuple[Tes
     log_in(browser, key)
     (tmp_path / "keys").write_text("damaged")
     reply = browser.get("/")
-    assert reply.status_code == 503 and "v1.2.0" not in reply.text and Code.BAD_SETTING in text_of(reply)
+    assert reply.status_code == 503 and "v1.2.0" not in reply.text and Code.NO_SERVICE in text_of(reply)
 
 
 def test_behind_tls_the_cookies_stay_there(guarded: Callable[..., tuple[TestClient, str]]) -> None:
