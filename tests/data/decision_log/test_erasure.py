@@ -1,8 +1,10 @@
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -70,6 +72,24 @@ def test_what_was_erased_does_not_come_back(tmp_path: Path, log: DecisionLog) ->
     assert log.feedback("f-4", feedback("c", user="u-ann", comment="other")).result() == "known"
     assert b", later" not in bytes_in(tmp_path)
     assert log.count() == {"show": 4, "abstain": 0, "unavailable": 0, "feedback": 6}
+
+
+def test_what_the_user_asks_while_the_erasure_begins_goes_too(
+    tmp_path: Path, log: DecisionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = LogDatabase.writing
+    asked = decision("d", user="ann", interaction=interaction("d", question=secret("d")))
+
+    def after_a_question(database: LogDatabase) -> AbstractContextManager[Connection]:
+        monkeypatch.setattr(LogDatabase, "writing", writing)
+        log.record(asked).result()
+        return writing(database)
+
+    monkeypatch.setattr(LogDatabase, "writing", after_a_question)
+    log.erase(["ann"], with_interactions=True)
+    found = log.find("d")
+    assert found and (found.texts, found.decision.user) == ("erased", None)
+    assert b"<d>" not in bytes_in(tmp_path)
 
 
 def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> None:

@@ -37,9 +37,7 @@ class UsersRows:
 def rows_of_user(database: LogDatabase, names: Collection[str]) -> UsersRows:
     """What the log has of the user with any of `names`. Raises `AbstainError` where it cannot be read."""
     with database.reading() as connection:
-        rated = connection.scalars(select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.user.in_(names))).all()
-        asked = connection.scalars(select(DECISIONS.c.interaction_id).where(DECISIONS.c.user.in_(names))).all()
-    return UsersRows(len(rated), frozenset((*rated, *asked)))
+        return _rows_of(connection, names)
 
 
 def erase(
@@ -59,11 +57,11 @@ def erase(
         pseudonyms: under which name the user's later rows come.
         identities: other interactions that go then, by `interaction_identity`, in hex.
     """
-    gone: list[str] = []
-    if with_interactions:
-        gone = sorted(rows_of_user(database, names).interactions | _with_identities(database, identities))
+    # All ids are looked through before other writers have to wait. What the user says meanwhile is found below.
+    others = _with_identities(database, identities) if with_interactions else set()
     with database.writing() as connection:
         _keep_out(connection, pseudonyms, with_interactions=with_interactions)
+        gone = sorted(_rows_of(connection, names).interactions | others) if with_interactions else []
         erased = {**_GONE, "texts": "erased"}
         count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(erased)).rowcount
         for start in range(0, len(gone), AT_ONCE):
@@ -99,6 +97,12 @@ def erased_users(connection: Connection, names: Collection[str]) -> dict[str, bo
     """Those of `names` whose rows are not kept: whether what they ask is not, either."""
     rows = connection.execute(select(ERASED.c.user, ERASED.c.with_interactions).where(ERASED.c.user.in_(names)))
     return {row[0]: row[1] for row in rows}
+
+
+def _rows_of(connection: Connection, names: Collection[str]) -> UsersRows:
+    rated = connection.scalars(select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.user.in_(names))).all()
+    asked = connection.scalars(select(DECISIONS.c.interaction_id).where(DECISIONS.c.user.in_(names))).all()
+    return UsersRows(len(rated), frozenset((*rated, *asked)))
 
 
 def _with_identities(database: LogDatabase, identities: Collection[str]) -> set[str]:
