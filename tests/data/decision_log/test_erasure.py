@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import UsersRows, erase, rows_of_user
 from abstain.data.decision_log.log import DecisionLog
@@ -92,6 +93,32 @@ def test_what_the_user_asks_while_the_erasure_begins_goes_too(
     assert b"<d>" not in bytes_in(tmp_path)
 
 
+@pytest.mark.parametrize("with_interactions", [False, True])
+def test_the_users_calls_go_too(tmp_path: Path, log: DecisionLog, with_interactions: bool) -> None:
+    log.remember("call", CallContent(question=secret("call"), user="ann"), 60)
+    log.remember("other", CallContent(question=secret("other"), user="bob"), 60).result()
+    database = LogDatabase.existing(url_of(tmp_path))
+    assert database and rows_of_user(database, ["u-ann"]).calls == 1
+    log.erase(["ann"], with_interactions=with_interactions)
+    assert log.recall("call") is None and log.recall("other")
+    assert b"<call>" not in bytes_in(tmp_path)
+
+
+def test_the_call_of_an_interaction_that_goes_goes_too(tmp_path: Path, log: DecisionLog) -> None:
+    log.remember("a", CallContent(question=secret("call")), 60).result()
+    log.erase(["ann"], with_interactions=True)
+    assert log.recall("a") is None and b"<call>" not in bytes_in(tmp_path)
+
+
+def test_a_later_call_of_who_was_erased_with_what_they_asked_is_not_remembered(log: DecisionLog) -> None:
+    log.erase(["ann"], with_interactions=True)
+    log.erase(["bob"], with_interactions=False)
+    log.remember("call", CallContent(question="Before."), 60)
+    for call_id, user in (("call", "ann"), ("of-bob", "bob")):
+        log.remember(call_id, CallContent(question="Later?", user=user), 60).result()
+    assert log.recall("call") is None and log.recall("of-bob")
+
+
 def test_without_interactions_a_later_question_is_logged(log: DecisionLog) -> None:
     log.erase(["ann"], with_interactions=False)
     log.record(decision("d", user="ann")).result()
@@ -131,7 +158,7 @@ def test_texts_expire_and_figures_stay(tmp_path: Path, log: DecisionLog) -> None
     assert found.decision.confidence == 0.75 and found.share == 0.05
     assert log.count() == {**before, "show": before["show"] + 1}
     assert b"so old" not in bytes_in(tmp_path)
-    log.remember("call", secret("call"), 60).result()
+    log.remember("call", CallContent(question=secret("call")), 60).result()
     log.purge(datetime.now(UTC) + timedelta(seconds=61))
     assert log.recall("call") is None and b"<call>" not in bytes_in(tmp_path)
     assert log.record(decision("old", interaction=interaction("old", answer="else"))).result() == "known"

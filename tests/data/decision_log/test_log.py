@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback
+from abstain.core.contracts import Context, Feedback
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import log as module
+from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Shares, decision_row
 from abstain.data.decision_log.log import DecisionLog, LogFull
@@ -196,29 +197,39 @@ def test_a_decision_that_is_of_another_interaction_is_a_mistake_of_the_caller(lo
 
 def test_the_last_contexts_of_a_call_are_recalled_until_they_expire(log: DecisionLog) -> None:
     assert log.recall("c") is None
-    log.remember("c", "one", 60)
-    log.remember("c", "two", 60)
-    log.remember("d", "over", -1).result()
-    assert (log.recall("c"), log.recall("d")) == ("two", None)
-    log.remember("c", "three", 60).result()
-    assert log.recall("c") == "three"
+    one, two, three = (CallContent(question=text) for text in ("one", "two", "three"))
+    log.remember("c", one, 60)
+    log.remember("c", two, 60)
+    log.remember("d", one, -1).result()
+    assert (log.recall("c"), log.recall("d")) == (two, None)
+    log.remember("c", three, 60).result()
+    assert log.recall("c") == three
+
+
+def test_what_is_recalled_is_what_was_remembered_with_the_user_by_pseudonym(log: DecisionLog) -> None:
+    contexts = (Context(chunk_id="c1", text="one"), "two")
+    log.remember("c", CallContent(question="Why?", contexts=contexts, user="ann", product="cards"), 60)
+    log.remember("d", CallContent(contexts=("two",)), 60).result()
+    assert log.recall("c") == CallContent(question="Why?", contexts=contexts, user="u-ann", product="cards")
+    assert log.recall("d") == CallContent(contexts=("two",))
 
 
 def test_another_process_recalls_what_one_has_registered(tmp_path: Path, log: DecisionLog) -> None:
     other = open_log(url_of(tmp_path))
-    log.remember("c", "one", 60).result()
-    assert other.recall("c") == "one"
+    log.remember("c", CallContent(question="one"), 60).result()
+    assert other.recall("c") == CallContent(question="one")
     other.close()
 
 
 def test_contexts_are_bounded_in_number_and_length(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALLS_KEPT", 3)
-    monkeypatch.setattr(module, "CALL_CHARS", 10)
+    monkeypatch.setattr(module, "CALL_CHARS", 100)
     for at in range(5):
-        log.remember(f"c-{at}", str(at), 60).result()
-    assert [log.recall(f"c-{at}") for at in range(5)] == [None, None, "2", "3", "4"]
-    with pytest.raises(AbstainError, match="11 characters, 10 allowed"):
-        log.remember("c", "x" * 11, 60)
+        log.remember(f"c-{at}", CallContent(question=str(at)), 60).result()
+    found = [log.recall(f"c-{at}") for at in range(5)]
+    assert [one.question if one else None for one in found] == [None, None, "2", "3", "4"]
+    with pytest.raises(AbstainError, match="characters, 100 allowed"):
+        log.remember("c", CallContent(contexts=("x" * 100,)), 60)
 
 
 # Who is drawn
@@ -339,10 +350,11 @@ def test_redaction_comes_before_the_disk(tmp_path: Path) -> None:
         log.record(decision(interaction=asked, user="ann@example.org")),
         log.feedback("f-1", feedback(comment=f"my {secret}")),
         log.feedback("f-2", review(ideal_answer=f"it is {secret}")),
+        log.remember("c", CallContent(question=f"Is {secret} mine?", contexts=(f"{secret} is.",)), 60),
     ]
-    assert [future.result() for future in futures] == ["recorded"] * 3
+    assert [future.result() for future in futures] == ["recorded"] * 4
     assert (tmp_path / "decisions.sqlite-wal").stat().st_size > 0
-    assert secret.encode() not in bytes_in(tmp_path) and bytes_in(tmp_path).count(b"<CREDIT_CARD>") >= 4
+    assert secret.encode() not in bytes_in(tmp_path) and bytes_in(tmp_path).count(b"<CREDIT_CARD>") >= 6
     assert b"u-ann@example.org" in bytes_in(tmp_path)
     log.close()
     assert secret.encode() not in bytes_in(tmp_path)

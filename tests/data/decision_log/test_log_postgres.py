@@ -11,6 +11,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import rows_of_user
 from abstain.data.decision_log.log import DecisionLog
@@ -42,9 +43,9 @@ def test_postgres_what_is_recorded_is_found_given_to_ingest_and_erased(url: str,
     assert log.record(decision("b", shown=False, took_ms=5.0)).result() == "recorded"
     assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "recorded"
     assert log.feedback("f-1", feedback("a", user="u-ann", comment="\x00 it's")).result() == "known"
-    log.remember("c", "one", 60)
-    log.remember("c", "two", 60).result()
-    assert log.recall("c") == "two"
+    log.remember("c", CallContent(question="one"), 60)
+    log.remember("c", CallContent(question="two"), 60).result()
+    assert log.recall("c") == CallContent(question="two")
     (step,) = log.over_time(AT, AT + timedelta(hours=1), timedelta(minutes=5))
     assert (step.start, step.show, step.abstain, step.p50_ms, step.p99_ms) == (AT, 1, 1, 3.0, 5.0)
     assert [row.interaction_id for row in log.newest_withheld(5)] == ["b"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, or_, select, update
+from sqlalchemy import Connection, case, delete, func, or_, select, update
 
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED, FEEDBACK
@@ -25,13 +25,15 @@ _GONE: dict[str, Any] = {"content": None, "digest": None, "user": None}
 
 @dataclass(frozen=True)
 class UsersRows:
-    """What the log has of a user: the number of thumbs, and the decisions on what they asked or rated, by id."""
+    """What the log has of a user: the number of thumbs, the decisions on what they asked or rated, by id, and the
+    number of calls that are remembered."""
 
     feedback: int
     interactions: frozenset[str]
+    calls: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.feedback or self.interactions)
+        return bool(self.feedback or self.interactions or self.calls)
 
 
 def rows_of_user(database: LogDatabase, names: Collection[str]) -> UsersRows:
@@ -50,6 +52,8 @@ def erase(
 ) -> int:
     """Remove what the user with any of `names` said, and have the log keep no more of it; returns the number of rows.
 
+    What is remembered of their calls goes, too.
+
     With `with_interactions`, the texts of what the user asked or rated go, too, with all feedback on them; without,
     nothing in the log tells any more who asked. Raises `AbstainError` where the database is away, with nothing removed.
 
@@ -64,8 +68,10 @@ def erase(
         gone = sorted(_rows_of(connection, names).interactions | others) if with_interactions else []
         erased = {**_GONE, "texts": "erased"}
         count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(erased)).rowcount
+        count += connection.execute(delete(CALLS).where(CALLS.c.user.in_(names))).rowcount
         for start in range(0, len(gone), AT_ONCE):
             ids = gone[start : start + AT_ONCE]
+            count += connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
                 is_theirs = table.c.interaction_id.in_(ids) & (table.c.texts != "erased")
                 count += connection.execute(update(table).where(is_theirs).values(erased)).rowcount
@@ -102,7 +108,8 @@ def erased_users(connection: Connection, names: Collection[str]) -> dict[str, bo
 def _rows_of(connection: Connection, names: Collection[str]) -> UsersRows:
     rated = connection.scalars(select(FEEDBACK.c.interaction_id).where(FEEDBACK.c.user.in_(names))).all()
     asked = connection.scalars(select(DECISIONS.c.interaction_id).where(DECISIONS.c.user.in_(names))).all()
-    return UsersRows(len(rated), frozenset((*rated, *asked)))
+    calls = connection.scalar(select(func.count()).select_from(CALLS).where(CALLS.c.user.in_(names))) or 0
+    return UsersRows(len(rated), frozenset((*rated, *asked)), calls)
 
 
 def _with_identities(database: LogDatabase, identities: Collection[str]) -> set[str]:

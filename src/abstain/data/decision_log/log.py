@@ -27,6 +27,7 @@ from abstain.core.contracts import Feedback, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line
 from abstain.data.decision_log import erasure, queries
+from abstain.data.decision_log.calls import CallContent, call_row
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Redact, Shares, decision_row, feedback_row
 from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
@@ -123,26 +124,27 @@ class DecisionLog:
         """
         return self._put(FEEDBACK, lambda: feedback_row(feedback_id, row, self._redact, datetime.now(UTC)))
 
-    def remember(self, call_id: str, content: str, ttl_s: float) -> Future[Recorded]:
+    def remember(self, call_id: str, content: CallContent, ttl_s: float) -> Future[Recorded]:
         """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
+
+        Of a user who was erased with what they asked, nothing is remembered.
 
         Raises `AbstainError` for a content of more than `CALL_CHARS`, and `LogFull` where too many rows wait.
         """
-        if len(content) > CALL_CHARS:
+        if (length := len(content.canonical())) > CALL_CHARS:
             raise AbstainError(
                 Code.TOO_LARGE,
-                f"the contexts of a call have {len(content):,} characters, {CALL_CHARS:,} allowed: send less",
+                f"the contexts of a call have {length:,} characters, {CALL_CHARS:,} allowed: send less",
             )
-        expires = microseconds(datetime.now(UTC) + timedelta(seconds=ttl_s))
-        return self._put(CALLS, lambda: {"call_id": call_id, "content": content, "expires_at": expires})
+        return self._put(CALLS, lambda: call_row(call_id, content, ttl_s, self._redact, self._pseudonym))
 
-    def recall(self, call_id: str) -> str | None:
-        """What is remembered of a call; None where nothing is, or no more."""
+    def recall(self, call_id: str) -> CallContent | None:
+        """What is remembered of a call, redacted; None where nothing is, or no more."""
         now = microseconds(datetime.now(UTC))
         known = select(CALLS.c.content).where(CALLS.c.call_id == call_id, CALLS.c.expires_at > now)
         with self._database.reading() as connection:
             content: str | None = connection.scalar(known)
-        return content
+        return CallContent.model_validate_json(content) if content else None
 
     def find(self, interaction_id: str) -> FoundDecision | None:
         """See `queries.find`."""
@@ -261,12 +263,13 @@ class DecisionLog:
         known = {table: _digests(connection, table, key, _column(made, table, key)) for table, key in keys.items()}
         erased = erasure.erased_users(connection, {str(row["user"]) for _, row in made if row.get("user")})
         gone = _erased_answers(connection, _column(made, FEEDBACK, "interaction_id"))
-        new: dict[Table, list[dict[str, Any]]] = {DECISIONS: [], FEEDBACK: [], CALLS: []}
+        new: dict[Table, list[dict[str, Any]]] = {DECISIONS: [], FEEDBACK: []}
+        calls: dict[str, dict[str, Any] | None] = {}
         outcomes: list[Recorded | AbstainError] = []
         for waiting, row in made:
             table = waiting.table
             if table is CALLS:
-                new[CALLS].append(row)
+                calls[row["call_id"]] = None if erased.get(row["user"]) else row
                 outcomes.append("recorded")
                 continue
             key = row[keys[table]]
@@ -287,8 +290,8 @@ class DecisionLog:
         for table in keys:
             if new[table]:
                 connection.execute(table.insert(), new[table])
-        if new[CALLS]:
-            _remember(connection, {row["call_id"]: row for row in new[CALLS]})
+        if calls:
+            _remember(connection, calls)
         return outcomes
 
 
@@ -311,10 +314,14 @@ def _erased_answers(connection: Connection, ids: Collection[str]) -> set[str]:
     return set(connection.scalars(select(DECISIONS.c.interaction_id).where(is_erased)))
 
 
-def _remember(connection: Connection, calls: Mapping[str, dict[str, Any]]) -> None:
-    """Write `calls`, the last content of each, and make room: no more than `CALLS_KEPT`, none that has expired."""
+def _remember(connection: Connection, calls: Mapping[str, dict[str, Any] | None]) -> None:
+    """Write `calls`, the last content of each, and make room: no more than `CALLS_KEPT`, none that has expired.
+
+    None: nothing of this call is kept.
+    """
     connection.execute(delete(CALLS).where(CALLS.c.call_id.in_(list(calls))))
-    connection.execute(CALLS.insert(), list(calls.values()))
+    if kept := [row for row in calls.values() if row is not None]:
+        connection.execute(CALLS.insert(), kept)
     newest = connection.scalar(select(func.max(CALLS.c.seq))) or 0
     is_over = (CALLS.c.expires_at <= microseconds(datetime.now(UTC))) | (CALLS.c.seq <= newest - CALLS_KEPT)
     connection.execute(delete(CALLS).where(is_over))

@@ -95,6 +95,7 @@ CALLS = Table(
     _TABLES,
     Column("seq", _NUMBER, primary_key=True, autoincrement=True),
     Column("call_id", Text, nullable=False, unique=True),
+    Column("user", Text, index=True),
     Column("content", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False, index=True),
     sqlite_autoincrement=True,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -23,6 +22,7 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Feedback, Interaction, Question, Review
 from abstain.core.errors import AbstainError, parse_coded
+from abstain.data.decision_log.calls import CallContent
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.engine.requests import Generate
@@ -246,15 +246,14 @@ class GateService:
 
     async def register(self, given: ContextsRequest) -> None:
         """Remember what an answer will rest on. Raises `AbstainError` where the log cannot be written."""
-        content = given.model_dump(mode="json", exclude={"call_id", "ttl_s"})
         self._limit(given.question or "", "", as_contexts(given.contexts))
-        text = json.dumps(content)
-        await asyncio.wrap_future(self.log.remember(given.call_id, text, given.ttl_s))
+        content = CallContent(question=given.question, contexts=given.contexts, user=given.user, product=given.product)
+        await asyncio.wrap_future(self.log.remember(given.call_id, content, given.ttl_s))
 
     async def registered(self, call_id: str) -> dict[str, Any]:
         """What was registered for a call and is not forgotten yet; empty where nothing is."""
         content = await asyncio.to_thread(self.log.recall, call_id)
-        return json.loads(content) if content else {}
+        return content.model_dump() if content else {}
 
     async def familiarity(self, instruction: str) -> tuple[Familiarity, float | None]:
         """How familiar the live version's base model is with an instruction, and h where it is known already.

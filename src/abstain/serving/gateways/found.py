@@ -80,8 +80,8 @@ async def register(service: GateService, found: Found) -> None:
         "call_id": found.call_id,
         "question": known.get("question") or found.question,
         "contexts": found.contexts or known.get("contexts", ()),
-        "user": found.user,
-        "product": found.product,
+        "user": found.user or known.get("user"),
+        "product": found.product or known.get("product"),
         "ttl_s": REMEMBERED_S,
     }
     await service.register(_checked(ContextsRequest, given))
