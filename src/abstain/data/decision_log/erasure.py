@@ -1,7 +1,8 @@
 """Texts that leave the log: because their days are over, or because a user's erasure was requested.
 
-Ids, figures and versions stay. The digest by which a row that is sent again is compared goes with its text: from then
-on it is known by its id alone. The user's pseudonym goes, too.
+Ids, figures and versions stay. The user's pseudonym goes, too. The digest by which a row that is sent again is compared
+stays where its days are over, so that another answer under its id is still seen to be another. On an erasure it goes: by
+it a guessed text could be confirmed. No decision is taken under that id from then on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from abstain.data.store.record_keys import interaction_identity, microseconds
 AT_ONCE = 500
 """Ids that one statement names."""
 
-_GONE: dict[str, Any] = {"content": None, "digest": None, "user": None}
+_GONE: dict[str, Any] = {"content": None, "user": None}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def erase(
     with database.writing() as connection:
         _keep_out(connection, pseudonyms, with_interactions=with_interactions)
         gone = sorted(_rows_of(connection, names).interactions | others) if with_interactions else []
-        erased = {**_GONE, "texts": "erased"}
+        erased = {**_GONE, "digest": None, "texts": "erased"}
         count = connection.execute(update(FEEDBACK).where(FEEDBACK.c.user.in_(names)).values(erased)).rowcount
         count += connection.execute(delete(CALLS).where(CALLS.c.user.in_(names))).rowcount
         for start in range(0, len(gone), AT_ONCE):

@@ -109,8 +109,8 @@ class DecisionLog:
     def record(self, decision: LoggedDecision) -> Future[Recorded]:
         """Record a decision; `known` where the same request was decided before: that decision stays.
 
-        The future raises `AbstainError` where another request has this id, and where the database is away. Raises
-        `LogFull` where too many rows wait, and `ValueError` where the ids of decision and interaction differ.
+        The future raises `AbstainError` where another request has this id or one whose texts were erased, and where the
+        database is away. Raises `LogFull` where too many rows wait, and `ValueError` where the ids of decision and interaction differ.
         """
         if decision.interaction is not None and decision.interaction.interaction_id != decision.interaction_id:
             raise ValueError("the interaction of a decision has its id")
@@ -275,7 +275,8 @@ class DecisionLog:
             key = row[keys[table]]
             if key in known[table]:
                 digest = known[table][key]
-                is_same = digest is None or digest == row["digest"]
+                # Of erased rows there is none: feedback is known by its id alone, an answer cannot be told from another.
+                is_same = digest == row["digest"] or (digest is None and table is FEEDBACK)
                 outcomes.append("known" if is_same else _conflict(table, key))
                 continue
             user = row["user"]
@@ -300,7 +301,7 @@ def _column(made: Sequence[_Made], table: Table, name: str) -> list[str]:
 
 
 def _digests(connection: Connection, table: Table, key: str, ids: Collection[str]) -> dict[str, str | None]:
-    """The digests of those of `ids` that are there; None where a text is gone, and its id alone is known."""
+    """The digests of those of `ids` that are there; None where a text was erased."""
     if not ids:
         return {}
     rows = connection.execute(select(table.c[key], table.c.digest).where(table.c[key].in_(ids)))

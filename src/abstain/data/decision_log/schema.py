@@ -5,7 +5,7 @@ Notes:
 * `seq` rises in the order of commits, because writers take turns (`LogDatabase.writing`): a reader that has seen n has
   seen all below n.
 * A text is one JSON cell, so that it can go, and the figures beside it stay. Moments are microseconds since 1970.
-* `digest` recognises a row that is sent again. It goes with the text: by it a guessed text could be confirmed.
+* `digest` recognises a row that is sent again. An erasure removes it: by it a guessed text could be confirmed.
 """
 
 from __future__ import annotations
