@@ -417,8 +417,9 @@ def test_the_page_decides_by_a_file_of_vllm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     predictor = without_eos(guarantee='{"guaranteed": true, "message": "m"}')
-    (tmp_path / "release").mkdir()
-    (tmp_path / "probe.onnx").rename(tmp_path / "release" / "probe.onnx")
+    folder = tmp_path / ".abstain" / "releases" / "v1.0.0"
+    folder.mkdir(parents=True)
+    (tmp_path / "probe.onnx").rename(folder / "probe.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("abstain.serving.gate.load_settings", lambda: settings)
     code = (

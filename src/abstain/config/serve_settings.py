@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from abstain.config.withheld import WITHHELD_TEXT
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.suggest import did_you_mean
 
 MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -114,7 +116,12 @@ class ServeSettings(BaseSettings):
 
 
 def load_serve_settings() -> ServeSettings:
-    """The settings of this process. Raises `AbstainError` naming the invalid variable."""
+    """The settings of this process. Raises `AbstainError` naming the invalid variable, or one that there is not."""
+    prefix = str(ServeSettings.model_config["env_prefix"])
+    known = {f"{prefix}{name.upper()}" for name in ServeSettings.model_fields}
+    for name in os.environ:
+        if name.upper().startswith(prefix) and name.upper().partition("__")[0] not in known:
+            raise AbstainError(Code.BAD_SETTING, f"environment variable {name}: {did_you_mean(name, sorted(known))}")
     try:
         return ServeSettings()
     except ValidationError as error:

@@ -128,3 +128,12 @@ def test_text_that_was_sent_is_retracted_where_the_decision_cannot_be_logged(
     found = events(client.post("/v1/answer", json={**QUESTION, "stream": "optimistic"}).text)
     names = [name for name, _ in found]
     assert names[0] == "text" and names[-2:] == ["retract", "problem"] and "decision" not in names
+
+
+def test_a_buffered_stream_sends_no_withheld_text_even_to_who_may_see_it(
+    answering: GateService, threshold: str
+) -> None:
+    with TestClient(make_app(answering, Keys()), BASE) as client:
+        found = events(client.post("/v1/answer", json={**QUESTION, "stream": "buffered"}).text)
+    assert [name for name, _ in found] == (["text", "decision"] if threshold == "0.0" else ["decision"])
+    assert dict(found)["decision"]["answer"], "which who may see it reads here"

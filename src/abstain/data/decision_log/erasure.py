@@ -1,8 +1,8 @@
 """Texts that leave the log: because their days are over, or because a user's erasure was requested.
 
 Ids, figures and versions stay. The user's pseudonym goes, too. The digest by which a row that is sent again is compared
-stays where its days are over, so that another answer under its id is still seen to be another. On an erasure it goes: by
-it a guessed text could be confirmed. No decision is taken under that id from then on.
+stays where its days are over, so that another answer under its id is still seen to be another. On an erasure it goes:
+by it a guessed text could be confirmed. No decision is taken under that id from then on.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ class DecisionLog:
         """Record a decision; `known` where the same request was decided before: that decision stays.
 
         The future raises `AbstainError` where another request has this id or one whose texts were erased, and where the
-        database is away. Raises `LogFull` where too many rows wait, and `ValueError` where the ids of decision and interaction differ.
+        database is away. Raises `LogFull` where too many rows wait, and `ValueError` where the ids of decision and
+        interaction differ.
         """
         if decision.interaction is not None and decision.interaction.interaction_id != decision.interaction_id:
             raise ValueError("the interaction of a decision has its id")
@@ -275,7 +276,7 @@ class DecisionLog:
             key = row[keys[table]]
             if key in known[table]:
                 digest = known[table][key]
-                # Of erased rows there is none: feedback is known by its id alone, an answer cannot be told from another.
+                # Erased rows have none: feedback is known by its id alone, an answer cannot be told from another.
                 is_same = digest == row["digest"] or (digest is None and table is FEEDBACK)
                 outcomes.append("known" if is_same else _conflict(table, key))
                 continue

@@ -50,7 +50,7 @@ _bearer = HTTPBearer(auto_error=False, description="a key of `abstain key`; none
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": what, "content": {"application/problem+json": {}}}
     for status, what in (
-        (400, "no JSON"),
+        (400, "no UTF-8, or JSON that is nested too deep"),
         (401, "no valid key"),
         (403, "the key lacks the role"),
         (408, "the body did not arrive in time"),
@@ -107,7 +107,7 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
         except Exception:
             service.metrics.problems.labels("500").inc()
             raise
-        if response.status_code >= 400:
+        if response.status_code >= 400 and request.url.path != "/readyz":
             service.metrics.problems.labels(str(response.status_code)).inc()
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers.setdefault("X-Content-Type-Options", "nosniff")
@@ -317,7 +317,7 @@ async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, tr
         yield _event("problem", json.loads(bytes(Problem.of(told).response().body)))
         return
     answered = _answer_response(text, timed.decision, holder)
-    if not optimistic and answered.answer is not None:
+    if not optimistic and timed.decision.show:
         yield _event("text", {"text": answered.answer})
     yield _event("decision", answered.model_dump(mode="json"))
     if optimistic and not timed.decision.show:

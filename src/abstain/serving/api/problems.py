@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -68,7 +68,6 @@ def problem_response(
         "status": status,
         "detail": shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…",
         "code": str(code),
-        "remedy": code.remedy,
         **more,
     }
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
@@ -87,11 +86,10 @@ def handle_problems(app: FastAPI) -> None:
 
     async def of_validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        problems = error.errors()
-        first = problems[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        errors = [{"loc": [str(part) for part in one["loc"]], "msg": one["msg"]} for one in problems[:20]]
-        detail = f"{where}: {first['msg']}" if where else first["msg"]
+        problems = _of_one_shape(error.errors())
+        errors = [{"loc": ".".join(map(str, one["loc"][1:])), "msg": _message(one)} for one in problems[:20]]
+        first = errors[0]
+        detail = f"{first['loc']}: {first['msg']}" if first["loc"] else first["msg"]
         return problem_response(422, Code.INVALID_ROW, detail, errors=errors)
 
     async def of_http(_: Request, error: Exception) -> JSONResponse:
@@ -107,3 +105,17 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(AbstainError, of_abstain)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(HTTPException, of_http)
+
+
+def _of_one_shape(problems: Sequence[Any]) -> list[Any]:
+    """Of the problems of a body that may have several shapes, those of the one that it has: the deepest."""
+    deepest = max(problems, key=lambda one: len(one["loc"]))
+    return [one for one in problems if one["loc"][:2] == deepest["loc"][:2]]
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    """What is wrong, in words for who sends JSON."""
+    if problem["type"] == "model_attributes_type":
+        return "no JSON object: send one, with Content-Type: application/json"
+    told = str(problem["msg"]).removeprefix("Value error, ")
+    return told.replace("valid tuple", "list").replace("valid dictionary", "object")

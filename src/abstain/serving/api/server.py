@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -100,4 +101,5 @@ def config_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
 
 def run(app: FastAPI, listening: socket.socket, settings: ServeSettings) -> None:
     """Serve `app` until SIGTERM or SIGINT."""
-    uvicorn.Server(config_of(app, settings)).run(sockets=[listening])
+    with suppress(KeyboardInterrupt, SystemExit):  # which is how it is ended
+        uvicorn.Server(config_of(app, settings)).run(sockets=[listening])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -50,6 +51,8 @@ CALLERS = frozenset(
     }
 )
 """What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
+REGISTERED = ("question", "user", "product")
+"""What a request takes from what was registered for its call, beside contexts."""
 T = TypeVar("T")
 _log = logging.getLogger("abstain.serve")
 
@@ -131,6 +134,8 @@ class GateService:
         of = _InHand()
 
         async def judged(live: Live | None) -> Decision | None:
+            nonlocal asked
+            asked = await self._with_registered(asked)
             of.row = await self._row(key, asked)
             if live is None:
                 await self._discard(asked)
@@ -139,12 +144,23 @@ class GateService:
             of.given = _digest(about, asked)
             found = live.gate.decide_unread(about)
             if isinstance(found, Decision):
-                return found
+                return self._told_why(found, asked, of.row)
             return await self._batcher.run(("gate", live), live.gate.decide_all, about)
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         decision = await self._decided(key, judged, within)
         return await self._log_and_count(decision, of.row, asked, source, began, trace, of.given)
+
+    def _told_why(self, decision: Decision, asked: GateRequest, row: Interaction | None) -> Decision:
+        """`decision`, whose reason says why there is no context although the request named where to find some."""
+        if row is None or row.contexts or asked.no_context or decision.reason is None:
+            return decision
+        why = []
+        if asked.call_id is not None:
+            why.append("nothing is registered for this call_id, or no more")
+        if asked.entitlements is not None and self._retrieve is None:
+            why.append("entitlements need a server that was started with --retrieve")
+        return replace(decision, reason="; ".join([decision.reason, *why]))
 
     def require_texts(self, asked: GateRequest, has_body: bool = False) -> None:
         """Raise `AbstainError` for a request that cannot be decided about, as far as it says so itself."""
@@ -250,10 +266,9 @@ class GateService:
         content = CallContent(question=given.question, contexts=given.contexts, user=given.user, product=given.product)
         await asyncio.wrap_future(self.log.remember(given.call_id, content, given.ttl_s))
 
-    async def registered(self, call_id: str) -> dict[str, Any]:
-        """What was registered for a call and is not forgotten yet; empty where nothing is."""
-        content = await asyncio.to_thread(self.log.recall, call_id)
-        return content.model_dump() if content else {}
+    async def registered(self, call_id: str) -> CallContent | None:
+        """What was registered for a call and is not forgotten yet; None where nothing is."""
+        return await asyncio.to_thread(self.log.recall, call_id)
 
     async def familiarity(self, instruction: str) -> tuple[Familiarity, float | None]:
         """How familiar the live version's base model is with an instruction, and h where it is known already.
@@ -277,16 +292,22 @@ class GateService:
         return live
 
     async def _question_and_contexts(self, asked: GateRequest) -> tuple[str | None, tuple[Context, ...]]:
-        known = await self.registered(asked.call_id) if asked.call_id else {}
-        question = asked.question or known.get("question")
         if asked.contexts is not None or asked.no_context:
-            return question, as_contexts(asked.contexts or ())
-        if known.get("contexts"):
-            return question, as_contexts([one if isinstance(one, str) else Context(**one) for one in known["contexts"]])
-        if question and asked.entitlements is not None and self._retrieve is not None:
-            found = await asyncio.to_thread(self._retrieve, question, asked.entitlements, self.settings.retrieve_k)
-            return question, tuple(found)
-        return question, ()
+            return asked.question, as_contexts(asked.contexts or ())
+        if asked.question and asked.entitlements is not None and self._retrieve is not None:
+            wanted, k = asked.entitlements, self.settings.retrieve_k
+            return asked.question, tuple(await asyncio.to_thread(self._retrieve, asked.question, wanted, k))
+        return asked.question, ()
+
+    async def _with_registered(self, asked: GateRequest) -> GateRequest:
+        """`asked`, and what was registered for its call, where it does not say so itself."""
+        known = await self.registered(asked.call_id) if asked.call_id else None
+        if known is None:
+            return asked
+        more: dict[str, Any] = {name: getattr(asked, name) or getattr(known, name) for name in REGISTERED}
+        if asked.contexts is None and not asked.no_context:
+            more["contexts"] = known.contexts or None
+        return asked.model_copy(update=more)
 
     async def _row(self, key: str, asked: GateRequest) -> Interaction | None:
         """The texts of a request; None where it has states or log-probabilities alone."""

@@ -76,6 +76,8 @@ class HttpGate:
         texts = {"question": question, "answer": answer, **({"contexts": list(contexts)} if contexts else {})}
         try:
             sent = self._client.post("/v1/gate", json={**self._more, **texts})
+            if sent.is_client_error:  # the server is there and refuses: nothing that may be shown unseen
+                return ServerDecision(False, "unavailable", reason=_refusal(sent))
             sent.raise_for_status()
             found = sent.json()
             return ServerDecision(
@@ -95,6 +97,15 @@ def ask(gate: AsksGate, question: str | None, contexts: Sequence[str], answer: s
         absent = "answer" if question and question.strip() else "question"
         return unavailable(gate, f"{Code.INVALID_ROW}: {absent}: none was found")
     return gate.decide(question, contexts, answer)
+
+
+def _refusal(sent: httpx.Response) -> str:
+    """Why the server refused a request, as it says so itself."""
+    try:
+        problem = sent.json()
+        return f"{problem['code']}: {problem['detail']}"
+    except (ValueError, TypeError, KeyError):
+        return f"{Code.NO_SERVICE}: the gate server refused the request with status {sent.status_code}"
 
 
 def unavailable(gate: AsksGate, reason: str) -> ServerDecision:

@@ -21,6 +21,7 @@ from abstain.config.serve_settings import GatewayPaths
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.calls import CallContent
 from abstain.ingest.exports.expressions import Expression
 from abstain.serving.api.schemas import ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
@@ -75,13 +76,13 @@ async def register(service: GateService, found: Found) -> None:
     """
     if found.call_id is None:
         return
-    known = await service.registered(found.call_id)
+    known = await service.registered(found.call_id) or CallContent()
     given = {
         "call_id": found.call_id,
-        "question": known.get("question") or found.question,
-        "contexts": found.contexts or known.get("contexts", ()),
-        "user": found.user or known.get("user"),
-        "product": found.product or known.get("product"),
+        "question": known.question or found.question,
+        "contexts": found.contexts or known.contexts,
+        "user": found.user or known.user,
+        "product": found.product or known.product,
         "ttl_s": REMEMBERED_S,
     }
     await service.register(_checked(ContextsRequest, given))
@@ -107,11 +108,11 @@ async def decide(
     """
     try:
         found = finder.find(request)
-        known = await service.registered(found.call_id) if found.call_id and found.question else {}
+        known = await service.registered(found.call_id) if found.call_id and found.question else None
     except AbstainError as error:
         return [await service.undecided(GateRequest(), error, source) for _ in answers]
 
-    question = known.get("question") or found.question
+    question = (known.question if known else None) or found.question
 
     async def one(at: int, answer: str) -> Decision:
         key = (found.call_id if at == 0 else f"{found.call_id}#{at}") if named and found.call_id else None
