@@ -93,16 +93,52 @@ def test_the_same_request_is_known_and_the_first_decision_stays(log: DecisionLog
     assert log.count() == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
 
 
-def test_of_states_alone_their_digest_tells_another_request(log: DecisionLog) -> None:
-    def states(digest: str | None, key: str = "i-1") -> LoggedDecision:
-        return decision(key, interaction=None, states_sha256=digest)
+def test_without_texts_the_digest_of_what_was_given_tells_another_request(log: DecisionLog) -> None:
+    def states(digest: str) -> LoggedDecision:
+        return decision(interaction=None, given_sha256=digest)
 
     assert [log.record(states(digest)).result() for digest in ("5e", "5e")] == ["recorded", "known"]
     assert code_of(log.record(states("ed"))) is Code.FAILED_CHECK
     assert code_of(log.record(decision())) is Code.FAILED_CHECK
     found = log.find("i-1")
     assert found and (found.texts, found.decision.interaction) == ("none", None)
-    assert [log.record(states(None, "i-2")).result() for _ in range(2)] == ["recorded", "known"]
+
+
+def test_a_decision_takes_the_place_of_one_of_which_nothing_is_known(log: DecisionLog) -> None:
+    refused = decision(shown=False, decision="unavailable", interaction=None, took_ms=1.0)
+    assert log.record(refused).result() == "recorded"
+    assert log.record(replace(refused, took_ms=2.0)).result() == "recorded"
+    found = log.find("i-1")
+    assert found and found.decision == replace(refused, took_ms=2.0)
+    assert log.record(decision(interaction=None, given_sha256="5e")).result() == "recorded"
+    assert code_of(log.record(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
+    assert code_of(log.record(refused)) is Code.FAILED_CHECK
+    found = log.find("i-1")
+    assert found and found.decision.decision == "show"
+    assert log.count() == {"show": 1, "abstain": 0, "unavailable": 0, "feedback": 0}
+
+
+def test_an_unavailable_decision_about_a_known_answer_stays(log: DecisionLog) -> None:
+    unavailable = decision(shown=False, decision="unavailable", interaction=None, given_sha256="5e")
+    assert log.record(unavailable).result() == "recorded"
+    assert code_of(log.record(decision(interaction=None, given_sha256="ed"))) is Code.FAILED_CHECK
+    log.record(decision("i-2", shown=False, decision="unavailable")).result()
+    assert log.record(decision("i-2")).result() == "known"
+
+
+def test_what_waits_together_is_compared_in_its_order(tmp_path: Path) -> None:
+    held = Held()
+    log = open_log(url_of(tmp_path), redact=held)
+    log.record(decision("first"))
+    assert held.entered.wait(20)
+    refused = decision(shown=False, decision="unavailable", interaction=None)
+    rows = [refused, decision(), decision(), decision(interaction=interaction(answer="Ten euros.")), refused]
+    futures = [log.record(row) for row in rows]
+    held.go.set()
+    assert [futures[at].result() for at in range(3)] == ["recorded", "recorded", "known"]
+    assert [code_of(futures[at]) for at in (3, 4)] == [Code.FAILED_CHECK] * 2
+    assert log.count()["show"] == 2 and log.count()["unavailable"] == 0
+    log.close()
 
 
 def test_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:

@@ -95,6 +95,20 @@ def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
     assert read(tmp_path, state) == ([], state)
 
 
+def test_a_decision_in_the_place_of_one_that_said_nothing_comes_once(
+    tmp_path: Path, opened: Callable[..., DecisionLog]
+) -> None:
+    log = opened(**ALL)
+    log.record(decision("a", shown=False, decision="unavailable", interaction=None))
+    log.record(decision("b")).result()
+    rows, state = read(tmp_path)
+    assert parts(rows) == [("b", None)]
+    log.record(decision("a")).result()
+    rows, state = read(tmp_path, state)
+    assert parts(rows) == [("a", None)]
+    assert read(tmp_path, state)[0] == []
+
+
 def test_late_feedback_brings_the_decision_that_was_not_taken(
     tmp_path: Path, opened: Callable[..., DecisionLog]
 ) -> None:

@@ -31,7 +31,8 @@ class LoggedDecision:
     """One decision of the gate.
 
     `shown` is what the caller was told to do: an answer whose decision is `unavailable` may be either. Of a request
-    with states alone `interaction` is None, and `states_sha256` tells another request with the same id.
+    without texts `interaction` is None. `given_sha256`, the digest of all that was given beside texts, tells another
+    such request with the same id; None where nothing was, or it was refused before it was read.
     """
 
     interaction_id: str
@@ -51,7 +52,7 @@ class LoggedDecision:
     product: str | None
     user: str | None
     interaction: Interaction | None
-    states_sha256: str | None = None
+    given_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def decision_row(
 ) -> dict[str, Any]:
     """`decision` as a row of `DECISIONS`: its texts redacted, its user by pseudonym."""
     content = None
-    asked = f"states {decision.states_sha256}"
+    asked = f"given {decision.given_sha256}" if decision.given_sha256 else None
     if decision.interaction is not None:
         # The gate does not draw lots: what it showed, it would always have shown. What it withheld has no propensity.
         gate = (
@@ -94,7 +95,7 @@ def decision_row(
         "drawn": uniform(0, f"decision log/{decision.interaction_id}") < share,
         "texts": "none" if content is None else "kept",
         "content": content,
-        "digest": _digest(asked),
+        "digest": _digest(asked) if asked else None,
     }
 
 

@@ -109,6 +109,8 @@ class DecisionLog:
     def record(self, decision: LoggedDecision) -> Future[Recorded]:
         """Record a decision; `known` where the same request was decided before: that decision stays.
 
+        It takes the place of an `unavailable` one under its id of which neither texts nor anything else is known.
+
         The future raises `AbstainError` where another request has this id or one whose texts were erased, and where the
         database is away. Raises `LogFull` where too many rows wait, and `ValueError` where the ids of decision and
         interaction differ.
@@ -262,9 +264,11 @@ class DecisionLog:
         """Insert what is new; the outcome of each row, in order."""
         keys = {DECISIONS: "interaction_id", FEEDBACK: "feedback_id"}
         known = {table: _digests(connection, table, key, _column(made, table, key)) for table, key in keys.items()}
+        empty = _empty(connection, known[DECISIONS])
+        were_empty = frozenset(empty)
         erased = erasure.erased_users(connection, {str(row["user"]) for _, row in made if row.get("user")})
         gone = _erased_answers(connection, _column(made, FEEDBACK, "interaction_id"))
-        new: dict[Table, list[dict[str, Any]]] = {DECISIONS: [], FEEDBACK: []}
+        new: dict[Table, dict[str, dict[str, Any]]] = {DECISIONS: {}, FEEDBACK: {}}
         calls: dict[str, dict[str, Any] | None] = {}
         outcomes: list[Recorded | AbstainError] = []
         for waiting, row in made:
@@ -274,7 +278,7 @@ class DecisionLog:
                 outcomes.append("recorded")
                 continue
             key = row[keys[table]]
-            if key in known[table]:
+            if key in known[table] and not (table is DECISIONS and key in empty):
                 digest = known[table][key]
                 # Erased rows have none: feedback is known by its id alone, an answer cannot be told from another.
                 is_same = digest == row["digest"] or (digest is None and table is FEEDBACK)
@@ -286,12 +290,16 @@ class DecisionLog:
                 row = {**row, "texts": "erased", "content": None, "digest": None, "user": None}
                 if table is DECISIONS:
                     gone.add(key)
+            if table is DECISIONS:
+                (empty.add if _is_empty(row) else empty.discard)(key)
             known[table][key] = row["digest"]
-            new[table].append(row)
+            new[table][key] = row
             outcomes.append("recorded")
+        if replaced := were_empty & new[DECISIONS].keys():
+            connection.execute(delete(DECISIONS).where(DECISIONS.c.interaction_id.in_(replaced)))
         for table in keys:
             if new[table]:
-                connection.execute(table.insert(), new[table])
+                connection.execute(table.insert(), list(new[table].values()))
         if calls:
             _remember(connection, calls)
         return outcomes
@@ -307,6 +315,23 @@ def _digests(connection: Connection, table: Table, key: str, ids: Collection[str
         return {}
     rows = connection.execute(select(table.c[key], table.c.digest).where(table.c[key].in_(ids)))
     return {row[0]: row[1] for row in rows}
+
+
+def _empty(connection: Connection, ids: Collection[str]) -> set[str]:
+    """Those of `ids` whose decision is empty: a later one takes its place, under a new number, by which who reads on
+    finds it."""
+    if not ids:
+        return set()
+    own = DECISIONS.c
+    rows = connection.execute(
+        select(own.interaction_id, own.decision, own.texts, own.digest).where(own.interaction_id.in_(ids))
+    )
+    return {row.interaction_id for row in rows if _is_empty(row._asdict())}
+
+
+def _is_empty(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `DECISIONS` is of no known answer, and says nothing of it."""
+    return row["decision"] == "unavailable" and row["texts"] == "none" and row["digest"] is None
 
 
 def _erased_answers(connection: Connection, ids: Collection[str]) -> set[str]:

@@ -395,7 +395,7 @@ class GateService:
         source: str,
         began: float,
         trace: TraceContext | None,
-        states_sha256: str | None = None,
+        given_sha256: str | None = None,
     ) -> Timed:
         code = found.code if decision.reason and (found := parse_coded(decision.reason)) else None
         before_log = time.perf_counter()
@@ -417,7 +417,7 @@ class GateService:
             product=asked.product,
             user=asked.user,
             interaction=row,
-            states_sha256=states_sha256,
+            given_sha256=given_sha256,
         )
         outcome = await asyncio.wrap_future(self.log.record(logged))
         log_s = time.perf_counter() - before_log
