@@ -254,3 +254,11 @@ def test_a_query_that_failed_has_no_answer_to_judge(frameworks: None) -> None:
     gate = StandIn()
     run_query(llamaindex_callback(gate), None)  # type: ignore[arg-type]
     assert gate.asked == []
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 413, 422, 429])
+def test_a_server_that_refuses_is_no_outage(status: int) -> None:
+    problem = {"code": "A510", "detail": "send a valid key"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=problem))
+    decided = HttpGate("http://gate", on_unavailable="show", transport=transport).decide(QUESTION, CONTEXTS, "a")
+    assert (decided.decision, decided.show, decided.reason) == ("unavailable", False, "A510: send a valid key")
