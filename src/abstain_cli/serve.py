@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from abstain.config.params import PrivacyParams
     from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
-    from abstain.serving.api.service import Retrieve
+    from abstain.serving.api.gathering import Retrieve
 
 
 def serve(

@@ -260,7 +260,7 @@ def test_the_time_limit_holds_for_what_is_retrieved_too(
     service: GateService, make_service: Callable[..., GateService]
 ) -> None:
     slow = make_service(timeout_s=0.05)
-    slow._retrieve = lambda question, entitlements, k: time.sleep(5) or []
+    slow.gatherer._retrieve = lambda question, entitlements, k: time.sleep(5) or []
     with TestClient(make_app(slow, Keys()), BASE) as client:
         began = time.monotonic()
         found = ask(client, contexts=None, entitlements=["staff"])

@@ -18,9 +18,11 @@ from pydantic import ValidationError
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.serving.api.gathering import RawStates
 from abstain.serving.api.keys import ApiKey, Keys, Role
 from abstain.serving.api.limits import ARRIVED, BodyLimits, KeyFirst, OwnOriginOnly, no_key
 from abstain.serving.api.problems import Problem, handle_problems
+from abstain.serving.api.recording import Timed
 from abstain.serving.api.schemas import (
     AnswerRequest,
     AnswerResponse,
@@ -36,13 +38,13 @@ from abstain.serving.api.schemas import (
     Several,
     VersionResponse,
 )
-from abstain.serving.api.service import GateService, RawStates, Timed
+from abstain.serving.api.service import GateService
+from abstain.serving.api.streaming import answer_events, answer_response
 from abstain.serving.api.telemetry import context_of, trace_headers
 from abstain.serving.engine_states import StatesDescribed, request_in
 from abstain.serving.gateways.kgateway import kgateway_routes
 from abstain.serving.gateways.litellm import litellm_routes
 from abstain.serving.gateways.portkey import portkey_routes
-from abstain.serving.predictor import Decision
 
 API_PATHS = ("/v1/", "/beta/", "/gateways/")
 """What begins so is for programs, which send their key with each request."""
@@ -153,7 +155,7 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
                 Code.TOO_LARGE, f"{len(many)} answers in one request, {service.settings.list_limit} are allowed"
             )
         for each in many:  # before any is decided about
-            service.require_texts(each)
+            service.gatherer.require_texts(each)
         trace = context_of(request.headers)
         found = await asyncio.gather(*(service.decide(one, trace=trace) for one in many), return_exceptions=True)
         for one in found:
@@ -188,12 +190,12 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
         """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
         trace = context_of(request.headers)
         if asked.stream is not None:
-            sent = _events(service, asked, holder, trace)
+            sent = answer_events(service, asked, holder, trace)
             return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
         text, timed = await service.answer(asked, trace)
         _time(request, response, timed.log_s)
         response.headers.update(trace_headers(trace))
-        return _answer_response(text, timed.decision, holder)
+        return answer_response(text, timed.decision, holder)
 
     @routes.post("/feedback", operation_id="feedback")
     async def feedback(given: FeedbackRequest, _: Teller) -> FeedbackResponse:
@@ -281,48 +283,3 @@ def described_by(content: bytes) -> tuple[GateRequest, StatesDescribed]:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise AbstainError(Code.INVALID_ROW, f"request in the metadata: {where}: {problem['msg']}") from None
-
-
-def _answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:
-    visible = decision.show or "withheld" in holder.roles
-    return AnswerResponse(**asdict(decision), answer=(text or None) if visible else None)
-
-
-async def _events(service: GateService, asked: AnswerRequest, holder: ApiKey, trace: Any) -> AsyncIterator[bytes]:
-    """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where text that was sent is not
-    shown, also because of a `problem`.
-
-    `buffered` sends text only after the decision to show it. Who does not stay
-    to the end may have seen text: the answer is finished and logged all the same.
-    """
-    loop = asyncio.get_running_loop()
-    written: asyncio.Queue[str | None] = asyncio.Queue()
-    optimistic = asked.stream == "optimistic"
-
-    def tell(text: str) -> None:
-        loop.call_soon_threadsafe(written.put_nowait, text)
-
-    running = service.start(service.answer(asked, trace, tell if optimistic else None))
-    running.add_done_callback(lambda _: written.put_nowait(None))
-    sent = False
-    while (text := await written.get()) is not None:
-        yield _event("text", {"text": text})
-        sent = True
-    try:
-        text, timed = running.result()
-    except Exception as error:  # an unexpected one is logged by the service
-        if sent:
-            yield _event("retract", {"interaction_id": asked.interaction_id})
-        told = error if isinstance(error, AbstainError) else AbstainError(Code.LOST_PROCESS, "an unexpected error")
-        yield _event("problem", json.loads(bytes(Problem.of(told).response().body)))
-        return
-    answered = _answer_response(text, timed.decision, holder)
-    if not optimistic and timed.decision.show:
-        yield _event("text", {"text": answered.answer})
-    yield _event("decision", answered.model_dump(mode="json"))
-    if optimistic and not timed.decision.show:
-        yield _event("retract", {"interaction_id": timed.decision.interaction_id})
-
-
-def _event(name: str, content: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()

@@ -6,12 +6,9 @@ A decision is acknowledged once it is in the log. Where the log cannot take it, 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,27 +18,23 @@ from opentelemetry.context import Context as TraceContext
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Feedback, Interaction, Question, Review
-from abstain.core.errors import AbstainError, parse_coded
+from abstain.core.contracts import Feedback, Interaction, Question, Review
+from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import CallContent
-from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.llm.engine.requests import Generate
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.api.batching import Batcher
+from abstain.serving.api.gathering import Gatherer, RawStates, Retrieve, digest_of
 from abstain.serving.api.live_gate import Live, LiveGate
 from abstain.serving.api.metrics import Metrics
-from abstain.serving.api.schemas import AnswerRequest, AskedAbout, ContextsRequest, FeedbackRequest, GateRequest
-from abstain.serving.api.telemetry import emit
-from abstain.serving.engine_states import StatesDescribed, read_states, states_in
+from abstain.serving.api.recording import Recorder, Timed
+from abstain.serving.api.schemas import AnswerRequest, ContextsRequest, FeedbackRequest, GateRequest
 from abstain.serving.explanation import Explanation
-from abstain.serving.gate import UNKNOWN_WRITER, AskedAnswer, Gate, as_contexts, new_id, no_version
+from abstain.serving.gate import UNKNOWN_WRITER, Gate, as_contexts, new_id, no_version
 from abstain.serving.generate import GeneratedAnswer, answer, room_for
 from abstain.serving.predictor import Decision
-from abstain.serving.state_files import take_file
 
-Retrieve = Callable[[str, Sequence[str], int], Sequence[Context]]
-"""The chunks nearest to a question that a user with these entitlements may read, at most so many, best first."""
 Tell = Callable[[str], None]
 """Is given more and more of an answer while it is written."""
 CALLERS = frozenset(
@@ -51,18 +44,8 @@ CALLERS = frozenset(
     }
 )
 """What a caller can do something about is an error; whatever else goes wrong makes the decision `unavailable`."""
-REGISTERED = ("question", "user", "product")
-"""What a request takes from what was registered for its call, beside contexts."""
 T = TypeVar("T")
 _log = logging.getLogger("abstain.serve")
-
-
-@dataclass(frozen=True)
-class RawStates:
-    """States that came as the body of a request: a safetensors file, and what it does not say itself."""
-
-    content: bytes
-    described: StatesDescribed
 
 
 @dataclass
@@ -73,14 +56,6 @@ class _InHand:
     given: str | None = None
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A decision, and the seconds that its log took."""
-
-    decision: Decision
-    log_s: float
-
-
 class GateService:
     """Decisions of the live version, logged and counted."""
 
@@ -89,7 +64,8 @@ class GateService:
     ) -> None:
         self.live, self.log, self.settings = live, log, settings
         self.metrics = Metrics()
-        self._retrieve = retrieve
+        self.gatherer = Gatherer(log, settings, retrieve)
+        self._recorder = Recorder(log, self.metrics)
         self._batcher = Batcher(settings.batch, settings.waiting)
         self._familiarity: tuple[Live, SelfFamiliarity] | None = None
         self._started: set[asyncio.Task[Any]] = set()
@@ -130,50 +106,28 @@ class GateService:
         """
         began = time.perf_counter()
         key = asked.interaction_id or new_id()
-        self.require_texts(asked, has_body=body is not None)
+        self.gatherer.require_texts(asked, has_body=body is not None)
         of = _InHand()
 
         async def judged(live: Live | None) -> Decision | None:
             nonlocal asked
-            asked = await self._with_registered(asked)
-            of.row = await self._row(key, asked)
+            asked = await self.gatherer.with_registered(asked)
+            of.row = await self.gatherer.row(key, asked)
             if live is None:
-                await self._discard(asked)
+                await self.gatherer.discard(asked)
                 return None
-            about = await self._asked(live.gate, key, of.row, asked, body)
-            of.given = _digest(about, asked)
+            if asked.states and asked.states.path:
+                self._batcher.require_room()  # else the file would be gone when the caller asks again
+            about = await self.gatherer.checked(live.gate, key, of.row, asked, body)
+            of.given = digest_of(about, asked)
             found = live.gate.decide_unread(about)
             if isinstance(found, Decision):
-                return self._told_why(found, asked, of.row)
+                return self.gatherer.told_why(found, asked, of.row)
             return await self._batcher.run(("gate", live), live.gate.decide_all, about)
 
         within = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         decision = await self._decided(key, judged, within)
-        return await self._log_and_count(decision, of.row, asked, source, began, trace, of.given)
-
-    def _told_why(self, decision: Decision, asked: GateRequest, row: Interaction | None) -> Decision:
-        """`decision`, whose reason says why there is no context although the request named where to find some."""
-        if row is None or row.contexts or asked.no_context or decision.reason is None:
-            return decision
-        why = []
-        if asked.call_id is not None:
-            why.append("nothing is registered for this call_id, or no more")
-        if asked.entitlements is not None and self._retrieve is None:
-            why.append("entitlements need a server that was started with --retrieve")
-        return replace(decision, reason="; ".join([decision.reason, *why]))
-
-    def require_texts(self, asked: GateRequest, has_body: bool = False) -> None:
-        """Raise `AbstainError` for a request that cannot be decided about, as far as it says so itself."""
-        of_engine = has_body or asked.states is not None or asked.response is not None
-        has_question = asked.question is not None or asked.call_id is not None
-        texts = (asked.question, asked.answer, asked.contexts or None)
-        if of_engine and all(text is None for text in texts):
-            return
-        if asked.answer is None or not has_question:
-            absent = "question" if not has_question else "answer"
-            rest = "; of states without texts, leave all texts out" if of_engine else ", or states"
-            raise AbstainError(Code.INVALID_ROW, f"{absent}: missing: give question, contexts and answer{rest}")
-        self._limit(asked.question or "", asked.answer, as_contexts(asked.contexts or ()))
+        return await self._recorder.record(decision, of.row, asked, source, began, trace, of.given)
 
     async def undecided(self, asked: GateRequest, error: AbstainError, source: str) -> Decision:
         """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
@@ -186,11 +140,11 @@ class GateService:
         decision = self._unavailable(self.live.now, key, error.coded)
         decision = replace(decision, show=decision.show and not used)
         try:
-            return (await self._log_and_count(decision, None, asked, source, began, None)).decision
+            return (await self._recorder.record(decision, None, asked, source, began, None)).decision
         except AbstainError as failure:  # what is not in the log is not shown
             _log.warning("a decision of %s is not in the log: %s", source, failure.coded)
             decision = replace(decision, show=False)
-            self._count(decision, source, began)
+            self._recorder.count(decision, source, began)
             return decision
 
     async def answer(
@@ -203,7 +157,7 @@ class GateService:
         began = time.perf_counter()
         key = asked.interaction_id or new_id()
         question = Question(interaction_id=key, question=asked.question, contexts=as_contexts(asked.contexts))
-        self._limit(question.question, "", question.contexts)
+        self.gatherer.limit(question.question, "", question.contexts)
         ask, text, model = asked.ask, "", UNKNOWN_WRITER
 
         async def decided(live: Live | None) -> Decision | None:
@@ -223,7 +177,7 @@ class GateService:
         if text:
             more = {name: getattr(asked, name) for name in ("product", "line_of_business", "group")}
             row = Interaction(**question.__dict__, answer=text, asked_at=datetime.now(UTC), model=model, **more)
-        return text, await self._log_and_count(decision, row, asked, "answer", began, trace)
+        return text, await self._recorder.record(decision, row, asked, "answer", began, trace)
 
     async def explain(self, row: Interaction, no_context: bool = False) -> Explanation:
         """The decision about an answer that somebody tries, with its parts: neither logged nor counted.
@@ -231,7 +185,7 @@ class GateService:
         Raises `AbstainError` for texts that are too long, where nothing is live, and where there is no decision in
         time.
         """
-        self._limit(row.question, row.answer, row.contexts)
+        self.gatherer.limit(row.question, row.answer, row.contexts)
         live = self._require_live()
         run = partial(_explain_all, live.gate)
         return await _within(self.settings.timeout_s, self._batcher.run(("explain", live), run, (row, no_context)))
@@ -262,13 +216,9 @@ class GateService:
 
     async def register(self, given: ContextsRequest) -> None:
         """Remember what an answer will rest on. Raises `AbstainError` where the log cannot be written."""
-        self._limit(given.question or "", "", as_contexts(given.contexts))
+        self.gatherer.limit(given.question or "", "", as_contexts(given.contexts))
         content = CallContent(question=given.question, contexts=given.contexts, user=given.user, product=given.product)
         await asyncio.wrap_future(self.log.remember(given.call_id, content, given.ttl_s))
-
-    async def registered(self, call_id: str) -> CallContent | None:
-        """What was registered for a call and is not forgotten yet; None where nothing is."""
-        return await asyncio.to_thread(self.log.recall, call_id)
 
     async def familiarity(self, instruction: str) -> tuple[Familiarity, float | None]:
         """How familiar the live version's base model is with an instruction, and h where it is known already.
@@ -290,78 +240,6 @@ class GateService:
         if live is None:
             raise AbstainError(Code.NO_VERSION, self.live.trouble or "nothing is live")
         return live
-
-    async def _question_and_contexts(self, asked: GateRequest) -> tuple[str | None, tuple[Context, ...]]:
-        if asked.contexts is not None or asked.no_context:
-            return asked.question, as_contexts(asked.contexts or ())
-        if asked.question and asked.entitlements is not None and self._retrieve is not None:
-            wanted, k = asked.entitlements, self.settings.retrieve_k
-            return asked.question, tuple(await asyncio.to_thread(self._retrieve, asked.question, wanted, k))
-        return asked.question, ()
-
-    async def _with_registered(self, asked: GateRequest) -> GateRequest:
-        """`asked`, and what was registered for its call, where it does not say so itself."""
-        known = await self.registered(asked.call_id) if asked.call_id else None
-        if known is None:
-            return asked
-        more: dict[str, Any] = {name: getattr(asked, name) or getattr(known, name) for name in REGISTERED}
-        if asked.contexts is None and not asked.no_context:
-            more["contexts"] = known.contexts or None
-        return asked.model_copy(update=more)
-
-    async def _row(self, key: str, asked: GateRequest) -> Interaction | None:
-        """The texts of a request; None where it has states or log-probabilities alone."""
-        if asked.answer is None:
-            return None
-        question, contexts = await self._question_and_contexts(asked)
-        if question is None:
-            raise AbstainError(
-                Code.INVALID_ROW, "question: missing, and none was registered for this call: give it, or register again"
-            )
-        row = Interaction(
-            interaction_id=key,
-            asked_at=datetime.now(UTC),
-            question=question,
-            answer=asked.answer,
-            contexts=contexts,
-            model=asked.model or UNKNOWN_WRITER,
-            product=asked.product,
-            line_of_business=asked.line_of_business,
-            group=asked.group,
-            writer=asked.writer,
-            token_log_probs=asked.token_log_probs,
-        )
-        self._limit(row.question, row.answer, row.contexts)
-        return row
-
-    async def _discard(self, asked: GateRequest) -> None:
-        """Delete the file of states that `asked` names, since nothing will read it."""
-        if asked.states is not None and asked.states.path is not None:
-            most, folder = self.settings.states_limit, self.settings.states_folder
-            with suppress(AbstainError):
-                await asyncio.to_thread(take_file, asked.states.path, folder, most)
-
-    async def _asked(
-        self, gate: Gate, key: str, row: Interaction | None, asked: GateRequest, body: RawStates | None
-    ) -> AskedAnswer:
-        """What was given, checked. A file, and texts to compare with, are read beside the event loop."""
-
-        def read() -> AskedAnswer:
-            states = log_probs = None
-            tokens = gate.tokens(row) if row and (body or asked.states) else None
-            if body is not None:
-                states = states_in(body.content, body.described, gate.spec, tokens)
-            elif asked.states is not None:
-                folder, most = self.settings.states_folder, self.settings.states_limit
-                states = read_states(asked.states, gate.spec, folder, most, tokens)
-            if asked.response is not None:
-                log_probs = gate.log_probs(asked.response, row)
-            return AskedAnswer(key, row, asked.no_context, states, log_probs)
-
-        if asked.states and asked.states.path:
-            self._batcher.require_room()  # else the file would be gone when the caller asks again
-        waits = row is not None and (body or asked.states or asked.response)
-        return await asyncio.to_thread(read) if waits or (asked.states and asked.states.path) else read()
 
     async def _decided(
         self, key: str, decide: Callable[[Live | None], Awaitable[Decision | None]], timeout_s: float
@@ -387,81 +265,6 @@ class GateService:
         show = self.settings.on_unavailable == "show"
         return replace(live.gate.predictor.unavailable_because(key, reason), show=show)
 
-    async def _log_and_count(
-        self,
-        decision: Decision,
-        row: Interaction | None,
-        asked: AskedAbout,
-        source: str,
-        began: float,
-        trace: TraceContext | None,
-        given_sha256: str | None = None,
-    ) -> Timed:
-        code = found.code if decision.reason and (found := parse_coded(decision.reason)) else None
-        before_log = time.perf_counter()
-        logged = LoggedDecision(
-            interaction_id=decision.interaction_id,
-            decided_at=datetime.now(UTC),
-            decision=decision.decision,
-            shown=decision.show,
-            code=code,
-            reason=decision.reason,
-            confidence=decision.confidence,
-            probability=decision.probability,
-            threshold=decision.threshold,
-            version=decision.version or None,
-            scorer="+".join(decision.signals) or None,
-            forward_tokens=decision.forward_tokens,
-            took_ms=1000 * (before_log - began),
-            source=source,
-            product=asked.product,
-            user=asked.user,
-            interaction=row,
-            given_sha256=given_sha256,
-        )
-        outcome = await asyncio.wrap_future(self.log.record(logged))
-        log_s = time.perf_counter() - before_log
-        if outcome == "known":
-            return Timed(await self._as_before(decision), log_s)
-        self._count(decision, source, began)
-        emit(decision, source, trace)
-        return Timed(decision, log_s)
-
-    async def _as_before(self, decision: Decision) -> Decision:
-        """The decision that the log has for a request that came again, whatever would be decided now."""
-        found = await asyncio.to_thread(self.log.find, decision.interaction_id)
-        if found is None:  # it was there a moment ago
-            return replace(decision, show=False)
-        before = found.decision
-        same = before.version == decision.version and before.confidence == decision.confidence
-        return replace(
-            decision if same else replace(decision, probability_low=None, probability_high=None, feature_spec=None),
-            decision=before.decision,
-            show=before.shown,
-            confidence=before.confidence,
-            probability=before.probability,
-            threshold=before.threshold,
-            version=before.version or "",
-            signals=tuple((before.scorer or "").split("+")) if before.scorer else (),
-            forward_tokens=before.forward_tokens,
-            reason=before.reason,
-        )
-
-    def _count(self, decision: Decision, source: str, began: float) -> None:
-        found = parse_coded(decision.reason) if decision.reason else None
-        shown, code = "yes" if decision.show else "no", str(found.code) if found else ""
-        self.metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
-        self.metrics.seconds.labels(source).observe(time.perf_counter() - began)
-        self.metrics.tokens.inc(decision.forward_tokens)
-
-    def _limit(self, question: str, answer: str, contexts: Sequence[Context]) -> None:
-        length = len(question) + len(answer) + sum(len(one.text) + len(one.chunk_id) for one in contexts)
-        if length > self.settings.text_limit:
-            raise AbstainError(
-                Code.TOO_LARGE,
-                f"the texts have {length:,} characters, {self.settings.text_limit:,} are allowed: retrieve less",
-            )
-
     def count_waiting(self) -> None:
         """Bring the figures up to date that are read, not counted."""
         self.metrics.waiting.set(len(self._batcher))
@@ -478,15 +281,6 @@ async def _within(seconds: float, work: Awaitable[T]) -> T:
         return await asyncio.wait_for(work, seconds)
     except TimeoutError:
         raise AbstainError(Code.BUSY, f"there was no result within {seconds:g} s: ask again later") from None
-
-
-def _digest(about: AskedAnswer, asked: GateRequest) -> str | None:
-    """The SHA-256 (hex) of what was given beside texts; None where nothing was."""
-    if about.states is None and asked.response is None:
-        return None
-    states = b"" if about.states is None else about.states.numpy().tobytes()
-    response = json.dumps(asked.response, sort_keys=True).encode()
-    return hashlib.sha256(states + response).hexdigest()
 
 
 def _explain_all(gate: Gate, jobs: Sequence[tuple[Interaction, bool]]) -> list[Explanation]:

@@ -76,7 +76,7 @@ async def register(service: GateService, found: Found) -> None:
     """
     if found.call_id is None:
         return
-    known = await service.registered(found.call_id) or CallContent()
+    known = await service.gatherer.registered(found.call_id) or CallContent()
     given = {
         "call_id": found.call_id,
         "question": known.question or found.question,
@@ -108,7 +108,7 @@ async def decide(
     """
     try:
         found = finder.find(request)
-        known = await service.registered(found.call_id) if found.call_id and found.question else None
+        known = await service.gatherer.registered(found.call_id) if found.call_id and found.question else None
     except AbstainError as error:
         return [await service.undecided(GateRequest(), error, source) for _ in answers]
 

@@ -1,0 +1,101 @@
+"""What happens to a decision before it is answered: it is logged, counted, and told as an event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from opentelemetry.context import Context as TraceContext
+
+from abstain.core.contracts import Interaction
+from abstain.core.errors import parse_coded
+from abstain.data.decision_log.decisions import LoggedDecision
+from abstain.data.decision_log.log import DecisionLog
+from abstain.serving.api.metrics import Metrics
+from abstain.serving.api.schemas import AskedAbout
+from abstain.serving.api.telemetry import emit
+from abstain.serving.predictor import Decision
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A decision, and the seconds that its log took."""
+
+    decision: Decision
+    log_s: float
+
+
+class Recorder:
+    """Records decisions in `log` and `metrics`."""
+
+    def __init__(self, log: DecisionLog, metrics: Metrics) -> None:
+        self._log, self._metrics = log, metrics
+
+    async def record(
+        self,
+        decision: Decision,
+        row: Interaction | None,
+        asked: AskedAbout,
+        source: str,
+        began: float,
+        trace: TraceContext | None,
+        given_sha256: str | None = None,
+    ) -> Timed:
+        code = found.code if decision.reason and (found := parse_coded(decision.reason)) else None
+        before_log = time.perf_counter()
+        logged = LoggedDecision(
+            interaction_id=decision.interaction_id,
+            decided_at=datetime.now(UTC),
+            decision=decision.decision,
+            shown=decision.show,
+            code=code,
+            reason=decision.reason,
+            confidence=decision.confidence,
+            probability=decision.probability,
+            threshold=decision.threshold,
+            version=decision.version or None,
+            scorer="+".join(decision.signals) or None,
+            forward_tokens=decision.forward_tokens,
+            took_ms=1000 * (before_log - began),
+            source=source,
+            product=asked.product,
+            user=asked.user,
+            interaction=row,
+            given_sha256=given_sha256,
+        )
+        outcome = await asyncio.wrap_future(self._log.record(logged))
+        log_s = time.perf_counter() - before_log
+        if outcome == "known":
+            return Timed(await self._as_before(decision), log_s)
+        self.count(decision, source, began)
+        emit(decision, source, trace)
+        return Timed(decision, log_s)
+
+    async def _as_before(self, decision: Decision) -> Decision:
+        """The decision that the log has for a request that came again, whatever would be decided now."""
+        found = await asyncio.to_thread(self._log.find, decision.interaction_id)
+        if found is None:  # it was there a moment ago
+            return replace(decision, show=False)
+        before = found.decision
+        same = before.version == decision.version and before.confidence == decision.confidence
+        return replace(
+            decision if same else replace(decision, probability_low=None, probability_high=None, feature_spec=None),
+            decision=before.decision,
+            show=before.shown,
+            confidence=before.confidence,
+            probability=before.probability,
+            threshold=before.threshold,
+            version=before.version or "",
+            signals=tuple((before.scorer or "").split("+")) if before.scorer else (),
+            forward_tokens=before.forward_tokens,
+            reason=before.reason,
+        )
+
+    def count(self, decision: Decision, source: str, began: float) -> None:
+        found = parse_coded(decision.reason) if decision.reason else None
+        shown, code = "yes" if decision.show else "no", str(found.code) if found else ""
+        self._metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
+        self._metrics.seconds.labels(source).observe(time.perf_counter() - began)
+        self._metrics.tokens.inc(decision.forward_tokens)
