@@ -313,11 +313,23 @@ def test_figures_over_time_are_those_of_the_rows(tmp_path_factory: pytest.TempPa
         own = sorted(took for minute, _, took in rows if minute // 15 == quarter)
         kinds = [kind for minute, kind, _ in rows if minute // 15 == quarter]
         if own:
-            counts = tuple(map(kinds.count, ("show", "abstain", "unavailable")))
-            p50, p99 = (own[-(-len(own) * percent // 100) - 1] for percent in (50, 99))
+            counts = (*map(kinds.count, ("show", "abstain", "unavailable")), len(kinds))
+            p50, p99 = (rounded(own[-(-len(own) * percent // 100) - 1]) for percent in (50, 99))
             expected.append((AT + quarter * timedelta(minutes=15), *counts, p50, p99))
-    found = [(one.start, one.show, one.abstain, one.unavailable, one.p50_ms, one.p99_ms) for one in steps]
+    found = [(one.start, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms) for one in steps]
     assert found == expected
+
+
+def rounded(took_ms: float) -> Any:
+    """To 0.1 ms below 100, to 1 below 1,000, else to 10."""
+    return pytest.approx(took_ms, abs=0.0501 if took_ms < 100 else 0.501 if took_ms < 1000 else 5.01)
+
+
+def test_figures_tell_how_many_were_shown_without_a_decision(log: DecisionLog) -> None:
+    for at, shown in enumerate((True, True, False)):
+        log.record(decision(f"i-{at}", shown, decision="unavailable")).result()
+    (step,) = log.over_time(AT, AT + timedelta(hours=1), timedelta(hours=1))
+    assert (step.show, step.unavailable, step.shown) == (0, 3, 2)
 
 
 def test_reviews_of_what_a_version_showed_are_found(log: DecisionLog) -> None:

@@ -15,9 +15,9 @@ FIRST = datetime(2026, 11, 12, tzinfo=UTC)
 
 
 def days(*figures: tuple[int, int, int, float | None]) -> list[Day]:
-    """Days of so many decisions of each kind; the last figure is the p99, twice the p50."""
+    """Days of so many decisions of each kind, as many answers shown as decided so; then the p99, twice the p50."""
     return [
-        Day(FIRST + timedelta(days=at), show, abstain, unavailable, slow and slow / 2, slow)
+        Day(FIRST + timedelta(days=at), show, abstain, unavailable, show, slow and slow / 2, slow)
         for at, (show, abstain, unavailable, slow) in enumerate(figures)
     ]
 
@@ -44,6 +44,11 @@ def test_a_line_breaks_where_a_day_has_no_decisions() -> None:
     assert len(found.find_all("circle")) == 5
     heights = [float(dot["cy"]) for dot in found.find_all("circle")]
     assert heights[1] < heights[0] < heights[3] < heights[2], "100, 50, 25 and 0 %"
+
+
+def test_answers_that_were_shown_without_a_decision_count_as_shown() -> None:
+    day = Day(FIRST, show=1, abstain=1, unavailable=2, shown=3)
+    assert "75%" in drawn(coverage_chart([day])).desc.get_text() and day.coverage == 0.75
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import accumulate, groupby
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Row, and_, case, func, literal, select
 
 from abstain.core.contracts import Feedback, Review
 from abstain.data.decision_log.database import LogDatabase
@@ -31,13 +34,17 @@ class FoundDecision:
 
 @dataclass(frozen=True)
 class DecisionsInStep:
-    """The decisions from `start` on, for one step of time: how many of each kind, and the milliseconds that half of
-    them and 99 in 100 took at most (nearest rank)."""
+    """The decisions from `start` on, for one step of time: how many of each kind, how many of the answers were shown,
+    and the milliseconds that half of the decisions and 99 in 100 took at most.
+
+    Counts are exact. The milliseconds are of the nearest rank, rounded: to 0.1 below 100, to 1 below 1,000, else to 10.
+    """
 
     start: datetime
     show: int
     abstain: int
     unavailable: int
+    shown: int
     p50_ms: float
     p99_ms: float
 
@@ -118,25 +125,33 @@ def over_time(database: LogDatabase, since: datetime, until: datetime, step: tim
     first, length = microseconds(since), step // timedelta(microseconds=1)
     if length <= 0:
         raise ValueError(f"a step of {step}: it must be above 0")
-    moment = DECISIONS.c.decided_at
-    at = ((moment - first) // literal(length)).label("at")
-    rank = func.row_number().over(partition_by=at, order_by=DECISIONS.c.took_ms).label("rank")
-    total = func.count().over(partition_by=at).label("total")
-    own = and_(moment >= first, moment < microseconds(until))
-    ranked = select(at, DECISIONS.c.decision, DECISIONS.c.took_ms, rank, total).where(own).subquery()
+    own = DECISIONS.c
+    took = own.took_ms
+    # The database counts, and does not sort a million rows to find two of them.
+    bucket = case(
+        (took < 100, func.round(took * 10) / 10), (took < 1000, func.round(took)), else_=func.round(took / 10) * 10
+    )
+    at = (own.decided_at - first) // literal(length)
+    is_within = and_(own.decided_at >= first, own.decided_at < microseconds(until))
+    each = select(at.label("at"), bucket.label("ms"), own.decision, own.shown).where(is_within).subquery()
 
-    def number(kind: str) -> ColumnElement[int]:
-        return func.count(case((ranked.c.decision == kind, 1))).label(kind)
+    def number(condition: ColumnElement[bool], name: str) -> ColumnElement[int]:
+        return func.count(case((condition, 1))).label(name)
 
-    def percentile(percent: int) -> ColumnElement[float]:
-        # The smallest rank that is at least this share of all, in whole numbers.
-        is_within = ranked.c.rank * 100 >= ranked.c.total * percent
-        return func.min(case((is_within, ranked.c.took_ms))).label(f"p{percent}")
-
-    rows = select(ranked.c.at, *map(number, DECISION_KINDS), percentile(50), percentile(99))
+    kinds = (number(each.c.decision == kind, kind) for kind in DECISION_KINDS)
+    rows = select(each.c.at, each.c.ms, func.count().label("total"), *kinds, number(each.c.shown, "shown"))
     with database.reading() as connection:
-        found = connection.execute(rows.group_by(ranked.c.at).order_by(ranked.c.at)).all()
-    return [
-        DecisionsInStep(moment_of(first + row.at * length), row.show, row.abstain, row.unavailable, row.p50, row.p99)
-        for row in found
-    ]
+        found = connection.execute(rows.group_by(each.c.at, each.c.ms).order_by(each.c.at, each.c.ms)).all()
+    return [_step(moment_of(first + at * length), list(own)) for at, own in groupby(found, lambda row: row.at)]
+
+
+def _step(start: datetime, buckets: Sequence[Row[Any]]) -> DecisionsInStep:
+    """One step of its buckets, by rising milliseconds."""
+    totals = {name: sum(getattr(one, name) for one in buckets) for name in (*DECISION_KINDS, "shown")}
+    counts = list(accumulate(one.total for one in buckets))
+
+    def percentile(percent: int) -> float:
+        # The bucket of the smallest rank that is at least this share of all, in whole numbers.
+        return float(buckets[bisect_left(counts, -(-counts[-1] * percent // 100))].ms)
+
+    return DecisionsInStep(start, **totals, p50_ms=percentile(50), p99_ms=percentile(99))

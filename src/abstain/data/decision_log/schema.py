@@ -43,7 +43,7 @@ DECISIONS = Table(
     _TABLES,
     Column("seq", _NUMBER, primary_key=True, autoincrement=True),
     Column("interaction_id", Text, nullable=False, unique=True),
-    Column("decided_at", BigInteger, nullable=False, index=True),
+    Column("decided_at", BigInteger, nullable=False),
     Column("decision", String, nullable=False),
     Column("shown", Boolean, nullable=False),
     Column("code", Text),
@@ -64,6 +64,7 @@ DECISIONS = Table(
     Column("content", Text),
     Column("digest", String),
     Index("decision_log_withheld", "shown", "seq"),
+    Index("decision_log_figures", "decided_at", "decision", "shown", "took_ms"),  # they are read without the texts
     sqlite_autoincrement=True,
 )
 

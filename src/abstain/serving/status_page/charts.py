@@ -5,7 +5,7 @@ Each has a title and a description for who does not see it; the table below them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
@@ -38,7 +38,7 @@ def decisions_chart(days: Sequence[Day]) -> Markup:
 def coverage_chart(days: Sequence[Day]) -> Markup:
     """The share of answers shown, by day."""
     decided = sum(day.total for day in days)
-    shown = sum(day.show for day in days)
+    shown = sum(day.shown for day in days)
     said = f"In {len(days)} days {shown / decided:.0%} of {decided:,} answers." if decided else "No decisions."
     line = _line("show", [day.coverage for day in days], days, 1.0)
     return _chart("coverage", "Coverage: share of answers shown", said, days, 1.0, "100 %", line)
@@ -117,6 +117,3 @@ def _rounded_up(value: float) -> float:
             if value <= step * size:
                 return step * size
         size *= 10
-
-
-CHARTS: tuple[Callable[[Sequence[Day]], Markup], ...] = (decisions_chart, coverage_chart, latency_chart)

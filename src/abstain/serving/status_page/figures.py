@@ -19,13 +19,14 @@ FEW = 30
 
 @dataclass(frozen=True)
 class Day:
-    """The decisions of one day (UTC), and the milliseconds that half of them and 99 in 100 took at most; None where
-    there were none."""
+    """The decisions of one day (UTC), how many of the answers were shown, and the milliseconds that half of the
+    decisions and 99 in 100 took at most; None where there were none."""
 
     date: datetime
     show: int = 0
     abstain: int = 0
     unavailable: int = 0
+    shown: int = 0
     p50_ms: float | None = None
     p99_ms: float | None = None
 
@@ -35,8 +36,8 @@ class Day:
 
     @property
     def coverage(self) -> float | None:
-        """The share of answers that were decided to be shown."""
-        return self.show / self.total if self.total else None
+        """The share of answers that were shown: of those without a decision, as `on_unavailable` says."""
+        return self.shown / self.total if self.total else None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def days(log: DecisionLog, now: datetime) -> list[Day]:
     first, step = today - timedelta(days=DAYS - 1), timedelta(days=1)
     found = {one.start: one for one in log.over_time(first, today + step, step)}
     return [
-        Day(at, one.show, one.abstain, one.unavailable, one.p50_ms, one.p99_ms) if (one := found.get(at)) else Day(at)
+        Day(at, one.show, one.abstain, one.unavailable, one.shown, one.p50_ms, one.p99_ms)
+        if (one := found.get(at))
+        else Day(at)
         for at in (first + number * step for number in range(DAYS))
     ]
 

@@ -16,7 +16,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,12 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import plain
 from abstain.serving.api.keys import Keys, Role
-from abstain.serving.api.live_gate import Live
 from abstain.serving.api.problems import LONGEST, STATUS, Problem
 from abstain.serving.api.schemas import FeedbackRequest
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import interaction
 from abstain.serving.status_page.charts import coverage_chart, decisions_chart, latency_chart
-from abstain.serving.status_page.figures import days, reviewed_of
+from abstain.serving.status_page.kept_figures import KeptFigures
 from abstain.serving.status_page.sessions import HOURS, Sessions, Visitor
 
 COOKIE, LOGIN_COOKIE = "abstain-gate", "abstain-gate-login"
@@ -79,7 +78,8 @@ def make_routes(service: GateService, keys: Keys, labels: LabelParams) -> APIRou
 
 class _Page:
     def __init__(self, service: GateService, sessions: Sessions, labels: LabelParams) -> None:
-        self._service, self._sessions, self._labels = service, sessions, labels
+        self._service, self._sessions = service, sessions
+        self._figures = KeptFigures(service.log, labels)
 
     async def status(self, request: Request) -> Response:
         """What is live, how it does, what it withheld, and the form to try an answer."""
@@ -87,7 +87,9 @@ class _Page:
         live, trouble = self._service.live.now, self._service.live.trouble
         told: dict[str, Any] = {"log_trouble": None}
         try:
-            told |= await asyncio.to_thread(self._of_log, live, visitor)
+            figures = await self._figures.of(live.release if live else None)
+            told |= {"days": figures.days, "charts": _charts(figures.days), "reviewed": figures.reviewed}
+            told |= await asyncio.to_thread(self._withheld, visitor)
         except AbstainError as error:
             told |= {"log_trouble": error.coded, "reviewed": None, "withheld": []}
         predictor = live.gate.predictor if live else None
@@ -101,17 +103,14 @@ class _Page:
         }
         return self._render("status.html", visitor, told)
 
-    def _of_log(self, live: Live | None, visitor: Visitor) -> dict[str, Any]:
-        """What the log says on the page. Raises `AbstainError` where it cannot be read."""
-        log, by_day = self._service.log, days(self._service.log, datetime.now(UTC))
+    def _withheld(self, visitor: Visitor) -> dict[str, Any]:
+        """The newest withheld answers, if `visitor` may see them.
+
+        Raises `AbstainError` where the log cannot be read.
+        """
+        log = self._service.log
         withheld = log.newest_withheld(LISTED) if visitor.may("withheld") else []
-        return {
-            "days": by_day,
-            "charts": _charts(by_day),
-            "reviewed": reviewed_of(log, live.release, self._labels) if live else None,
-            "withheld": withheld,
-            "is_reviewed": log.reviewed([one.interaction_id for one in withheld]),
-        }
+        return {"withheld": withheld, "is_reviewed": log.reviewed([one.interaction_id for one in withheld])}
 
     async def withheld(self, request: Request, interaction_id: str) -> Response:
         """One withheld answer, with the form to review it."""
