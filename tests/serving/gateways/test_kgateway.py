@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +120,10 @@ def test_the_webhook_is_at_the_root_where_a_gateway_knows_no_path(
     client = connect(make_worker(kgateway_prefix=""))
     assert client.post("/request", json=recorded("kgateway_request"), headers=CALL).status_code == 200
     assert client.post("/response", json=choices("Yes."), headers=CALL).status_code == 200
+
+
+def test_half_a_surrogate_pair_beside_the_text_is_no_error(make_worker: Worker, connect: Connect) -> None:
+    client = connect(make_worker())
+    content = json.dumps({"body": {"choices": [{**choices("Yes.")["body"]["choices"][0], "id": "\ud800"}]}})
+    sent = client.post(f"{PREFIX}/response", content=content, headers={**CALL, "content-type": "application/json"})
+    assert sent.status_code == 200 and sent.json()["action"]["body"]["choices"][0]["message"]["content"] == WITHHELD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ PORTKEY_WAITS_S = 3.0
 
 
 def verdict(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
-    sent = client.post(PATH, json=body)
+    sent = client.post(PATH, content=json.dumps(body), headers={"content-type": "application/json"})
     assert sent.status_code == 200, sent.text
     found: dict[str, Any] = sent.json()
     return found
@@ -114,6 +115,71 @@ def test_a_completion_is_decided_about_as_a_chat_is(
     found = verdict(client, body)
     assert found["verdict"] is False
     assert found["transformedData"]["response"]["json"]["choices"][0]["text"] == WITHHELD
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"role": "assistant", "content": {"text": "For ever."}}},
+        {"message": {"role": "assistant", "content": [{"type": "output", "value": "For ever."}]}},
+        {"message": {"role": "assistant", "parts": "For ever."}},
+        {"message": {"role": "assistant", "content": {"text": "For ever."}, "tool_calls": [{"id": "t"}]}},
+        {"message": "For ever."},
+        {"delta": {"content": "For ever."}},
+        "For ever.",
+    ],
+)
+def test_a_choice_that_cannot_be_read_is_no_pass(
+    make_worker: Worker, connect: Connect, recorded: Recorded, choice: Any
+) -> None:
+    worker = make_worker()
+    body = after(recorded, None, None)
+    body["response"]["json"]["choices"][1] = choice
+    body["response"]["text"] = "For ever."
+    found = verdict(connect(worker), body)
+    assert found["verdict"] is False and counted(worker) == {"unavailable": 1}
+    assert WITHHELD in str(found["transformedData"]["response"]["json"]["choices"][1])
+
+
+@pytest.mark.parametrize("message", [{"content": ""}, {"content": []}, {"tool_calls": [{"id": "t"}]}])
+def test_a_choice_without_an_answer_passes(
+    make_worker: Worker, connect: Connect, recorded: Recorded, message: dict[str, Any]
+) -> None:
+    worker = make_worker()
+    body = after(recorded, None)
+    body["response"]["json"]["choices"][0]["message"] = {"role": "assistant", **message}
+    assert verdict(connect(worker), body)["verdict"] is True and counted(worker) == {}
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_pass(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+) -> None:
+    body = after(recorded, answers[1] + "\ud800")
+    body["response"]["json"]["id"] = "\udfff"
+    found = verdict(connect(make_worker()), body)
+    assert found["verdict"] is False and found["transformedData"]["response"]["text"] == WITHHELD
+
+
+def test_an_error_of_the_gate_is_no_pass(
+    make_worker: Worker,
+    connect: Connect,
+    recorded: Recorded,
+    answers: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = make_worker()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    client = connect(worker)
+    monkeypatch.setattr(worker, "decide", fail)
+    assert verdict(client, after(recorded, answers[0]))["verdict"] is False
+    assert counted(worker) == {"unavailable": 1} and "a defect" in caplog.text
+    for of, broken in ((worker, "undecided"), (worker.gatherer, "registered")):
+        monkeypatch.setattr(of, broken, fail)
+        assert verdict(client, after(recorded, answers[0]))["verdict"] is False
 
 
 def test_a_call_of_tools_passes(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:

@@ -10,6 +10,8 @@ is `unavailable`.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +27,10 @@ from abstain.data.decision_log.calls import CallContent
 from abstain.ingest.exports.expressions import Expression
 from abstain.serving.api.schemas import ContextsRequest, GateRequest
 from abstain.serving.api.service import GateService
+from abstain.serving.gate import new_id, no_version
 from abstain.serving.predictor import Decision
 
+_log = logging.getLogger("abstain.serve")
 REMEMBERED_S = 1800.0
 """How long a question waits for its answer."""
 TEXT_KEYS = ("text", "content", "page_content")
@@ -109,8 +113,8 @@ async def decide(
     try:
         found = finder.find(request)
         known = await service.gatherer.registered(found.call_id) if found.call_id and found.question else None
-    except AbstainError as error:
-        return [await service.undecided(GateRequest(), error, source) for _ in answers]
+    except Exception as error:  # whatever it is, the gateway would show the answers
+        return [await _undecided(service, GateRequest(), error, source) for _ in answers]
 
     question = (known.question if known else None) or found.question
 
@@ -122,15 +126,33 @@ async def decide(
                 GateRequest, {**found.__dict__, "question": question, "interaction_id": key, "answer": answer}
             )
             return (await service.decide(asked, source, timeout_s=timeout_s)).decision
-        except AbstainError as error:
-            return await service.undecided(asked, error, source)
+        except Exception as error:
+            return await _undecided(service, asked, error, source)
 
     return list(await asyncio.gather(*(one(at, answer) for at, answer in enumerate(answers))))
+
+
+async def _undecided(service: GateService, asked: GateRequest, error: Exception, source: str) -> Decision:
+    """`unavailable`; what is no error that a caller can mend is said in the log of the server alone."""
+    failed = AbstainError(Code.NO_SERVICE, "the decision has failed: see the server's log")
+    if not isinstance(error, AbstainError):
+        _log.error("%s: a decision has failed", source, exc_info=error)
+        error = failed
+    try:
+        return await service.undecided(asked, error, source)
+    except Exception:
+        _log.exception("%s: a decision that has failed cannot be logged", source)
+        return no_version(new_id(), "abstain", failed.coded)
 
 
 def with_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:
     """`body`, and the request's headers at `headers`, for the paths; the key is not among them."""
     return {**body, "headers": {name: value for name, value in request.headers.items() if name != "authorization"}}
+
+
+def as_json(value: Any) -> Any:
+    """A copy of `value` that can be sent: half a surrogate pair, which is no character, becomes a question mark."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def text_of(value: Any) -> str | None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import Finder, decide, register, with_headers
+from abstain.serving.gateways.found import Finder, as_json, decide, register, with_headers
 
 SOURCE = "kgateway"
 REFUSED = 403
@@ -115,10 +115,11 @@ def kgateway_routes(service: GateService, asker: Callable[..., Any]) -> APIRoute
             _with_text(choice, text if at in decisions and not decisions[at].show else choice.message.content or "")
             for at, choice in enumerate(choices)
         ]
-        return ResponseResponse(action=MaskAction(body=ChoicesBody(choices=masked), reason=reason))
+        body = ChoicesBody.model_validate(as_json({"choices": masked}))
+        return ResponseResponse(action=MaskAction(body=body, reason=reason))
 
     return routes
 
 
-def _with_text(choice: Choice, text: str) -> Choice:
-    return choice.model_copy(update={"message": choice.message.model_copy(update={"content": text})})
+def _with_text(choice: Choice, text: str) -> dict[str, Any]:
+    return {**choice.model_dump(), "message": {**choice.message.model_dump(), "content": text}}

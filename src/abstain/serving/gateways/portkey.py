@@ -7,7 +7,6 @@ that the answer to it has to be in time.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from fastapi import APIRouter, Body, Depends, Request
 from pydantic import BaseModel
 
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import Finder, decide, text_of, with_headers
+from abstain.serving.gateways.found import Finder, as_json, decide, text_of, with_headers
 
 SOURCE = "portkey"
 GRACE_S = 0.5
@@ -65,23 +64,38 @@ def portkey_routes(service: GateService, asker: Callable[..., Any]) -> APIRouter
 
 
 def _answers(response: Mapping[str, Any]) -> dict[int, str]:
-    """The text of each choice that has one, by its place; of a response without choices, its text.
+    """The text of each choice that has an answer, by its place; of a response without choices, its text.
 
-    A response that holds neither is an answer that cannot be read, so that it is not taken for a good one.
+    What holds neither is an answer that cannot be read, so that it is not taken for a good one: it counts as blank.
     """
     choices = _choices(response)
     if not choices:
         return {0: text_of(response.get("text")) or ""}
-    return {at: text for at, choice in enumerate(choices) if (text := text_of(_holder(choice)[1]))}
+    return {at: text for at, choice in enumerate(choices) if (text := _answer(choice)) is not None}
+
+
+def _answer(choice: Any) -> str | None:
+    """The text of a choice, blank where it cannot be read; None of a call of tools, and where its content is empty."""
+    holder, name = _holder(choice)
+    if not isinstance(holder, dict):
+        return ""
+    content = holder.get(name)
+    if content is None or content == [] or (isinstance(content, str) and not content.strip()):
+        return None if name in holder or holder.get("tool_calls") or holder.get("function_call") else ""
+    return text_of(content) or ""
 
 
 def _replaced(response: Mapping[str, Any], withheld: Collection[int], text: str) -> dict[str, Any]:
     """The response with `text` at the places `withheld`: complete, since it takes the place of the one that came."""
-    changed: dict[str, Any] = copy.deepcopy(dict(response))
-    for at, choice in enumerate(_choices(changed)):
-        if at in withheld:
-            holder, _ = _holder(choice)
-            holder["content" if holder is not choice else "text"] = text
+    changed: dict[str, Any] = as_json(response)
+    choices = _choices(changed)
+    for at in withheld:
+        if at < len(choices):
+            holder, name = _holder(choices[at])
+            if isinstance(holder, dict):
+                holder[name] = text
+            else:
+                choices[at] = {"index": at, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     changed["text"] = text
     return changed
 
@@ -89,10 +103,11 @@ def _replaced(response: Mapping[str, Any], withheld: Collection[int], text: str)
 def _choices(response: Mapping[str, Any]) -> list[Any]:
     body = response.get("json")
     choices = body.get("choices") if isinstance(body, dict) else None
-    return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    return choices if isinstance(choices, list) else []
 
 
-def _holder(choice: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """What holds the text of a choice, a message or the choice of a completion itself, and the text."""
-    message = choice.get("message")
-    return (message, message.get("content")) if isinstance(message, dict) else (choice, choice.get("text"))
+def _holder(choice: Any) -> tuple[Any, str]:
+    """What should be an object with the text of a choice, a message or the choice of a completion itself, and where."""
+    if isinstance(choice, dict) and "message" in choice:
+        return choice["message"], "content"
+    return choice, "text"
