@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from abstain.core.codes import Code
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, counted, nearest, registered
@@ -117,6 +118,28 @@ def test_an_id_that_was_used_before_shows_no_other_answer(
     assert verdict(client, answered(recorded, answers[0])) == {"action": "NONE"}
     assert verdict(client, answered(recorded, answers[0])) == {"action": "NONE"}  # the same answer again
     assert verdict(client, answered(recorded, answers[1]))["action"] == "BLOCKED"
+
+
+@pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
+def test_more_answers_than_allowed_are_withheld_by_one_decision(
+    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str], on_unavailable: str
+) -> None:
+    worker = make_worker(on_unavailable=on_unavailable, list_limit=2, litellm_withheld="replace")
+    client = connect(worker)
+    ask(client, recorded, additional_provider_specific_params={"contexts": CONTEXTS})
+    found = verdict(client, answered(recorded, *[answers[0]] * 3))
+    assert found == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD] * 3}
+    assert counted(worker) == {"unavailable": 1}
+    (logged,) = worker.log.newest_withheld(5)
+    assert logged.code == Code.TOO_LARGE
+
+
+def test_a_body_of_wrong_elements_is_refused_by_its_first(
+    make_worker: Worker, connect: Connect, recorded: Recorded
+) -> None:
+    client = connect(make_worker())
+    refused = client.post(PATH, json=recorded("litellm_response", texts=[0] * 5_000))
+    assert refused.status_code == 422 and len(refused.json()["errors"]) == 1
 
 
 def test_a_call_of_tools_has_no_answer_to_withhold(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:

@@ -129,16 +129,19 @@ class GateService:
         decision = await self._decided(key, judged, within)
         return await self._recorder.record(decision, of.row, asked, source, began, trace, of.given)
 
-    async def undecided(self, asked: GateRequest, error: AbstainError, source: str) -> Decision:
+    async def undecided(
+        self, asked: GateRequest, error: AbstainError, source: str, *, may_show: bool = True
+    ) -> Decision:
         """`unavailable`, for an answer that `decide` raised `error` about: logged without texts, if it can be.
 
         An id that was used before does not make another answer one that may be shown: it is withheld, whatever
-        `on_unavailable` says, since its decision is not known. So is one that the log cannot take.
+        `on_unavailable` says, since its decision is not known. So is one that the log cannot take, and any without
+        `may_show`.
         """
         began, used = time.perf_counter(), error.code is Code.FAILED_CHECK
         key = asked.interaction_id if asked.interaction_id and not used else new_id()
         decision = self._unavailable(self.live.now, key, error.coded)
-        decision = replace(decision, show=decision.show and not used)
+        decision = replace(decision, show=decision.show and may_show and not used)
         try:
             return (await self._recorder.record(decision, None, asked, source, began, None)).decision
         except AbstainError as failure:  # what is not in the log is not shown

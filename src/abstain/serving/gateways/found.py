@@ -33,6 +33,8 @@ from abstain.serving.predictor import Decision
 _log = logging.getLogger("abstain.serve")
 REMEMBERED_S = 1800.0
 """How long a question waits for its answer."""
+LISTED = 10_000
+"""The most elements of a list in a gateway's request."""
 TEXT_KEYS = ("text", "content", "page_content")
 """Where an object among the contexts may have its text."""
 
@@ -104,12 +106,18 @@ async def decide(
 ) -> list[Decision]:
     """The decision about each answer, in order; `unavailable`, with the reason, where there is none. Never raises.
 
+    More answers than the settings allow are withheld by one decision, whatever `on_unavailable` says.
+
     Args:
         request: what the gateway sent.
         answers: those to one question, none of them blank.
         source: the gateway's name, for the log.
         named: whether the call's id becomes that of the first answer's interaction, so that feedback can name it.
     """
+    if len(answers) > service.settings.list_limit:
+        excess = f"{len(answers):,} answers in one request, {service.settings.list_limit} are allowed: ask for fewer"
+        error = AbstainError(Code.TOO_LARGE, excess)
+        return [await _undecided(service, GateRequest(), error, source, may_show=False)] * len(answers)
     try:
         found = finder.find(request)
         known = await service.gatherer.registered(found.call_id) if found.call_id and found.question else None
@@ -132,14 +140,16 @@ async def decide(
     return list(await asyncio.gather(*(one(at, answer) for at, answer in enumerate(answers))))
 
 
-async def _undecided(service: GateService, asked: GateRequest, error: Exception, source: str) -> Decision:
+async def _undecided(
+    service: GateService, asked: GateRequest, error: Exception, source: str, *, may_show: bool = True
+) -> Decision:
     """`unavailable`; what is no error that a caller can mend is said in the log of the server alone."""
     failed = AbstainError(Code.NO_SERVICE, "the decision has failed: see the server's log")
     if not isinstance(error, AbstainError):
         _log.error("%s: a decision has failed", source, exc_info=error)
         error = failed
     try:
-        return await service.undecided(asked, error, source)
+        return await service.undecided(asked, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
         return no_version(new_id(), "abstain", failed.coded)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import Finder, as_json, decide, register, with_headers
+from abstain.serving.gateways.found import LISTED, Finder, as_json, decide, register, with_headers
 
 SOURCE = "kgateway"
 REFUSED = 403
@@ -41,11 +41,11 @@ class Choice(BaseModel):
 
 
 class Messages(BaseModel):
-    messages: list[Message] = []
+    messages: Annotated[list[Message], Field(max_length=LISTED, fail_fast=True)] = []
 
 
 class ChoicesBody(BaseModel):
-    choices: list[Choice] = []
+    choices: Annotated[list[Choice], Field(max_length=LISTED, fail_fast=True)] = []
 
 
 class PromptRequest(BaseModel):

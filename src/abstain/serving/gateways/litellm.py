@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from abstain.core.errors import AbstainError
 from abstain.serving.api.service import GateService
-from abstain.serving.gateways.found import Finder, decide, register
+from abstain.serving.gateways.found import LISTED, Finder, decide, register
 
 SOURCE = "litellm"
 NOT_FORWARDED = "[present]"
@@ -29,7 +29,7 @@ class Call(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     input_type: Literal["request", "response"]
-    texts: list[str] | None = None
+    texts: Annotated[list[str], Field(max_length=LISTED, fail_fast=True)] | None = None
 
 
 class GuardrailVerdict(BaseModel):
