@@ -43,7 +43,7 @@ def serve(
     from abstain.serving.api.app import make_app
     from abstain.serving.api.keys import Keys
     from abstain.serving.api.live_gate import LiveGate
-    from abstain.serving.api.server import LOOPBACK_NAMES, listen, require_loopback, run
+    from abstain.serving.api.server import listen, names_of, require_loopback, run
     from abstain.serving.api.service import GateService
     from abstain.serving.api.telemetry import exporting
     from abstain.serving.gate import Gate
@@ -63,7 +63,7 @@ def serve(
     params = load_params(project_root() / paths.PARAMS)
     with exporting(), listen(host, port) as listening, _retriever(retrieve) as chunks:
         service = GateService(live, _open_log(params.privacy), serving, chunks)
-        app = make_app(service, keys, None if keys.required else LOOPBACK_NAMES)
+        app = make_app(service, keys, None if keys.required else names_of(host))
         app.include_router(make_routes(service, keys, params.labels))
         shown = f"[{host}]" if ":" in host else host
         print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)

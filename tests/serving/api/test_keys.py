@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
 from abstain.serving.api.keys import ROLES, Keys, make_key, parse_keys
-from abstain.serving.api.server import LOOPBACK_NAMES, require_loopback
+from abstain.serving.api.server import LOOPBACK_NAMES, names_of, require_loopback
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE
 from tests.serving.api.test_gate_route import ASKED
@@ -107,6 +107,17 @@ def test_a_page_of_another_site_cannot_use_a_server_without_keys(service: GateSe
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": BASE}).status_code == 200
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": "http://evil.example"}).status_code == 403
         assert client.post("/v1/gate", json=ASKED, headers={"Origin": "null"}).status_code == 403
+        assert client.post("/v1/gate", json=ASKED, headers={"Host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("127.0.0.2", "http://127.0.0.2:8700"), ("::1", "http://[::1]:8700"), ("localhost", BASE)]
+)
+def test_a_server_without_keys_answers_at_the_address_that_it_listens_to(
+    service: GateService, host: str, address: str
+) -> None:
+    with TestClient(make_app(service, Keys(), names_of(host)), address) as client:
+        assert client.post("/v1/gate", json=ASKED).status_code == 200
         assert client.post("/v1/gate", json=ASKED, headers={"Host": "evil.example"}).status_code == 400
 
 

@@ -194,7 +194,7 @@ def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService)
             == [True] * 3
         )
         assert page.title() == "Abstain gate: v1.2.0 is live", "no text that people wrote has run"
-        page.goto(f"{address}/withheld/long")
+        page.goto(f"{address}/withheld?id=long")
         check()
         page.goto(f"{address}/")
         page.get_by_role("textbox", name="Question").fill(HEBREW)

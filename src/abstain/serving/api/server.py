@@ -63,6 +63,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def names_of(host: str) -> tuple[str, ...]:
+    """The names in the address of a server without keys that listens to `host`."""
+    shown = f"[{host}]" if ":" in host else host
+    return tuple(dict.fromkeys((*LOOPBACK_NAMES, shown)))
+
+
 def require_loopback(host: str, has_keys: bool) -> None:
     """Raise `AbstainError` for an address of the network without keys: whoever reaches it could ask and review."""
     if not has_keys and not is_loopback(host):

@@ -52,8 +52,7 @@ VERDICTS = {
     "truthful": "it says nothing that the sources do not",
 }
 STATES = {"show": "passed", "abstain": "warned", "unavailable": "failed"}
-Handler = Callable[..., Awaitable[Response]]
-"""Takes the request, and what its path names."""
+Handler = Callable[[Request], Awaitable[Response]]
 _BLANK_LINE = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _NOTHING = {"question": "", "contexts": "", "answer": "", "no_context": ""}
 _FOLDER = Path(__file__).parent
@@ -65,7 +64,7 @@ def make_routes(service: GateService, keys: Keys, labels: LabelParams) -> APIRou
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     handlers: tuple[tuple[str, str, Handler], ...] = (
         ("/", "GET", page.status),
-        ("/withheld/{interaction_id:path}", "GET", page.withheld),
+        ("/withheld", "GET", page.withheld),
         ("/try", "POST", page.try_one),
         ("/review", "POST", page.review),
         ("/login", "POST", page.log_in),
@@ -112,10 +111,10 @@ class _Page:
         withheld = log.newest_withheld(LISTED) if visitor.may("withheld") else []
         return {"withheld": withheld, "is_reviewed": log.reviewed([one.interaction_id for one in withheld])}
 
-    async def withheld(self, request: Request, interaction_id: str) -> Response:
-        """One withheld answer, with the form to review it."""
+    async def withheld(self, request: Request) -> Response:
+        """The withheld answer `id`, with the form to review it. A path could not hold every id, such as `..`."""
         visitor = self.visitor(request, "withheld")
-        found = await asyncio.to_thread(self._service.log.find, interaction_id)
+        found = await asyncio.to_thread(self._service.log.find, request.query_params.get("id", ""))
         if found is None or found.decision.shown:
             raise Problem(404, Code.UNKNOWN_NAME, "no withheld answer has this id")
         told = {
@@ -163,7 +162,7 @@ class _Page:
         except ValidationError as error:
             raise _invalid(error) from None
         await self._service.feedback(given)
-        return RedirectResponse(f"/withheld/{quote(key, safe='')}", 303)
+        return RedirectResponse(f"/withheld?id={quote(key, safe='')}", 303)
 
     async def log_in(self, request: Request) -> Response:
         form = await _fields(request)
@@ -223,7 +222,7 @@ def _answering_problems(handle: Handler, page: _Page) -> Callable[[Request], Awa
 
     async def answer(request: Request) -> Response:
         try:
-            return await handle(request, **request.path_params)
+            return await handle(request)
         except _LoggedOut:
             return page.ask_for_key(request)
         except Problem as problem:
