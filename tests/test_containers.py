@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,8 +225,10 @@ def test_the_decision_log_gets_a_database_whose_user_may_not_enter_prefects(pref
 
 @pytest.mark.slow
 def test_a_dvc_remote_may_be_in_the_store(s3: str, tmp_path: Path) -> None:  # noqa: F811
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
     def run(*command: str) -> None:
-        subprocess.run(command, cwd=tmp_path, check=True)
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
 
     run("git", "init", "-q")
     run("dvc", "init", "-q")
