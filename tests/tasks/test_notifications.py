@@ -31,7 +31,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from tasks.failures import coded_failures
 
-@flow(name="ingest", flow_run_name="monday")
+@flow(name="ingest", flow_run_name="tuesday")
 @coded_failures()
 def failing():
     raise AbstainError(Code.REFUSED_BATCH, "batch refused, nothing accepted: 3 of 4 rows fail: fix them")
@@ -104,7 +104,7 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     assert "failed: A105: batch refused" in run.stdout, run.stdout + run.stderr
     wait_until(lambda: bool(listener.alerts), 20)
     subject, message, link = listener.alerts[0]["text"].split("\n")
-    assert subject == "ingest: run monday has failed"
+    assert subject == "ingest: run tuesday has failed"
     assert "CodedFailure: A105: batch refused, nothing accepted: 3 of 4 rows fail: fix them" in message
     assert link.startswith(f"{ui}/runs/flow-run/")
     as_a_browser = urllib.request.Request(link, headers={"Accept": "text/html"})
