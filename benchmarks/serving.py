@@ -34,7 +34,6 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 from safetensors.torch import save
-from transformers import AutoConfig
 
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
@@ -121,8 +120,7 @@ def write_release(folder: Path) -> None:
         "guarantee": json.dumps({"guaranteed": True, "message": "none: the probe is not trained"}),
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
     }
-    width = int(AutoConfig.from_pretrained(ref.path).hidden_size)
-    export_probe(drawn("lstm", width), folder / "probe.onnx", metadata)
+    export_probe(drawn("lstm", width_of()), folder / "probe.onnx", metadata)
 
 
 def serve(folder: Path) -> None:
@@ -154,6 +152,11 @@ def server(folder: Path) -> Iterator[tuple[str, float]]:
         process.wait()
 
 
+def width_of() -> int:
+    """d, by the base model's configuration."""
+    return int(json.loads((Path(resolve(MODEL, load_settings()).path) / "config.json").read_text())["hidden_size"])
+
+
 def states_file(width: int, number: int) -> bytes:
     """What an engine gives of an answer, with the request in its metadata."""
     tokens = PROMPT_TOKENS + ANSWER_TOKENS
@@ -167,7 +170,7 @@ def states_file(width: int, number: int) -> bytes:
 def at_rate(address: str, rate: float, seconds: float) -> list[Reply]:
     """Replies to requests by states, one every 1 / `rate` seconds, whether or not the last one is answered."""
     callers = [Caller(address) for _ in range(CALLERS)]
-    width = int(AutoConfig.from_pretrained(resolve(MODEL, load_settings()).path).hidden_size)
+    width = width_of()
     bodies = [states_file(width, number) for number in range(int(rate * seconds))]
     began = time.perf_counter() + 0.1
 
