@@ -20,7 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.serving.api.gathering import RawStates
 from abstain.serving.api.keys import ApiKey, Keys, Role
-from abstain.serving.api.limits import ARRIVED, BodyLimits, KeyFirst, OwnOriginOnly, no_key
+from abstain.serving.api.limits import ARRIVED, BodyLimits, CountedResponses, KeyFirst, OwnOriginOnly, no_key
 from abstain.serving.api.problems import Problem, handle_problems
 from abstain.serving.api.recording import Timed
 from abstain.serving.api.schemas import (
@@ -102,19 +102,7 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
     if hosts is not None:
         app.add_middleware(OwnOriginOnly, hosts=hosts)
 
-    @app.middleware("http")
-    async def count(request: Request, following: Callable[[Request], Any]) -> Response:
-        try:
-            response: Response = await following(request)
-        except Exception:
-            service.metrics.problems.labels("500").inc()
-            raise
-        if response.status_code >= 400 and request.url.path != "/readyz":
-            service.metrics.problems.labels(str(response.status_code)).inc()
-        response.headers.setdefault("Cache-Control", "no-store")
-        response.headers.setdefault("X-Content-Type-Options", "nosniff")
-        return response
-
+    app.add_middleware(CountedResponses, problems=service.metrics.problems)
     return app
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from abstain.core.codes import Code
@@ -14,6 +15,8 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.keys import Keys
 from abstain.serving.api.problems import Problem, problem_response
 
+OF_ALL = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+"""Headers of every response that does not say otherwise."""
 ARRIVED = "arrived"
 """Key of a request's state: when its body was complete, by `time.perf_counter`."""
 
@@ -59,6 +62,31 @@ class BodyLimits:
             return rest.pop() if rest else await receive()
 
         await self._app(scope, whole, send)
+
+
+class CountedResponses:
+    """Count refused requests in `problems`, by status, and give every response the headers that all have.
+
+    `/readyz` refuses while a server starts, which is no problem of a caller.
+    """
+
+    def __init__(self, app: ASGIApp, problems: Counter) -> None:
+        self._app, self._problems = app, problems
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] >= 400 and scope["path"] != "/readyz":
+                    self._problems.labels(str(message["status"])).inc()
+                named = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in OF_ALL if one[0] not in named)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted if scope["type"] == "http" else send)
+        except Exception:  # answered further out
+            self._problems.labels("500").inc()
+            raise
 
 
 class KeyFirst:

@@ -99,6 +99,7 @@ def config_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who asks is known by the key, never by a header
         limit_concurrency=settings.connections,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
