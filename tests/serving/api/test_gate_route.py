@@ -208,8 +208,8 @@ def test_an_unexpected_error_is_a_problem_without_its_text(
     monkeypatch.setattr(Gate, "decide_all", fail)
     with TestClient(make_app(service, Keys()), BASE, raise_server_exceptions=False) as client:
         response = client.post("/v1/gate", json=ASKED)
-    assert response.status_code == 500 and response.headers["content-type"] == "application/problem+json"
         assert 'abstain_problems_total{status="500"} 1.0' in client.get("/metrics").text
+    assert response.status_code == 500 and response.headers["content-type"] == "application/problem+json"
     assert "secret" not in response.text
 
 
