@@ -25,6 +25,8 @@ from abstain.data.decision_log.log import DecisionLog, LogFull
 from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, pseudonym, url_of
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[DecisionLog]:

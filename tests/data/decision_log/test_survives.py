@@ -7,6 +7,8 @@ import pytest
 from tests.data.decision_log.builders import url_of
 from tests.data.decision_log.processes import assert_all_there, kill_writers
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 
 @pytest.mark.heavy
 def test_what_was_acknowledged_survives_a_kill_of_two_processes_on_one_file(tmp_path: Path) -> None:

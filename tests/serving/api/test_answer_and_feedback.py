@@ -16,6 +16,8 @@ from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 QUESTION = {"question": "What is the fee?", "contexts": ["The fee is 5."], "max_new_tokens": 6}
 
 

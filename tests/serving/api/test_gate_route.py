@@ -16,6 +16,8 @@ from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 ASKED = {"question": "What is the fee?", "contexts": ["The fee is 5."], "answer": "5"}
 
 

@@ -15,6 +15,8 @@ from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import BASE
 from tests.serving.api.test_gate_route import ASKED
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 THUMB = {"feedback_id": "f-1", "interaction_id": "i-1", "thumb": "up"}
 
 

@@ -16,6 +16,8 @@ from abstain.serving.api.service import GateService
 from tests.serving.api.conftest import MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 
 def test_a_new_version_takes_over_and_no_request_fails(
     client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]

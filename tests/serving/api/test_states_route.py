@@ -22,6 +22,8 @@ from abstain.serving.gate import interaction
 from tests.serving.api.conftest import BASE, MadeUpReleases
 from tests.serving.api.test_gate_route import ASKED, ask
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 
 @pytest.fixture
 def states_folder(tmp_path: Path) -> Path:

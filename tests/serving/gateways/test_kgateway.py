@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from abstain.serving.api.service import GateService
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, counted, nearest, registered
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 Recorded = Callable[..., dict[str, Any]]
 Worker = Callable[..., GateService]

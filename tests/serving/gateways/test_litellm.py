@@ -13,6 +13,8 @@ from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, counted, nearest, registered
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 PATH = "/beta/litellm_basic_guardrail_api"
 Recorded = Callable[..., dict[str, Any]]
 Worker = Callable[..., GateService]

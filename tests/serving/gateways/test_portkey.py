@@ -16,6 +16,8 @@ from abstain.serving.gate import Gate
 from abstain.serving.gateways.portkey import GRACE_S
 from tests.serving.gateways.conftest import WITHHELD, counted, registered
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 Recorded = Callable[..., dict[str, Any]]
 Worker = Callable[..., GateService]
 Connect = Callable[..., TestClient]

@@ -39,6 +39,8 @@ from tests.serving.status_page.builders import (
     withheld,
 )
 
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
 HOSTILE = [
     "<script>alert(1)</script>",
     "\"'><img src=x onerror=alert(1)>",
