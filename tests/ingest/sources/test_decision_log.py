@@ -142,6 +142,7 @@ def test_of_states_alone_feedback_is_given_alone(tmp_path: Path, opened: Callabl
     assert parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
 
 
+@pytest.mark.heavy
 @given(
     st.lists(
         st.one_of(
@@ -260,6 +261,7 @@ def test_the_log_that_the_settings_name_is_read(tmp_path: Path, monkeypatch: pyt
         load_sources(tmp_path / "sources.yaml", tmp_path)
 
 
+@pytest.mark.heavy
 def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
