@@ -53,6 +53,7 @@ from abstain.serving.api.server import LOOPBACK_NAMES, listen, run
 from abstain.serving.api.service import GateService
 from abstain.serving.gate import Gate
 from benchmarks.probe import drawn
+from benchmarks.question_familiarity import of_sample
 
 MODEL, LAYER = "smollm2-135m-instruct", 20
 ANSWER_TOKENS, PROMPT_TOKENS = 32, 400
@@ -210,22 +211,6 @@ def engine_alone(gate: Gate, rows: Sequence[Interaction], together: int) -> floa
     return len(rows) / (time.perf_counter() - began)
 
 
-def sample_rows(count: int) -> list[Interaction]:
-    """Answers of the shipped sample, each once."""
-    found = [
-        Interaction(
-            interaction_id=one.question.question_id,
-            asked_at=one.question.asked_at,
-            question=one.question.text,
-            answer=one.answer,
-            contexts=one.contexts,
-            model="sample",
-        )
-        for one in answered_questions(build_handbook())
-    ]
-    return found[:count]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--export", type=Path, help=argparse.SUPPRESS)
@@ -242,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", name], check=True)
-        rows = sample_rows(chosen.answers)
+        rows = of_sample(list(answered_questions(build_handbook()))).interactions[: chosen.answers]
         gate = Gate.open(folder)
         gate.warm()
         runs, served, alone, ready = [], [], [], []

@@ -15,6 +15,8 @@ from abstain.core.errors import AbstainError
 from abstain.core.suggest import did_you_mean
 
 MIB = 1024 * 1024
+OnUnavailable = Literal["abstain", "show"]
+"""What is done with an answer about which there is no decision."""
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
@@ -61,7 +63,7 @@ class ServeSettings(BaseSettings):
 
     keys: SecretStr | None = Field(None, exclude=True, description="lines of `abstain key`, in place of a file")
     keys_file: Path | None = Field(None, description="file of lines of `abstain key`; read again when it changes")
-    on_unavailable: Literal["abstain", "show"] = Field(
+    on_unavailable: OnUnavailable = Field(
         "abstain", description="what is done with an answer about which there is no decision"
     )
     timeout_s: Seconds = Field(10.0, description="a decision that takes longer is `unavailable`")

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from abstain.config.serve_settings import OnUnavailable
 from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -30,7 +31,6 @@ from abstain.serving.given import Missing, given_answers
 from abstain.serving.log_probs import AnswerLogProbs, read_log_probs
 from abstain.serving.predictor import Decision, Predictor
 
-OnUnavailable = Literal["abstain", "show"]
 UNKNOWN_WRITER = "unknown"
 """The writer of an answer where the caller does not name it."""
 

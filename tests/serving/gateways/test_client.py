@@ -18,10 +18,11 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from abstain.config.serve_settings import OnUnavailable
 from abstain.serving.api.keys import Keys, make_key
 from abstain.serving.api.service import GateService
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
-from abstain.serving.gateways.client import HttpGate, OnUnavailable, ServerDecision
+from abstain.serving.gateways.client import HttpGate, ServerDecision
 from abstain.serving.gateways.nemo import abstain_action
 from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD
 

@@ -102,7 +102,6 @@ def make_app(service: GateService, keys: Keys, hosts: tuple[str, ...] | None = N
         app.add_middleware(KeyFirst, keys=keys, paths=(*API_PATHS, f"{settings.kgateway_prefix}/"))
     if hosts is not None:
         app.add_middleware(OwnOriginOnly, hosts=hosts)
-
     app.add_middleware(CountedResponses, problems=service.metrics.problems)
     return app
 
@@ -176,16 +175,14 @@ def _gate_routes(service: GateService, keys: Keys) -> APIRouter:
     events: dict[str, Any] = {"content": {"text/event-stream": {}}}
 
     @routes.post("/answer", operation_id="answer", response_model=AnswerResponse, responses={200: events})
-    async def answer(asked: AnswerRequest, holder: Asker, request: Request, response: Response) -> Any:
+    async def answer(asked: AnswerRequest, holder: Asker, request: Request) -> Response:
         """Let the base model answer and decide about its answer, in one pass where the scorer is a probe."""
         trace = context_of(request.headers)
         if asked.stream is not None:
             sent = answer_events(service, asked, holder, trace)
             return StreamingResponse(sent, media_type="text/event-stream", headers=trace_headers(trace))
         text, timed = await service.answer(asked, trace)
-        _time(request, response, timed.log_s)
-        response.headers.update(trace_headers(trace))
-        return answer_response(text, timed.decision, holder)
+        return _decided(request, answer_response(text, timed.decision, holder).model_dump_json(), timed.log_s, trace)
 
     @routes.post("/feedback", operation_id="feedback")
     async def feedback(given: FeedbackRequest, _: Teller) -> FeedbackResponse:
@@ -258,16 +255,14 @@ def _health_routes(service: GateService) -> APIRouter:
 
 
 def _decided(request: Request, content: str, log_s: float, trace: TraceContext) -> Response:
-    """The response with `content`, JSON as its model wrote it: validating it again would take as long as deciding."""
-    response = Response(content, media_type="application/json", headers=trace_headers(trace))
-    _time(request, response, log_s)
-    return response
+    """The response with `content`, JSON as its model wrote it: validating it again would take as long as deciding.
 
-
-def _time(request: Request, response: Response, log_s: float) -> None:
-    """`Server-Timing`: what was ours, from the last byte of the body on, and what the log took."""
+    `Server-Timing`: what was ours, from the last byte of the body on, and what the log took.
+    """
     took = time.perf_counter() - request.scope["state"][ARRIVED]
-    response.headers["Server-Timing"] = f"gate;dur={1000 * (took - log_s):.2f}, log;dur={1000 * log_s:.2f}"
+    timing = f"gate;dur={1000 * (took - log_s):.2f}, log;dur={1000 * log_s:.2f}"
+    headers = {"Server-Timing": timing, **trace_headers(trace)}
+    return Response(content, media_type="application/json", headers=headers)
 
 
 def described_by(content: bytes) -> tuple[GateRequest, StatesDescribed]:

@@ -142,6 +142,7 @@ class Gatherer:
         return replace(decision, reason="; ".join([decision.reason, *why]))
 
     def limit(self, question: str, answer: str, contexts: Sequence[Context]) -> None:
+        """Raise `AbstainError` where the texts of one answer are longer than they may be."""
         length = len(question) + len(answer) + sum(len(one.text) + len(one.chunk_id) for one in contexts)
         if length > self._settings.text_limit:
             raise AbstainError(

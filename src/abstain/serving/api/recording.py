@@ -43,14 +43,17 @@ class Recorder:
         trace: TraceContext | None,
         given_sha256: str | None = None,
     ) -> Timed:
-        code = found.code if decision.reason and (found := parse_coded(decision.reason)) else None
+        """Log `decision`, count it, and emit its event; one that the log knew is answered as it was, and not counted.
+
+        `began`: when its request came, by `time.perf_counter`. Raises `AbstainError` where the log cannot take it.
+        """
         before_log = time.perf_counter()
         logged = LoggedDecision(
             interaction_id=decision.interaction_id,
             decided_at=datetime.now(UTC),
             decision=decision.decision,
             shown=decision.show,
-            code=code,
+            code=_code_of(decision),
             reason=decision.reason,
             confidence=decision.confidence,
             probability=decision.probability,
@@ -94,8 +97,14 @@ class Recorder:
         )
 
     def count(self, decision: Decision, source: str, began: float) -> None:
-        found = parse_coded(decision.reason) if decision.reason else None
-        shown, code = "yes" if decision.show else "no", str(found.code) if found else ""
+        """Count `decision` in the figures."""
+        shown, code = "yes" if decision.show else "no", _code_of(decision) or ""
         self._metrics.decisions.labels(decision.decision, shown, code, source, decision.version).inc()
         self._metrics.seconds.labels(source).observe(time.perf_counter() - began)
         self._metrics.tokens.inc(decision.forward_tokens)
+
+
+def _code_of(decision: Decision) -> str | None:
+    """The code of its reason, None where it has none."""
+    found = parse_coded(decision.reason) if decision.reason else None
+    return str(found.code) if found else None

@@ -20,6 +20,7 @@ from abstain.serving.predictor import Decision
 
 
 def answer_response(text: str, decision: Decision, holder: ApiKey) -> AnswerResponse:
+    """The response about an answer: its text only where it is shown, or `holder` may see withheld ones."""
     visible = decision.show or "withheld" in holder.roles
     return AnswerResponse(**asdict(decision), answer=(text or None) if visible else None)
 
@@ -30,8 +31,8 @@ async def answer_events(
     """Server-sent events: `text` (the whole answer so far), then `decision`; `retract` where text that was sent is not
     shown, also because of a `problem`.
 
-    `buffered` sends text only after the decision to show it. Who does not stay
-    to the end may have seen text: the answer is finished and logged all the same.
+    `buffered` sends text only after the decision to show it. Who does not stay to the end may have seen text: the
+    answer is finished and logged all the same.
     """
     loop = asyncio.get_running_loop()
     written: asyncio.Queue[str | None] = asyncio.Queue()

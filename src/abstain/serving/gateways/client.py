@@ -11,9 +11,8 @@ from typing import Any, Literal, Protocol
 
 import httpx
 
+from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
-
-OnUnavailable = Literal["abstain", "show"]
 
 
 class Decided(Protocol):
