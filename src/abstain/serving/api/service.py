@@ -250,7 +250,8 @@ class GateService:
         """The decision of the live version: `unavailable`, with the reason, where there is none in time."""
         live = self.live.now
         try:
-            found = await asyncio.wait_for(decide(live), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                found = await decide(live)
             if found is not None:
                 return found
             reason = self.live.trouble or f"{Code.NO_VERSION}: nothing is live"
