@@ -47,6 +47,7 @@ def serve(
     from abstain.serving.api.service import GateService
     from abstain.serving.api.telemetry import exporting
     from abstain.serving.gate import Gate
+    from abstain.serving.kept_results import KeptResults
     from abstain.serving.status_page.page import make_routes
     from tasks.live_release import OriginReleases
     from tasks.workspace import project_root
@@ -59,10 +60,16 @@ def serve(
     text = serving.keys.get_secret_value() if serving.keys else None
     keys = Keys(text, serving.keys_file)
     require_loopback(host, keys.required)
-    live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
     params = load_params(project_root() / paths.PARAMS)
-    with exporting(), listen(host, port) as listening, _retriever(retrieve) as chunks:
-        service = GateService(live, _open_log(params.privacy), serving, chunks)
+    log = _open_log(params.privacy)
+    with (
+        exporting(),
+        listen(host, port) as listening,
+        _retriever(retrieve) as chunks,
+        KeptResults(log.interactions, serving.kept_a_day) as kept,
+    ):
+        live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable, kept.keep))
+        service = GateService(live, log, serving, chunks)
         app = make_app(service, keys, None if keys.required else names_of(host))
         app.include_router(make_routes(service, keys, params.labels))
         shown = f"[{host}]" if ":" in host else host

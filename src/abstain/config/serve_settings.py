@@ -84,6 +84,9 @@ class ServeSettings(BaseSettings):
     )
     states_limit: Annotated[int, Field(ge=1024)] = Field(256 * MIB, description="bytes of such a file")
     keep_days: Annotated[int, Field(ge=1)] = Field(90, description="days after which the log forgets texts")
+    kept_a_day: Annotated[int, Field(ge=0)] = Field(
+        500, description="answers a day whose hidden states go into the feature cache, for drift and retraining"
+    )
     withheld_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.15, description="chance that ingest takes a withheld answer, for reviewers"
     )

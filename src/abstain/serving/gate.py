@@ -24,7 +24,7 @@ from abstain.core.contracts import Context, Interaction, unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.tokenization import EncodedPass
 from abstain.llm.features.extraction import UnreadableRow
-from abstain.llm.signals.compute_features import Given
+from abstain.llm.signals.compute_features import Given, Keep
 from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.given import Missing, given_answers
@@ -61,10 +61,16 @@ class Gate:
     on_unavailable: OnUnavailable = "abstain"
 
     @classmethod
-    def open(cls, bundle: Path, settings: Settings | None = None, on_unavailable: OnUnavailable = "abstain") -> Gate:
-        """The gate of a release's folder. Raises `AbstainError` as `Predictor.open` does."""
+    def open(
+        cls,
+        bundle: Path,
+        settings: Settings | None = None,
+        on_unavailable: OnUnavailable = "abstain",
+        keep: Keep | None = None,
+    ) -> Gate:
+        """The gate of a release's folder. Raises `AbstainError` as `Predictor.open` does, which is given `keep`."""
         settings = settings or load_settings()
-        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings)
+        predictor = Predictor.open(bundle / paths.RELEASED_ONNX.name, settings, keep)
         return cls(predictor, FeatureSpec.of(predictor.scorer, settings), on_unavailable)
 
     @property
