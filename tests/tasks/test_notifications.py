@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from jinja2 import Environment
+from tasks.server.notifications import BODY, NAME, receiver, summary
 
 from abstain.core.errors import AbstainError
 from tasks.server.addresses import post
-from tasks.server.notifications import BODY, NAME, receiver, summary
 from tests.conftest import Project, Up
 from tests.data.builders import row, write_lines
 from tests.tasks.test_server import wait_until

@@ -240,6 +240,13 @@ class GateParams(FrozenModel):
     max_latency_ms: Positive
 
 
+class MonitoringParams(FrozenModel):
+    """What is watched, and when a retrain starts by itself."""
+
+    retrain_after_reviews: Count
+    feed_silent_hours: Positive
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -259,6 +266,7 @@ class Params(FrozenModel):
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
+    monitoring: MonitoringParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
