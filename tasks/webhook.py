@@ -56,7 +56,7 @@ def host_of(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
-def message(title: str, text: str, link: str = "", code: str = "") -> str:
+def message(title: str, text: str, code: str = "", link: str | None = None) -> str:
     """Three lines: what has happened, to what; the code and the text; a link.
 
     The text of a flow's own failure has its code in it; a process that died and a defect have none of their own.

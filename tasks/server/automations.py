@@ -47,7 +47,7 @@ DRIFT_REST = timedelta(days=7)
 
 RUN_TITLE = "{{ flow.name }}: run {{ flow_run.name }} has {{ flow_run.state.name | lower }}"
 RUN_TEXT = "{{ flow_run.state.message or '' }}"
-RUN_LINK = "{{ (flow_run | ui_url) or '' }}"
+RUN_ID = "{{ flow_run.id }}"
 PAYLOAD_CODE, PAYLOAD_TEXT = "{{ event.payload.code }}", "{{ event.payload.text }}"
 
 
@@ -113,7 +113,7 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
     from prefect.events.actions import RunDeployment
 
     def post(title: str, text: str, code: str = "") -> RunDeployment:
-        parts = {"title": title, "text": text, "code": code, "link": RUN_LINK}
+        parts = {"title": title, "text": text, "code": code, "run_id": RUN_ID}
         templates = {name: {"__prefect_kind": "jinja", "template": part} for name, part in parts.items()}
         return RunDeployment(deployment_id=notify, parameters=templates)
 

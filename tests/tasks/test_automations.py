@@ -1,0 +1,168 @@
+"""The automations on a real server: made once, left alone where a person changed them, acted on once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from abstain.config.params import MonitoringParams
+from abstain.core.errors import AbstainError
+from tasks.events import DRIFT, INGESTED, REFUSED, REVIEWS
+from tasks.server import automation_sync
+from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
+from tests.tasks.test_server import wait_until
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.events.schemas.automations import Automation
+
+pytestmark = pytest.mark.slow
+URL = "http://127.0.0.1:9/hook/secret"
+
+
+class OnServer:
+    """The server that tests share, whose runs no worker takes: what was started stays as it was started."""
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self.client = client
+
+    def deploy(self) -> None:
+        for flow, _, name in (deployment.partition("/") for deployment in (RETRAIN, NOTIFY)):
+            self.client.create_deployment(self.client.create_flow_from_name(flow), name)
+
+    def automations(self) -> dict[str, Automation]:
+        found = self.client.read_automations()
+        return {automation.name: automation for automation in found if automation.name.startswith(PREFIX)}
+
+    def emit(self, name: str, resource: str, related: Sequence[dict[str, str]] = (), **payload: str) -> None:
+        from prefect.events import Event, RelatedResource, Resource
+
+        about = Resource({"prefect.resource.id": resource})
+        event = Event(event=name, resource=about, related=[RelatedResource(one) for one in related], payload=payload)
+        self.client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
+
+    def runs(self, deployment: str) -> list[FlowRun]:
+        from prefect.client.schemas.filters import DeploymentFilter
+
+        own = DeploymentFilter.model_validate({"id": {"any_": [self.client.read_deployment_by_name(deployment).id]}})
+        return self.client.read_flow_runs(deployment_filter=own)
+
+    def start(self, deployment: str) -> FlowRun:
+        """A run that has given its first sign of life, and then no other."""
+        run = self.client.create_flow_run_from_deployment(self.client.read_deployment_by_name(deployment).id)
+        self.run(run)
+        return run
+
+    def run(self, run: FlowRun) -> None:
+        """Say that it runs, as its process does."""
+        from prefect.states import Pending, Running
+
+        for state in (Pending(), Running()):
+            self.client.set_flow_run_state(run.id, state, force=True)
+
+    def state(self, run: FlowRun) -> str | None:
+        return self.client.read_flow_run(run.id).state_name
+
+
+@pytest.fixture
+def server(prefect_server: str) -> Iterator[OnServer]:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
+        found = OnServer(client)
+        found.deploy()
+        yield found
+        for automation in found.automations().values():
+            client.delete_automation(automation.id)
+        for deployment in (RETRAIN, NOTIFY):
+            client.delete_deployment(client.read_deployment_by_name(deployment).id)
+
+
+def test_second_time_changes_nothing_and_a_hand_made_change_stays(
+    server: OnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.events.schemas.automations import AutomationCore
+
+    assert automation_sync.apply(URL).lines() == ["8 created"]
+    made = server.automations()
+    assert automation_sync.apply(URL).lines() == ["8 unchanged"]
+    assert server.automations() == made
+
+    drift, rejected = made[f"{PREFIX}retrain-drift"], made[f"{PREFIX}alert-rejected"]
+    drift.trigger.within = timedelta(days=1)  # type: ignore[union-attr]
+    server.client.update_automation(
+        drift.id, AutomationCore.model_validate(drift.model_dump(exclude={"owner_resource"}))
+    )
+    server.client.pause_automation(rejected.id)
+    changed = server.automations()
+    again = automation_sync.apply(URL)
+    assert again.edited == [drift.name] and len(again.unchanged) == 7
+    assert again.lines()[1:] == [
+        f"{drift.name} was changed by hand and is kept: `python -m tasks.server automations --reset` writes ours again"
+    ]
+    assert server.automations() == changed and not changed[rejected.name].enabled
+
+    assert automation_sync.apply(URL, heartbeat=60).updated == [f"{PREFIX}lost-run"]  # ours have changed
+    reset = automation_sync.apply(URL, reset=True)
+    assert sorted(reset.updated) == [f"{PREFIX}lost-run", drift.name] and reset.edited == []
+    assert server.automations()[drift.name].trigger.within == timedelta(days=7)  # type: ignore[union-attr]
+    assert not server.automations()[rejected.name].enabled
+
+    gone = automation_sync.apply(None)
+    assert len(gone.deleted) == 4 and len(gone.unchanged) == 4
+    assert not any("alert" in name for name in server.automations())
+    automation_sync.forget_run_again()
+    assert automation_sync.apply(None).created == [f"{PREFIX}run-again"]
+
+
+def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
+    server.client.delete_deployment(server.client.read_deployment_by_name(NOTIFY).id)
+    with pytest.raises(AbstainError, match="no deployment notify/webhook: run `prefect --no-prompt deploy --all`"):
+        automation_sync.apply(URL)
+    server.deploy()
+
+
+def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reviews, drift, a rejected candidate, a feed without rows and a run without a sign of life."""
+    from prefect.states import Crashed
+
+    params = MonitoringParams(retrain_after_reviews=200, feed_silent_hours=10 / 3600)
+    monkeypatch.setattr(automation_sync, "load_params", lambda _: type("P", (), {"monitoring": params}))
+    automation_sync.apply(URL, heartbeat=4)
+
+    server.emit(INGESTED, INGESTED)
+    lost = server.start(RETRAIN)
+    flow = f"prefect.flow.{lost.flow_id}"
+    of_flow = {"prefect.resource.id": flow, "prefect.resource.role": "flow", "prefect.resource.name": "retrain"}
+    server.emit("prefect.flow-run.heartbeat", f"prefect.flow-run.{lost.id}", [of_flow])
+    for _ in range(3):
+        server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.1")
+        server.emit(REVIEWS, REVIEWS)  # the count of the monitoring, each day
+        server.emit(DRIFT, DRIFT)
+        server.emit(REFUSED, f"{REFUSED}.0123", code="A401", text="probe: not better")
+    server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.2")
+
+    def titles() -> list[str]:
+        return sorted(run.parameters["title"] for run in server.runs(NOTIFY))
+
+    wait_until(lambda: server.state(lost) == "AwaitingRetry", 20)
+    assert len(server.runs(RETRAIN)) == 4, "the first 200 reviews, the next ones, drift, and the lost run, once more"
+    wait_until(lambda: len(titles()) == 3, 3)
+    assert titles() == [
+        "no rows come in",
+        f"retrain: run {lost.name} has crashed",
+        "the gate has rejected a candidate",
+    ]
+    (rejected,) = (run for run in server.runs(NOTIFY) if "rejected" in run.parameters["title"])
+    assert rejected.parameters["text"] == "probe: not better" and rejected.parameters["code"] == "A401"
+
+    # It is lost again, and stays so.
+    server.run(lost)
+    server.client.set_flow_run_state(lost.id, Crashed(), force=True)
+    wait_until(lambda: len(titles()) == 4, 20)
+    assert server.state(lost) == "Crashed" and len(server.runs(RETRAIN)) == 4
