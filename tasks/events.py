@@ -23,5 +23,8 @@ def emit(name: str, resource: str = "", **payload: Any) -> None:
     Within a run, Prefect adds the flow run and its flow as related resources.
     """
     from prefect.events import emit_event
+    from prefect.settings import PREFECT_API_URL
 
+    if PREFECT_API_URL.value() is None:  # else Prefect starts a server for it
+        return
     emit_event(name, resource={"prefect.resource.id": resource or name}, payload=payload)

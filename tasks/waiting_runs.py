@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from prefect import get_run_logger, runtime
+from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
@@ -26,7 +26,6 @@ def supersede_waiting() -> None:
             if _is_due(run) and run.parameters == this.parameters:
                 because = f"run {this.name}, which started later than this one was due, does the same"
                 client.set_flow_run_state(run.id, Cancelled(name="Superseded", message=because), force=True)
-                get_run_logger().info("superseded: run %s, which waited for its turn", run.name)
 
 
 def _is_due(run: FlowRun) -> bool:

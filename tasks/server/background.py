@@ -178,7 +178,7 @@ def _start_worker(root: Path, address: str) -> None:
 
 
 def _serve_alerts(root: Path, receiver: str | None) -> None:
-    """A worker that posts alerts, where there is a `receiver`; it neither waits behind runs nor dies with their worker."""
+    """A worker that posts alerts where there is a `receiver`: it neither waits for runs nor dies with their worker."""
     if receiver is None:
         stop(ALERTS)
     elif pid_of(ALERTS) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -166,3 +166,29 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     server.client.set_flow_run_state(lost.id, Crashed(), force=True)
     wait_until(lambda: len(titles()) == 4, 20)
     assert server.state(lost) == "Crashed" and len(server.runs(RETRAIN)) == 4
+
+
+def test_starting_run_supersedes_those_that_wait_for_the_same(
+    server: OnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.states import AwaitingConcurrencySlot, Scheduled
+
+    from tasks.waiting_runs import supersede_waiting
+
+    in_a_minute = datetime.now(UTC) + timedelta(minutes=1)
+    deployment = server.client.read_deployment_by_name(RETRAIN).id
+
+    def create(**parameters: bool) -> FlowRun:
+        return server.client.create_flow_run_from_deployment(deployment, parameters=parameters)
+
+    this = server.start(RETRAIN)
+    due, for_a_slot, later, others, running = create(), create(), create(), create(force=True), server.start(RETRAIN)
+    server.client.set_flow_run_state(for_a_slot.id, AwaitingConcurrencySlot(scheduled_time=in_a_minute), force=True)
+    server.client.set_flow_run_state(later.id, Scheduled(scheduled_time=in_a_minute), force=True)
+    supersede_waiting()  # outside of a deployment: nothing
+    assert server.state(due) == "Scheduled"
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(deployment))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(this.id))
+    supersede_waiting()
+    assert [server.state(run) for run in (due, for_a_slot)] == ["Superseded", "Superseded"]
+    assert [server.state(run) for run in (later, others, running, this)] == [*["Scheduled"] * 2, *["Running"] * 2]
