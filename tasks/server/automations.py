@@ -3,7 +3,7 @@
     abstain-retrain-reviews   a retrain when so many reviews have come since the version in production was trained
     abstain-retrain-drift     a retrain when the monitoring has raised drift
     abstain-lost-run          a run without a sign of life is marked as crashed
-    abstain-run-again         a crashed run is run once more
+    abstain-run-again         the deployment of a crashed run is run again
     abstain-alert-failed      the webhook gets failed and crashed runs
     abstain-alert-alarm       the webhook gets the alarms of the monitoring
     abstain-alert-rejected    the webhook gets candidates that the gate has rejected
@@ -15,6 +15,8 @@ Notes:
   whose worker neither waits behind a retrain nor dies with it.
 * A trigger that may fire once for each resource has a long `within`: Prefect fires at the first event, and ignores
   others about the same resource until that time is over.
+* A crashed run is not itself scheduled again: a worker that still holds its slot, as of a process that was only
+  suspended, ends at that with an error of its own (Prefect 3.8).
 * These are no triggers of prefect.yaml: each `prefect deploy` overwrites those, and with them a change made by hand.
 """
 
@@ -45,6 +47,10 @@ ONCE = timedelta(days=365)
 DRIFT_REST = timedelta(days=7)
 """Drift is raised every day until a version is trained on it; a retrain that was rejected is not repeated before."""
 
+SAME_PARAMETERS = {
+    "__prefect_kind": "json",
+    "value": {"__prefect_kind": "jinja", "template": "{{ flow_run.parameters | tojson }}"},
+}
 RUN_TITLE = "{{ flow.name }}: run {{ flow_run.name }} has {{ flow_run.state.name | lower }}"
 RUN_TEXT = "{{ flow_run.state.message or '' }}"
 RUN_ID = "{{ flow_run.id }}"
@@ -96,12 +102,12 @@ def wanted(
         ),
         _automation(
             "run-again",
-            "run a crashed run of a deployment once more",
-            ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry", message="it crashed: once more"),
+            "run a deployment again whose run has crashed, with its parameters, at most once a day",
+            RunDeployment(source="inferred", parameters=SAME_PARAMETERS),
             expect={"prefect.flow-run.Crashed"},
             match_related=[of_ours, deployed],
-            for_each=each,
-            within=ONCE,
+            for_each={"related:deployment:prefect.resource.id"},
+            within=timedelta(days=1),
         ),
     ]
     if alerts:

@@ -51,18 +51,15 @@ class OnServer:
         own = DeploymentFilter.model_validate({"id": {"any_": [self.client.read_deployment_by_name(deployment).id]}})
         return self.client.read_flow_runs(deployment_filter=own)
 
-    def start(self, deployment: str) -> FlowRun:
-        """A run that has given its first sign of life, and then no other."""
-        run = self.client.create_flow_run_from_deployment(self.client.read_deployment_by_name(deployment).id)
-        self.run(run)
-        return run
-
-    def run(self, run: FlowRun) -> None:
-        """Say that it runs, as its process does."""
+    def start(self, deployment: str, **parameters: bool) -> FlowRun:
+        """A run that runs as far as the server knows; there is no process."""
         from prefect.states import Pending, Running
 
+        of = self.client.read_deployment_by_name(deployment).id
+        run = self.client.create_flow_run_from_deployment(of, parameters=parameters)
         for state in (Pending(), Running()):
             self.client.set_flow_run_state(run.id, state, force=True)
+        return run
 
     def state(self, run: FlowRun) -> str | None:
         return self.client.read_flow_run(run.id).state_name
@@ -133,10 +130,10 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
 
     params = MonitoringParams(retrain_after_reviews=200, feed_silent_hours=10 / 3600)
     monkeypatch.setattr(automation_sync, "load_params", lambda _: type("P", (), {"monitoring": params}))
-    automation_sync.apply(URL, heartbeat=4)
+    automation_sync.apply(URL, heartbeat=10 / 3)
 
     server.emit(INGESTED, INGESTED)
-    lost = server.start(RETRAIN)
+    lost = server.start(RETRAIN, force=True)
     flow = f"prefect.flow.{lost.flow_id}"
     of_flow = {"prefect.resource.id": flow, "prefect.resource.role": "flow", "prefect.resource.name": "retrain"}
     server.emit("prefect.flow-run.heartbeat", f"prefect.flow-run.{lost.id}", [of_flow])
@@ -150,8 +147,10 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     def titles() -> list[str]:
         return sorted(run.parameters["title"] for run in server.runs(NOTIFY))
 
-    wait_until(lambda: server.state(lost) == "AwaitingRetry", 20)
-    assert len(server.runs(RETRAIN)) == 4, "the first 200 reviews, the next ones, drift, and the lost run, once more"
+    wait_until(lambda: len(server.runs(RETRAIN)) == 5, 20)
+    assert server.state(lost) == "Crashed"
+    forced = [run for run in server.runs(RETRAIN) if run.parameters == {"force": True}]
+    assert len(forced) == 2, "the lost run and one in its place; the others for 200 reviews, the next ones, and drift"
     wait_until(lambda: len(titles()) == 3, 3)
     assert titles() == [
         "no rows come in",
@@ -161,11 +160,10 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     (rejected,) = (run for run in server.runs(NOTIFY) if "rejected" in run.parameters["title"])
     assert rejected.parameters["text"] == "probe: not better" and rejected.parameters["code"] == "A401"
 
-    # It is lost again, and stays so.
-    server.run(lost)
-    server.client.set_flow_run_state(lost.id, Crashed(), force=True)
+    (second,) = (run for run in forced if run.id != lost.id)
+    server.client.set_flow_run_state(second.id, Crashed(), force=True)
     wait_until(lambda: len(titles()) == 4, 20)
-    assert server.state(lost) == "Crashed" and len(server.runs(RETRAIN)) == 4
+    assert len(server.runs(RETRAIN)) == 5, "it is not run a third time"
 
 
 def test_starting_run_supersedes_those_that_wait_for_the_same(

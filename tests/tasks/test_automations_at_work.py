@@ -39,6 +39,7 @@ def retrain(promote: bool = True):
         time.sleep(0.2)
 """
 EMIT = "import sys; from tasks.events import emit; emit(*sys.argv[1:3], code='A999', text=sys.argv[3])"
+NEXT_DAY = "from tasks.server.automation_sync import forget_run_again; forget_run_again()"
 APPLY = "import sys; from tasks.server.automation_sync import apply; print(*apply(sys.argv[1], heartbeat=5).lines())"
 
 
@@ -93,7 +94,8 @@ def server(tmp_path: Path) -> Iterator[tuple[Server, int]]:
     assert processes_of(project) == []
 
 
-@pytest.mark.soak("tests/tasks/test_automations.py::test_event_is_acted_on_once")
+@pytest.mark.slow
+@pytest.mark.soak(twin="test_event_is_acted_on_once")
 def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch: pytest.MonkeyPatch) -> None:
     made, port = server
     monkeypatch.setenv(KEY, SERVER_KEY)
@@ -131,21 +133,24 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
         wait_until(lambda: len(made.pids()) == 1, 60)
         os.kill(made.pids()[0], signal.SIGKILL)
         wait_until(lambda: len(made.pids()) == 2, 60)
-        assert made.states("retrain")["Running"] == 1
+        assert (made.states("retrain")["Running"], made.states("retrain")["Crashed"]) == (1, 1)
         os.kill(made.pids()[1], signal.SIGKILL)
-        wait_until(lambda: made.states("retrain")["Crashed"] == 1, 30)
+        wait_until(lambda: made.states("retrain")["Crashed"] == 2, 30)
         wait_until(lambda: len(webhook.texts) == 2, 60)
+        assert len(made.runs("retrain")) == 5, "it is not run a third time"
         assert all(": run " in text and "has crashed\nA504: " in text for text in webhook.texts)
         webhook.alerts.clear()
 
-        # A worker that is killed with its run: neither reports anything.
-        assert "1 updated" in made.python(APPLY, url)
+        # A worker that is killed with its run, on the next day: neither reports anything.
+        made.python(NEXT_DAY)
+        assert "1 created, 1 updated" in made.python(APPLY, url)
         post(f"{made.up.api}/deployments/{made.runs('retrain')[0]['deployment_id']}/create_flow_run", {})
         wait_until(lambda: len(made.pids()) == 3, 60)
         worker = psutil.Process(int((made.project.home / "worker.pid").read_text().split()[0]))
         for process in [worker, *worker.children(recursive=True)]:
             process.kill()
-        wait_until(lambda: made.states("retrain")["AwaitingRetry"] == 1, 30)
+        wait_until(lambda: len(made.runs("retrain")) == 7, 30)
+        assert made.states("retrain")["Crashed"] == 3
         wait_until(lambda: len(webhook.texts) == 1, 60)
         assert "its process gives no sign of life" in webhook.texts[0]
         assert made.up.call("up", url).returncode == 0
@@ -154,5 +159,5 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
         # A run that is stopped on purpose is not run again.
         assert made.up.call("down").returncode == 0
         assert made.up.call("up", url).returncode == 0
-        assert made.states("retrain")["Crashed"] == 2 and not made.states("retrain")["AwaitingRetry"]
+        assert made.states("retrain")["Crashed"] == 4 and len(made.runs("retrain")) == 7
         webhook.shutdown()
