@@ -54,7 +54,8 @@ SAME_PARAMETERS = {
 RUN_TITLE = "{{ flow.name }}: run {{ flow_run.name }} has {{ flow_run.state.name | lower }}"
 RUN_TEXT = "{{ flow_run.state.message or '' }}"
 RUN_ID = "{{ flow_run.id }}"
-PAYLOAD_CODE, PAYLOAD_TEXT = "{{ event.payload.code }}", "{{ event.payload.text }}"
+EVENT_CODE, EVENT_TEXT = "{{ event.payload.code }}", "{{ event.payload.text }}"
+ALARM_TITLE, ALARM_TEXT = "monitoring: {{ event.payload.kind }}", f"{EVENT_TEXT}; {{{{ event.payload.remedy }}}}"
 
 
 def wanted(
@@ -135,13 +136,13 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
         _automation(
             "alert-alarm",
             "post the alarms of the monitoring to the webhook",
-            post("monitoring: {{ event.event }}", PAYLOAD_TEXT, PAYLOAD_CODE),
-            expect={ALARM, f"{ALARM}.*"},
+            post(ALARM_TITLE, ALARM_TEXT, EVENT_CODE),
+            expect={ALARM},
         ),
         _automation(
             "alert-rejected",
             "post each candidate that the gate has rejected to the webhook, once",
-            post("the gate has rejected a candidate", PAYLOAD_TEXT, PAYLOAD_CODE),
+            post("the gate has rejected a candidate", EVENT_TEXT, EVENT_CODE),
             expect={REFUSED},
             for_each={"prefect.resource.id"},
             within=ONCE,

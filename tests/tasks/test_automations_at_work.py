@@ -5,6 +5,7 @@ The work of a retrain is replaced: it waits for a file.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -38,7 +39,7 @@ def retrain(promote: bool = True):
     while not (home / "go").exists():
         time.sleep(0.2)
 """
-EMIT = "import sys; from tasks.events import emit; emit(*sys.argv[1:3], code='A999', text=sys.argv[3])"
+EMIT = "import json, sys; from tasks.events import emit; emit(*sys.argv[1:3], code='A999', **json.loads(sys.argv[3]))"
 NEXT_DAY = "from tasks.server.automation_sync import forget_run_again; forget_run_again()"
 APPLY = "import sys; from tasks.server.automation_sync import apply; print(*apply(sys.argv[1], heartbeat=5).lines())"
 
@@ -58,8 +59,8 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def emit(self, name: str, resource: str, text: str = "") -> None:
-        self.python(EMIT, name, resource, text)
+    def emit(self, name: str, resource: str, **payload: str) -> None:
+        self.python(EMIT, name, resource, json.dumps(payload))
 
     def runs(self, flow: str) -> list[dict[str, Any]]:
         """Those that are due or were, first one first."""
@@ -113,16 +114,16 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
     wait_until(lambda: made.states("retrain") == {"Completed": 2, "Superseded": 1}, 60)
     assert len(made.pids()) == 2
 
-    made.emit("abstain.alarm.promise", "abstain.alarm", "a promise is broken")
+    made.emit("abstain.alarm", "abstain.alarm", kind="promise", text="it is broken", remedy="look")
     wait_until(lambda: made.states("notify") == {"Running": 1}, 60)
     with Receiver(port, statuses=[500, 503]) as webhook:
         wait_until(lambda: made.states("notify") == {"Completed": 1}, 60)
         assert webhook.statuses == []
         (text,) = webhook.texts
-        assert text.startswith("monitoring: abstain.alarm.promise\nA999: a promise is broken\n"), text
+        assert text.startswith("monitoring: promise\nA999: it is broken; look\n"), text
         webhook.alerts.clear()
         for _ in range(2):
-            made.emit("abstain.refused", "abstain.refused.0123", "probe: not better")
+            made.emit("abstain.refused", "abstain.refused.0123", text="probe: not better")
         wait_until(lambda: len(webhook.texts) == 1, 60)
         assert webhook.texts[0].startswith("the gate has rejected a candidate\nA999: probe: not better\n")
         webhook.alerts.clear()
