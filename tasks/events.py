@@ -1,8 +1,8 @@
 """The events that the flows emit to Prefect, by name: automations are triggered by them."""
 
-# An alarm of the monitoring, as `abstain.alarm.<kind>`: payload `code` and `text`; the resource is ALARM itself.
+# An alarm of the monitoring. Payload: `code`, `kind`, `text`, `version` and `window`, the day on which that began.
 ALARM = "abstain.alarm"
-# The questions, answers, contexts or hidden states drifted, or new topics came: payload `version` and `kinds`.
+# The questions, answers, contexts or hidden states drifted, or new topics came. Payload: `version`, and `codes`.
 DRIFT = "abstain.drift"
-# Once a run of the monitoring: payload `count`, the reviews that came since the last promotion, and `version`.
+# Once a run of the monitoring. Payload: `count`, the reviews that came since the last promotion, and `version`.
 REVIEWS = "abstain.reviews"

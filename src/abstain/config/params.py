@@ -240,6 +240,16 @@ class GateParams(FrozenModel):
     max_latency_ms: Positive
 
 
+class MonitoringParams(FrozenModel):
+    """The windows of the monitoring, and what raises an alarm in one."""
+
+    min_decisions: Count
+    min_reviews: Count
+    level: OpenFraction
+    max_unavailable: Fraction
+    max_unknown_chunks: Fraction
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -259,6 +269,7 @@ class Params(FrozenModel):
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
+    monitoring: MonitoringParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
