@@ -45,13 +45,18 @@ def reviewed_answers(store: DataStore, traffic: Traffic, labels: LabelParams) ->
     in_data = np.where(told, 1.0, of["share"].where(of["share"] > 0))
     inclusion = (in_data * verdicts["inclusion_probability"].to_numpy(float)).clip(SMALLEST_INCLUSION)
     documents = _documents(store, set(ids))
-    return of.drop(columns="share").assign(
-        correct=verdicts["label"].to_numpy(bool),
-        weight=1 / np.where(np.isnan(inclusion), 1.0, inclusion),
-        drawn=~np.isnan(inclusion),
-        document=[documents.get(key, key) for key in ids],
-        arrived=rows.groupby("row")["arrived"].min().dt.floor("D").to_numpy(),
-    ).assign(arrived=lambda frame: pd.to_datetime(frame["arrived"], utc=True)).sort_values("arrived", kind="stable")
+    return (
+        of.drop(columns="share")
+        .assign(
+            correct=verdicts["label"].to_numpy(bool),
+            weight=1 / np.where(np.isnan(inclusion), 1.0, inclusion),
+            drawn=~np.isnan(inclusion),
+            document=[documents.get(key, key) for key in ids],
+            arrived=rows.groupby("row")["arrived"].min().dt.floor("D").to_numpy(),
+        )
+        .assign(arrived=lambda frame: pd.to_datetime(frame["arrived"], utc=True))
+        .sort_values("arrived", kind="stable")
+    )
 
 
 def shown_that_count(reviewed: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -61,14 +66,15 @@ def shown_that_count(reviewed: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return counted, len(apart)
 
 
-def review_batches(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple[datetime, ReviewBatch]]:
+def review_batches(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple[pd.Timestamp, ReviewBatch]]:
     """The reviews of shown answers by the day on which they arrived, oldest first, for one version.
 
     The coverage of a batch is that of the decisions since the batch before; where there are none, of all so far.
     """
-    found: list[tuple[datetime, ReviewBatch]] = []
+    found: list[tuple[pd.Timestamp, ReviewBatch]] = []
     is_show, before = decisions["decision"] == "show", None
-    for day, own in counted.groupby("arrived", sort=True):
+    for day in sorted(counted["arrived"].unique()):
+        own = counted[counted["arrived"] == day]
         until = decisions["day"] <= day
         lately = until if before is None else until & (decisions["day"] > before)
         share = is_show[lately if lately.any() else until].mean()
@@ -78,7 +84,7 @@ def review_batches(counted: pd.DataFrame, decisions: pd.DataFrame) -> list[tuple
             document=own["document"].to_numpy(object),
             coverage=1.0 if np.isnan(share) else float(share),
         )
-        found.append((day.to_pydatetime(), batch))
+        found.append((day, batch))
         before = day
     return found
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import pandas as pd
+from sqlalchemy import Row
 
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
 
 BLOCK = 50_000
 """Rows that are in memory as objects at once; as columns they take a tenth of that."""
-COLUMNS = {
+COLUMNS: dict[str, Any] = {
     "seq": "int64",
     "decision": "category",
     "shown": "bool",
@@ -64,7 +67,7 @@ def read_traffic(database: LogDatabase, now: datetime) -> Traffic:
     return Traffic(decisions, replies, turned_back, int(is_ahead.sum()))
 
 
-def _block(rows: list[object]) -> pd.DataFrame:
+def _block(rows: Sequence[Row[Any]]) -> pd.DataFrame:
     names = ["interaction_id", "decided_at", *COLUMNS]
     frame = pd.DataFrame([[getattr(row, name) for name in names] for row in rows], columns=names)
     frame["decided_at"] = _moments(frame["decided_at"])

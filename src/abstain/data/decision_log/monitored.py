@@ -56,7 +56,7 @@ class MonitoredWindow:
 
     @property
     def headline(self) -> str:
-        """"Quiet", or "Alarm: " and the kinds of its alarms."""
+        """ "Quiet", or "Alarm: " and the kinds of its alarms."""
         return f"Alarm: {', '.join(one.kind for one in self.alarms)}" if self.alarms else "Quiet"
 
 
