@@ -22,6 +22,7 @@ PARAMS = MonitoringParams(
 )
 REWRITTEN = "cards"
 SHOWN, CORRECT, REVIEWED = 0.7, 0.95, 0.5
+ASKED = 150
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ def traffic(
     rewritten_from: int | None = None,
     seed: int = 0,
 ) -> list[GateAnswer]:
-    """`per_day` decisions a day over the sample, in a random order. From the day `rewritten_from` on, the handbook of
+    """`per_day` decisions a day over a part of the sample, in a random order, as people ask the same again. From the day `rewritten_from` on, the handbook of
     one product line says something else: its contexts are other texts, and most of its answers are wrong."""
     rng, found = random.Random(seed), []
-    order = rng.sample(sample(), len(sample()))
+    asked_about = rng.sample(sample(), ASKED)
     for number in range(days * per_day):
-        day, asked = number // per_day, order[number % len(order)]
-        at = start + timedelta(days=day, minutes=10 + number % per_day)
+        day, asked = number // per_day, rng.choice(asked_about)
+        at = start + timedelta(days=day, minutes=20 * (number % per_day))
         is_rewritten = rewritten_from is not None and day >= rewritten_from
         found.append(_answer(f"i-{number:05}", at, asked, version, is_rewritten=is_rewritten, rng=rng))
     return found
