@@ -1,19 +1,19 @@
 """Is the promise of a live version kept? A test of its reviews that may be looked at as often as one likes.
 
-A test by betting (Waudby-Smith and Ramdas 2024): capital starts at 1 and is multiplied, for each document of each batch,
-by `1 + bet * excess`. `excess` is the sum of weight x (loss - tolerated loss) over the batch's reviews of the document:
-a total (Horvitz and Thompson 1952), not a weighted mean, which is biased where the kinds that are reviewed rarely are
-more often wrong. As long as the promise is kept the capital is not expected to grow, so that it reaches 1 / level at
-any time with a chance of at most `level` (Ville 1939). The loss of a review is 1 where the answer is incorrect, else 0;
-for an error rate it is multiplied by the coverage, as only shown answers are reviewed.
+A test by betting (Waudby-Smith and Ramdas 2024): capital starts at 1 and is multiplied, for each document of each
+batch, by `1 + bet * excess`. `excess` is the sum of weight x (loss - tolerated loss) over the batch's reviews of the
+document: a total (Horvitz and Thompson 1952), not a weighted mean, which is biased where the kinds of answers that are
+reviewed rarely are more often wrong. As long as the promise is kept the capital is not expected to grow, so that it
+reaches 1 / level at any time with a chance of at most `level` (Ville 1939). The loss of a review is 1 where the answer
+is incorrect, else 0; for an error rate it is multiplied by the coverage, as only shown answers are reviewed.
 
 What is tested is the mean over the traffic: documents may differ, and the same ones may recur. Bets are fixed before
-the reviews come, the capital is the mean of one for each of `BETS`: for each of them, a good and a bad document multiply
-to less than two average ones, so that the product over documents errs towards no alarm.
+the reviews come, and the capital is the mean over `BETS`: at a fixed bet a good and a bad document multiply to less
+than two average ones, so that the product over documents errs towards no alarm.
 
-A promise was made about documents at large, and those that are asked about now are a sample of them: it counts as broken
-only where the difference is also more than what so many documents vary by, by a t-test of their totals (without it, one
-year in ten of 50 documents drawn at a precision of .90 would be called broken).
+A promise was made about documents at large, and those that are asked about now are a sample of them: it counts as
+broken only where the difference is also more than what so many documents vary by, by a t-test of their totals (without
+it, one year in ten of 50 documents drawn at a precision of .90 would be called broken).
 """
 
 from __future__ import annotations
