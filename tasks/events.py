@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-# An alarm of the monitoring, as `abstain.alarm.<kind>`: payload `code` and `text`; the resource is ALARM itself.
+# An alarm of the monitoring. Payload: `code`, `kind`, `text`, `version` and `window`, the day on which that began.
 ALARM = "abstain.alarm"
-# The questions, answers, contexts or hidden states drifted, or new topics came: payload `version` and `kinds`.
+# The questions, answers, contexts or hidden states drifted, or new topics came. Payload: `version`, and `codes`.
 DRIFT = "abstain.drift"
-# Once a run of the monitoring: payload `count`, the reviews that came since the last promotion, and `version`. The
-# resource `abstain.reviews.VERSION.N` of an ingest says that the N-th portion is full, at which a retrain is due.
+# Once a run of the monitoring. Payload: `count`, the reviews that came since the last promotion, and `version`.
+# The resource `abstain.reviews.VERSION.N` of an ingest says that the N-th portion is full: a retrain is due.
 REVIEWS = "abstain.reviews"
 # An ingest has accepted rows: payload `rows`.
 INGESTED = "abstain.ingested"

@@ -241,8 +241,13 @@ class GateParams(FrozenModel):
 
 
 class MonitoringParams(FrozenModel):
-    """What is watched, and when a retrain starts by itself."""
+    """The windows of the monitoring, what raises an alarm in one, and when a retrain or an alert starts by itself."""
 
+    min_decisions: Count
+    min_reviews: Count
+    level: OpenFraction
+    max_unavailable: Fraction
+    max_unknown_chunks: Fraction
     retrain_after_reviews: Count
     feed_silent_hours: Positive
 
