@@ -45,7 +45,7 @@ MISSED_HEARTBEATS = 3
 ONCE = timedelta(days=365)
 """As good as for ever: Prefect forgets what has fired after it."""
 DRIFT_REST = timedelta(days=7)
-"""Drift is raised every day until a version is trained on it; a retrain that was rejected is not repeated before."""
+"""Drift may be raised in window after window; a retrain whose candidate was rejected is not repeated before."""
 
 SAME_PARAMETERS = {
     "__prefect_kind": "json",
