@@ -30,6 +30,7 @@ from tasks.decision_record import (
     require_all,
     write_record,
 )
+from tasks.events import REFUSED, emit
 from tasks.gate_inputs import judge
 from tasks.git_commit import commit, push
 from tasks.plan import LOCK, REQUIREMENTS
@@ -86,7 +87,7 @@ def promote_candidate(
         if event.candidate == candidate and event.version in registry.blocked:
             _push_record(workspace, before)
             why = f"{Code.NO_VERSION} it is {event.version} again, which was blocked: {registry.blocked[event.version]}"
-            return _rejected(registry, [why])
+            return _rejected(registry, candidate, [why])
     metrics = json.loads((workspace.path / paths.METRICS).read_text())
     params = load_params(workspace.path / paths.PARAMS)
     limits = {**params.gate.model_dump(mode="json"), "threshold": params.threshold.model_dump(mode="json")}
@@ -112,7 +113,7 @@ def promote_candidate(
     if not again and new_holdout is None and (reasons := earlier_rejection(records, now)):
         _push_record(workspace, before)
         observe("promote", "cached")
-        return _rejected(registry, reasons)
+        return _rejected(registry, candidate, reasons)
     rule: Rule = "better" if taint is None else "accepted" if accept_erasure else "not_worse"
     looks = looks_taken(records, holdout, accepted is not None)
     lost = coverage_lost(records, registry.version)
@@ -149,7 +150,7 @@ def promote_candidate(
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
     observe("promote", "ran")
-    return _rejected(registry, decision.reasons)
+    return _rejected(registry, candidate, decision.reasons)
 
 
 def _unchanged(workspace: Workspace, registry: Registry, before: str | None) -> Promotion:
@@ -194,9 +195,12 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
     return moved
 
 
-def _rejected(registry: Registry, reasons: list[str]) -> Promotion:
-    """The outcome of a candidate that is not promoted; raises `AbstainError` where the user has to decide."""
+def _rejected(registry: Registry, candidate: str, reasons: list[str]) -> Promotion:
+    """The outcome of a candidate that is not promoted, after its event; raises `AbstainError` where the user has to
+    decide."""
     if registry.taint is None or registry.taint.kept:
+        code, _, text = "; ".join(reasons).partition(" ")
+        emit(REFUSED, f"{REFUSED}.{candidate[:12]}", code=code, text=text)
         return Promotion("rejected", registry.version, reasons)
     raise AbstainError(
         Code.ERASED_IN_PRODUCTION,

@@ -47,6 +47,7 @@ EXPECTED = {
     "abstain_cli.import_rows": "",
     "abstain_cli.init": "",
     "flows.ingest": "pandas prefect",
+    "flows.notify": "prefect",
     "abstain_cli.kb": "",
     "abstain_cli.latency": "",
     "abstain_cli.perturb": "",

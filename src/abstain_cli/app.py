@@ -26,6 +26,7 @@ from abstain_cli import (
     init,
     kb,
     latency,
+    monitor,
     perturb,
     plan,
     quarantine,
@@ -60,6 +61,7 @@ app.command("init")(init.init)
 app.command("generate")(score.generate)
 app.command("key")(serve.key)
 app.command("latency")(latency.time_scorers)
+app.command("monitor")(monitor.monitor)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
 app.command("score")(score.score)
@@ -299,7 +301,7 @@ def _prepare() -> None:
 
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency"}:
+    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency", "monitor"}:
         ensure_origin(project_root(), load_settings())  # report a missing git or a dirty tree before a server starts
 
 

@@ -240,6 +240,18 @@ class GateParams(FrozenModel):
     max_latency_ms: Positive
 
 
+class MonitoringParams(FrozenModel):
+    """The windows of the monitoring, what raises an alarm in one, and when a retrain or an alert starts by itself."""
+
+    min_decisions: Count
+    min_reviews: Count
+    level: OpenFraction
+    max_unavailable: Fraction
+    max_unknown_chunks: Fraction
+    retrain_after_reviews: Count
+    feed_silent_hours: Positive
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -259,6 +271,7 @@ class Params(FrozenModel):
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
+    monitoring: MonitoringParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:

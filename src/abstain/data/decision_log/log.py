@@ -30,6 +30,7 @@ from abstain.data.decision_log import erasure, queries
 from abstain.data.decision_log.calls import CallContent, call_row
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Redact, Shares, decision_row, feedback_row
+from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
 from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
 from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK
 from abstain.data.store.record_keys import microseconds
@@ -168,6 +169,10 @@ class DecisionLog:
     def over_time(self, since: datetime, until: datetime, step: timedelta) -> Sequence[DecisionsInStep]:
         """See `queries.over_time`."""
         return queries.over_time(self._database, since, until, step)
+
+    def windows(self, newest: int) -> Sequence[MonitoredWindow]:
+        """See `monitored.read_windows`."""
+        return read_windows(self._database, newest)
 
     def count(self, since: datetime | None = None) -> Mapping[str, int]:
         """See `queries.count`."""

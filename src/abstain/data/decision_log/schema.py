@@ -103,11 +103,25 @@ CALLS = Table(
 )
 """What the answers of calls will rest on, for a short time."""
 
+WINDOWS = Table(
+    "decision_log_windows",
+    _TABLES,
+    Column("version", Text, primary_key=True),
+    Column("starts_at", BigInteger, primary_key=True),
+    Column("ends_at", BigInteger, nullable=False, index=True),
+    Column("is_final", Boolean, nullable=False),
+    Column("content", Text, nullable=False),  # figures, and the alarms but their codes
+    Column("alarms", Text, nullable=False),  # codes, with a space between two
+)
+"""What the monitoring found in each window of time: no texts."""
+
 
 def make_tables(connection: Connection) -> None:
-    """Make the tables where there are none. Other writers have to wait meanwhile."""
-    if version_of(connection) is None:
+    """Make the tables that are not there, of a log of this layout. Other writers have to wait meanwhile."""
+    version = version_of(connection)
+    if version in (None, VERSION):
         _TABLES.create_all(connection)
+    if version is None:
         rows = {"version": VERSION, "id": secrets.token_hex(16)}
         connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
 
