@@ -127,10 +127,8 @@ def classifier_drift(
     scores, p_values = np.zeros(len(sides.group)), []
     for train, test in _halves(sides):
         scores[test] = _scores(compared.vectors, sides.in_window, train, test)
-        half, own = (
-            Sides.of(*(sides.group[test & side] for side in (~sides.in_window, sides.in_window)), generator),
-            scores[test, None],
-        )
+        own, now = scores[test, None], sides.in_window
+        half = Sides.of(sides.group[test & ~now], sides.group[test & now], generator)
         if half.judged:
             p_values.append(p_value(np.stack(list(_differences(own, own, half, generator)), axis=1)))
     auc = float(roc_auc_score(sides.in_window, scores))
