@@ -12,15 +12,15 @@ REWRITTEN, NEW_TOPIC = SHIFTS[1:]
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("recurring", ["all", "half", "none"])
+@pytest.mark.parametrize("recurring", ["all", "none"])
 def test_windows_like_those_before_raise_few_alarms(recurring: str) -> None:
-    # 5 % are at most 6 of 40 in 99 of 100 such tests.
-    assert (drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 8, 5) <= 6 / 40).all()  # type: ignore[arg-type]
+    # 5 % are at most 4 of 20 in 997 of 1,000 such tests.
+    assert (drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 4, 5) <= 4 / 20).all()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recurring", ["all", "half"])
 def test_a_rewritten_handbook_of_one_of_ten_products_is_noticed(recurring: str) -> None:
-    shares = drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 4)  # type: ignore[arg-type]
+    shares = drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 2)  # type: ignore[arg-type]
     assert dict(zip(ALARMS, shares, strict=True))["inputs (both)"] == 1
 
 
