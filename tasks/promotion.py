@@ -25,9 +25,8 @@ from tasks.decision_record import (
     earlier_rejection,
     inputs_digest,
     looks_taken,
-    read_records,
+    read_ledger,
     refilled_since,
-    require_all,
     write_record,
 )
 from tasks.gate_inputs import judge
@@ -50,6 +49,18 @@ class Promotion:
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
     reasons: list[str]
+
+
+def require_candidate(workspace: Workspace) -> None:
+    """Bring the candidate that `dvc.lock` records. Raises `AbstainError` where there is none, or it is out of date."""
+    if not (workspace.path / LOCK).is_file():
+        raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
+    workspace.dvc("checkout", "--force", "--quiet")
+    if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
+        raise AbstainError(
+            Code.NO_VERSION,
+            "data, parameters or code have changed since the candidate was trained: run `abstain retrain`",
+        )
 
 
 @task(cache_policy=NO_CACHE)
@@ -100,12 +111,7 @@ def promote_candidate(
         "inputs_sha256": inputs_digest(workspace.path / LOCK),
     }
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
-    if registry.history:
-        since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
-        workspace.require_revision(since)
-        of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
-        require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
-    records = read_records(folder)
+    records = read_ledger(workspace, registry)
     accepted = new_holdout
     if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
         accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)

@@ -32,6 +32,7 @@ from abstain_cli import (
     review,
     score,
     serve,
+    shadow,
     study,
 )
 from abstain_cli.progress_bar import step_progress
@@ -53,6 +54,7 @@ app.add_typer(import_rows.app, name="import")
 app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
+app.add_typer(shadow.app, name="shadow")
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -48,7 +49,7 @@ def serve(
     from abstain.serving.api.telemetry import exporting
     from abstain.serving.gate import Gate
     from abstain.serving.status_page.page import make_routes
-    from tasks.live_release import OriginReleases
+    from tasks.live_release import OriginReleases, OriginShadow
     from tasks.workspace import project_root
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -59,10 +60,18 @@ def serve(
     text = serving.keys.get_secret_value() if serving.keys else None
     keys = Keys(text, serving.keys_file)
     require_loopback(host, keys.required)
-    live = LiveGate(OriginReleases(), lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
+
+    def open_gate(bundle: Path) -> Gate:
+        return Gate.open(bundle, settings, serving.on_unavailable)
+
+    live, shadow = LiveGate(OriginReleases(), open_gate), None
+    if serving.shadow != "off":
+        # Without passes of its own it needs no base model, which may be another one.
+        warm = Gate.warm if serving.shadow == "full" else lambda gate: None
+        shadow = LiveGate(OriginShadow(), open_gate, warm, nothing=None)
     params = load_params(project_root() / paths.PARAMS)
     with exporting(), listen(host, port) as listening, _retriever(retrieve) as chunks:
-        service = GateService(live, _open_log(params.privacy), serving, chunks)
+        service = GateService(live, _open_log(params.privacy), serving, chunks, shadow)
         app = make_app(service, keys, None if keys.required else names_of(host))
         app.include_router(make_routes(service, keys, params.labels))
         shown = f"[{host}]" if ":" in host else host
