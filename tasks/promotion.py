@@ -36,6 +36,7 @@ from tasks.progress import observe
 from tasks.promotion_params import write_decided, write_rolled_back
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
+from tasks.shadow import has_shadow, set_shadow
 from tasks.workspace import Workspace
 
 POINTER = ("release.dvc", paths.REGISTRY)
@@ -154,6 +155,8 @@ def promote_candidate(
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
+    if params.shadow.rejected and before is None and registry.prod is not None and not has_shadow(workspace):
+        set_shadow(workspace)
     observe("promote", "ran")
     return _rejected(registry, decision.reasons)
 

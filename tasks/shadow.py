@@ -43,9 +43,25 @@ def set_shadow(workspace: Workspace) -> Shadow:
 
     Raises `AbstainError` where nothing is in production, and where the candidate is what is.
     """
-    shadow = write_shadow(workspace, production(workspace))
-    publish_shadow(workspace, shadow)
+    beside = production(workspace)
+    shadow = build_shadow(workspace.path, beside.version)
+    if shadow.candidate == beside.candidate:
+        raise AbstainError(Code.NO_VERSION, f"the last candidate is {beside.version}, which is in production")
+    write_atomically(workspace.path / paths.SHADOW_POINTER, (shadow.model_dump_json(indent=2) + "\n").encode())
+    workspace.dvc("add", "--quiet", str(paths.SHADOW))
+    commit(workspace, f"Let {shadow.version} decide beside {shadow.beside}, as its shadow", *POINTER)
+    if workspace.git("tag", "--list", shadow.tag).strip():  # with the same files
+        push(workspace)
+    else:
+        workspace.git("tag", "--annotate", shadow.tag, "-m", f"{shadow.version}, beside {shadow.beside}")
+        push(workspace, shadow.tag)
     return shadow
+
+
+def has_shadow(workspace: Workspace) -> bool:
+    """Whether a shadow decides beside what is in production."""
+    shadow = shadow_at(workspace.path, "HEAD")
+    return shadow is not None and shadow.beside == production(workspace).version
 
 
 def production(workspace: Workspace) -> Event:
@@ -54,26 +70,6 @@ def production(workspace: Workspace) -> Event:
     if event is None:
         raise AbstainError(Code.NO_VERSION, "nothing is in production: a shadow decides beside a version")
     return event
-
-
-def write_shadow(workspace: Workspace, beside: Event) -> Shadow:
-    """Build the bundle of the candidate, and write `shadow.json`. Raises `AbstainError` where it is `beside`."""
-    shadow = build_shadow(workspace.path, beside.version)
-    if shadow.candidate == beside.candidate:
-        raise AbstainError(Code.NO_VERSION, f"the last candidate is {beside.version}, which is in production")
-    write_atomically(workspace.path / paths.SHADOW_POINTER, (shadow.model_dump_json(indent=2) + "\n").encode())
-    return shadow
-
-
-def publish_shadow(workspace: Workspace, shadow: Shadow) -> None:
-    """Commit what `write_shadow` wrote, tag and push it."""
-    workspace.dvc("add", "--quiet", str(paths.SHADOW))
-    commit(workspace, f"Let {shadow.version} decide beside {shadow.beside}, as its shadow", *POINTER)
-    if workspace.git("tag", "--list", shadow.tag).strip():  # with the same files
-        push(workspace)
-        return
-    workspace.git("tag", "--annotate", shadow.tag, "-m", f"{shadow.version}, beside {shadow.beside}")
-    push(workspace, shadow.tag)
 
 
 def clear_shadow(workspace: Workspace) -> bool:

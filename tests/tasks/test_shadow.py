@@ -19,8 +19,11 @@ from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.release.shadow import Shadow
 from tasks import live_release, release_bundle
+from tasks.git_commit import commit
 from tasks.live_release import OriginShadow
 from tasks.promotion import Promotion
+from tasks.release_bundle import sha256
+from tasks.run_params import edit_params
 from tasks.shadow import clear_shadow, review_shadow, set_shadow, shadow_at
 from tasks.workspace import BRANCH
 from tests.data.builders import cited, interaction, review
@@ -187,3 +190,25 @@ def test_a_gate_fetches_it_by_its_tag_and_refuses_other_files(
     bundle = follows.fetch(live)
     assert (bundle / "probe.onnx").is_file() and bundle.parent.name == "releases"
     assert asked[-1][2:6] == [str(workspace.path), "shadow", "--rev", shadow.tag]
+
+
+def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say_so_and_none_is_there(
+    workspace: Plain, candidates: Candidates
+) -> None:
+    candidates.write(1.0)
+    assert candidates.promote().status == "rejected" and shadow_at(workspace.path, f"origin/{BRANCH}") is None
+    edit_params(workspace, {"shadow": {"rejected": True}})
+    commit(workspace, "Let rejected candidates decide beside production", paths.PARAMS)
+    candidates.write(0.95)
+    assert candidates.promote().status == "rejected"
+    first = shadow_at(workspace.path, f"origin/{BRANCH}")
+    assert first is not None and first.candidate == sha256(workspace.path / paths.ONNX)
+    candidates.write(0.9)
+    assert candidates.promote().status == "rejected"
+    assert shadow_at(workspace.path, f"origin/{BRANCH}") == first, "its reviews have only begun to come"
+    candidates.write(1.8)
+    assert candidates.promote().version == "v1.1.0"
+    candidates.write(0.9)
+    assert candidates.promote().status == "rejected"
+    second = shadow_at(workspace.path, f"origin/{BRANCH}")
+    assert second is not None and second.beside == "v1.1.0"

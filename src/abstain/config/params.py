@@ -240,6 +240,12 @@ class GateParams(FrozenModel):
     max_latency_ms: Positive
 
 
+class ShadowParams(FrozenModel):
+    """Which candidates decide beside production without being obeyed, apart from those of `abstain shadow set`."""
+
+    rejected: bool
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -259,6 +265,7 @@ class Params(FrozenModel):
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
+    shadow: ShadowParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
