@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import ShadowDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.release.shadow import Shadow
+from abstain_cli import shadow as cli
 from tasks import live_release, release_bundle
 from tasks.git_commit import commit
 from tasks.live_release import OriginShadow
@@ -212,3 +214,32 @@ def test_a_rejected_candidate_becomes_the_shadow_by_itself_only_where_params_say
     assert candidates.promote().status == "rejected"
     second = shadow_at(workspace.path, f"origin/{BRANCH}")
     assert second is not None and second.beside == "v1.1.0"
+
+
+def test_the_commands_say_what_is_there_and_what_the_look_means(
+    workspace: Plain,
+    shadow: Shadow,
+    log: DecisionLog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def here() -> Iterator[Plain]:
+        yield workspace
+
+    def said() -> str:
+        return " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.setattr("tasks.workspace.open_workspace", here)
+    monkeypatch.setattr("tasks.workspace.origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
+    write_data(workspace, decide(log, shadow), reviewed=200)
+    cli.show()
+    assert f"{shadow.version} decides beside v1.0.0" in (shown := said()) and "by both: 300 answers" in shown
+    cli.compare()
+    first = said()
+    assert "better: paired reviews: AUROC" in first and "look 2 of 60" in first and "no version was changed" in first
+    cli.compare()
+    assert "no other was taken" in said()
+    cli.clear()
+    cli.show()
+    assert "there is no shadow" in said()

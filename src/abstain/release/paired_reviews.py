@@ -1,4 +1,8 @@
-"""Reviews of answers that production and its shadow have both decided about, as a window of the two. Pure."""
+"""Reviews of answers that production and its shadow have both decided about, as a window of the two. Pure.
+
+Only reviews that were drawn with known probabilities count. Those that somebody chose to give are mostly of what
+production has shown: among these its own confidences are all high, so any other scorer would seem to rank better.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,15 @@ from abstain.config.params import LabelParams
 from abstain.data.decision_log.queries import DecidedByBoth
 from abstain.data.labels.answer_labels import last_verdicts, resolve
 from abstain.data.store.dataframes import Frames
-from abstain.data.store.splits import by_how_chosen
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 
 
 def paired_reviews(pairs: Sequence[DecidedByBoth], frames: Frames, params: LabelParams) -> pd.DataFrame:
-    """The reviewed ones of `pairs` that count: the fields of `DecidedByBoth`, group, product, correct (0/1), drawn and
-    inclusion_probability (nan: nobody drew it), by rising id.
+    """The ones of `pairs` with a drawn review: the fields of `DecidedByBoth`, group, product, correct (0/1) and
+    inclusion_probability, by rising id.
 
-    Where enough of the reviews were drawn with known probabilities, they alone count, as on the hold-out. Pairs that
-    `frames` has no interaction of are left out: what they are about is not known.
+    Pairs that `frames` has no interaction of are left out: what they are about is not known.
     """
     both = pd.DataFrame([asdict(pair) for pair in pairs], columns=list(DecidedByBoth.__dataclass_fields__))
     asked = frames.interactions[["interaction_id", "group", "product"]].drop_duplicates("interaction_id")
@@ -31,12 +33,11 @@ def paired_reviews(pairs: Sequence[DecidedByBoth], frames: Frames, params: Label
     row = pd.Index(both["interaction_id"]).get_indexer(pd.Index(frames.reviews["interaction_id"]))
     reviews = frames.reviews[row >= 0].assign(row=row[row >= 0])
     verdicts = resolve(last_verdicts(reviews, params), params)
-    rows = both.loc[verdicts.index].assign(
-        correct=verdicts["label"].astype(int),
-        drawn=verdicts["inclusion_probability"].notna(),
-        inclusion_probability=verdicts["inclusion_probability"].astype(float),
+    drawn = verdicts[verdicts["inclusion_probability"].notna()]
+    rows = both.loc[drawn.index].assign(
+        correct=drawn["label"].astype(int), inclusion_probability=drawn["inclusion_probability"].astype(float)
     )
-    return by_how_chosen(rows)[0].reset_index(drop=True)
+    return rows.reset_index(drop=True)
 
 
 def window_of(rows: pd.DataFrame, champion: str) -> EvaluationWindow:

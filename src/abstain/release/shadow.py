@@ -104,8 +104,8 @@ def require_enough(window: EvaluationWindow, params: GateParams) -> None:
     if rows < params.min_slice or documents < MIN_DOCUMENTS:
         raise AbstainError(
             Code.TOO_FEW_LABELS,
-            f"{rows} answers about {documents} documents that both have decided about are reviewed, and at least "
-            f"{params.min_slice} about {MIN_DOCUMENTS} are needed: review more of them, and ingest",
+            f"{rows} answers about {documents} documents that both have decided about have a drawn review, and "
+            f"{params.min_slice} about {MIN_DOCUMENTS} are needed: `abstain ingest`, then `abstain review export`",
         )
 
 
