@@ -18,6 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
+from abstain.release.shadow import takes_rejected
 from tasks.decision_record import (
     accepted_before,
     coverage_lost,
@@ -36,7 +37,7 @@ from tasks.progress import observe
 from tasks.promotion_params import write_decided, write_rolled_back
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
-from tasks.shadow import has_shadow, set_shadow
+from tasks.shadow import set_shadow, shadow_at
 from tasks.workspace import Workspace
 
 POINTER = ("release.dvc", paths.REGISTRY)
@@ -155,7 +156,8 @@ def promote_candidate(
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
-    if params.shadow.rejected and before is None and registry.prod is not None and not has_shadow(workspace):
+    live = registry.version
+    if before is None and live and takes_rejected(params.shadow, shadow_at(workspace.path, "HEAD"), live):
         set_shadow(workspace)
     observe("promote", "ran")
     return _rejected(registry, decision.reasons)

@@ -43,7 +43,7 @@ def set_shadow(workspace: Workspace) -> Shadow:
 
     Raises `AbstainError` where nothing is in production, and where the candidate is what is.
     """
-    beside = production(workspace)
+    beside = _in_production(workspace)
     shadow = build_shadow(workspace.path, beside.version)
     if shadow.candidate == beside.candidate:
         raise AbstainError(Code.NO_VERSION, f"the last candidate is {beside.version}, which is in production")
@@ -58,14 +58,7 @@ def set_shadow(workspace: Workspace) -> Shadow:
     return shadow
 
 
-def has_shadow(workspace: Workspace) -> bool:
-    """Whether a shadow decides beside what is in production."""
-    shadow = shadow_at(workspace.path, "HEAD")
-    return shadow is not None and shadow.beside == production(workspace).version
-
-
-def production(workspace: Workspace) -> Event:
-    """What is in production. Raises `AbstainError` where nothing is."""
+def _in_production(workspace: Workspace) -> Event:
     event = load_registry(workspace.path / paths.REGISTRY).prod
     if event is None:
         raise AbstainError(Code.NO_VERSION, "nothing is in production: a shadow decides beside a version")
@@ -101,7 +94,7 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
     reviewed, and where no further comparison may be made. None of these counts as one.
     """
     shadow = _shadow_beside(workspace)
-    event, params = production(workspace), load_params(workspace.path / paths.PARAMS)
+    event, params = _in_production(workspace), load_params(workspace.path / paths.PARAMS)
     registry = load_registry(workspace.path / paths.REGISTRY)
     log = LogDatabase.existing(decision_log_url(load_settings()))
     pairs = decided_by_both(log, shadow.version, shadow.beside) if log else []
@@ -146,7 +139,7 @@ def _shadow_beside(workspace: Workspace) -> Shadow:
     shadow = shadow_at(workspace.path, "HEAD")
     if shadow is None:
         raise AbstainError(Code.NO_VERSION, "there is no shadow: `abstain shadow set` makes the last candidate one")
-    version = production(workspace).version
+    version = _in_production(workspace).version
     if shadow.beside != version:
         raise AbstainError(
             Code.NO_VERSION,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.release.against_champion import NO_LOOKS, Looks
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow
 from abstain.release.shadow import ShadowComparison, compare_shadow, parse_shadow, require_enough
@@ -89,3 +92,41 @@ def test_too_few_reviews_or_documents_are_no_comparison() -> None:
 def test_a_damaged_file_is_named_with_its_remedy() -> None:
     with pytest.raises(AbstainError, match="shadow.json is damaged .*abstain shadow set"):
         parse_shadow('{"candidate": 1}')
+
+
+def reviewed(paired: EvaluationWindow, shown: float, withheld: float, seed: int) -> EvaluationWindow:
+    """`paired` as far as reviews of it come: of what production shows and of what it withholds with these chances."""
+    chance = np.where(paired.confidences[CHAMPION] >= THRESHOLDS[CHAMPION], shown, withheld)
+    rows = np.random.default_rng(seed).random(len(chance)) < chance
+    names = (CHALLENGER, CHAMPION)
+    return EvaluationWindow(
+        correct=paired.correct[rows],
+        groups=paired.groups[rows],
+        products=paired.products[rows],
+        confidences={name: paired.confidences[name][rows] for name in names},
+        weight=row_weights(chance[rows]),
+    )
+
+
+def false_verdicts(runs: int, **options: Any) -> dict[str, float]:
+    """How often an equal shadow is told apart, by which verdict."""
+    found = [
+        compared(reviewed(window(rows=1200, probe=0.8, champion=0.8, seed=4 * run), seed=run, **options)).verdict
+        for run in range(runs)
+    ]
+    return {verdict: found.count(verdict) / runs for verdict in ("better", "worse")}
+
+
+def test_an_equal_shadow_seems_better_where_only_what_production_shows_is_reviewed() -> None:
+    assert false_verdicts(8, shown=0.5, withheld=0.0)["better"] > 0.5
+    assert max(false_verdicts(8, shown=0.25, withheld=0.75).values()) < 0.3, "drawn unevenly, and weighted"
+
+
+if __name__ == "__main__":
+    runs = int(sys.argv[1])
+    for chances in (
+        {"shown": 0.5, "withheld": 0.0},
+        {"shown": 0.25, "withheld": 0.75},
+        {"shown": 0.5, "withheld": 0.5},
+    ):
+        print(chances, false_verdicts(runs, **chances))

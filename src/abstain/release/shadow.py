@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from abstain.config.params import GateParams
+from abstain.config.params import GateParams, ShadowParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
@@ -25,7 +25,7 @@ from abstain.release.comparison import Compared, compare, differences
 from abstain.release.evaluation_window import CHALLENGER, EvaluationWindow, GateCheck
 from abstain.release.registry import Version
 
-Verdict = Literal["better", "not told apart", "worse"]
+ShadowVerdict = Literal["better", "not told apart", "worse"]
 MIN_DOCUMENTS = 10
 """Paired reviews about fewer documents are no comparison."""
 
@@ -73,6 +73,14 @@ def parse_shadow(text: str) -> Shadow:
         ) from None
 
 
+def takes_rejected(params: ShadowParams, shadow: Shadow | None, beside: str) -> bool:
+    """Whether a rejected candidate becomes the shadow of `beside` by itself.
+
+    It does so only where there is none: reviews of one take their time.
+    """
+    return params.rejected and (shadow is None or shadow.beside != beside)
+
+
 @dataclass(frozen=True)
 class ShadowComparison:
     """What paired reviews say of the shadow. `check`: the test of the difference in AUROC, as on the hold-out.
@@ -81,7 +89,7 @@ class ShadowComparison:
     many of them are correct.
     """
 
-    verdict: Verdict
+    verdict: ShadowVerdict
     check: GateCheck
     figures: tuple[Compared, ...]
     answers: dict[str, dict[str, int]]
@@ -130,7 +138,7 @@ def compare_shadow(
             f"the shadow gives the same confidences as {champion}: there is nothing to compare, and no look was taken",
         )
     check = better(window, champion, params, looks, rows="paired reviews:")
-    verdict: Verdict = "not told apart"
+    verdict: ShadowVerdict = "not told apart"
     if check.passed:
         verdict = "better"
     elif 1 - check.value <= check.limit:  # not so of nan

@@ -33,7 +33,7 @@ _log = logging.getLogger("abstain.serve")
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Offered:
     """An answer that `live` has decided about. `row`: None where no texts are known."""
 
     live: Live
@@ -50,7 +50,7 @@ class ShadowGate:
     def __init__(self, follow: LiveGate, log: DecisionLog, metrics: Metrics, batcher: Batcher | None) -> None:
         self.follow = follow
         self._log, self._metrics, self._batcher = log, metrics, batcher
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_Offered] = deque()
         self._thread = ThreadPoolExecutor(1, "shadow")
         self._runner: asyncio.Task[None] | None = None
         self._trouble: str | None = None
@@ -62,7 +62,7 @@ class ShadowGate:
         if len(self._waiting) >= WAITING:
             self._count("dropped")
             return
-        self._waiting.append(_Job(live, judged, row))
+        self._waiting.append(_Offered(live, judged, row))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run_all())
 
@@ -86,7 +86,7 @@ class ShadowGate:
                 self._say(f"{type(error).__name__}: {error}")
             self._count(outcome)
 
-    async def _run(self, job: _Job) -> str:
+    async def _run(self, job: _Offered) -> str:
         """What became of it: `decided`, or `skipped` where the shadow needs what is not there."""
         shadow = self.follow.now
         if shadow is None:
