@@ -67,13 +67,19 @@ def _in_production(workspace: Workspace) -> Event:
 
 def clear_shadow(workspace: Workspace) -> bool:
     """Have no shadow any more; whether there was one."""
-    there = [str(file) for file in POINTER if (workspace.path / file).exists()]
-    if not there:
+    if not remove_shadow(workspace):
         return False
-    workspace.git("rm", "-q", "--", *there)
     workspace.git("commit", "-q", "-m", "Have no shadow any more")
     push(workspace)
     return True
+
+
+def remove_shadow(workspace: Workspace) -> bool:
+    """Have no shadow from the next commit on; whether there was one."""
+    there = [str(file) for file in POINTER if (workspace.path / file).exists()]
+    if there:
+        workspace.git("rm", "-q", "--", *there)
+    return bool(there)
 
 
 @dataclass(frozen=True)

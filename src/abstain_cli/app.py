@@ -137,6 +137,8 @@ def erase_user(
     console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in erasure.removed.items())}")
     trained = [version if certain else f"{version} (?)" for version, certain in erasure.versions.items()]
     console.print(f"versions trained on data that held them: {', '.join(trained) or 'none'}")
+    if erasure.shadow_cleared:
+        console.print("the shadow may have been trained on them: there is none any more")
     for copy in erasure.copies:
         console.print(f"left to you: {copy}", soft_wrap=True)
     console.print("earlier versions of data/ stay in the DVC cache and remote: docs/privacy.md has how to remove them")

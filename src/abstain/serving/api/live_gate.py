@@ -114,7 +114,7 @@ class LiveGate:
         before, self.now = self.now, Live(release, gate)
         self._failed, self.swaps = None, self.swaps + (before is not None)
         self._say(None)
-        _log.info("%s is live%s", release.version, f", after {before.release.version}" if before else "")
+        _log.info("%s decides now%s", release.version, f", after {before.release.version}" if before else "")
 
     def _say(self, trouble: str | None) -> None:
         if trouble and trouble != self.trouble:
