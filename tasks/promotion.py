@@ -18,6 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.release.gate import Rule
 from abstain.release.registry import Registry, load_registry, next_version, tag_of
+from abstain.release.shadow import takes_rejected
 from tasks.decision_record import (
     accepted_before,
     coverage_lost,
@@ -25,9 +26,8 @@ from tasks.decision_record import (
     earlier_rejection,
     inputs_digest,
     looks_taken,
-    read_records,
+    read_ledger,
     refilled_since,
-    require_all,
     write_record,
 )
 from tasks.events import REFUSED, emit
@@ -38,6 +38,7 @@ from tasks.progress import observe
 from tasks.promotion_params import write_decided, write_rolled_back
 from tasks.release_bundle import build_bundle, fetch_release, sha256, smoke_test
 from tasks.run_params import restore_params, withdraw
+from tasks.shadow import set_shadow, shadow_at
 from tasks.workspace import Workspace
 
 POINTER = ("release.dvc", paths.REGISTRY)
@@ -51,6 +52,18 @@ class Promotion:
     status: Literal["promoted", "rejected", "unchanged"]
     version: str | None
     reasons: list[str]
+
+
+def require_candidate(workspace: Workspace) -> None:
+    """Bring the candidate that `dvc.lock` records. Raises `AbstainError` where there is none, or it is out of date."""
+    if not (workspace.path / LOCK).is_file():
+        raise AbstainError(Code.NO_VERSION, "there is no candidate yet: run `abstain retrain` first")
+    workspace.dvc("checkout", "--force", "--quiet")
+    if workspace.dvc("status", "--json").strip() != "{}" or not (workspace.path / paths.ONNX).is_file():
+        raise AbstainError(
+            Code.NO_VERSION,
+            "data, parameters or code have changed since the candidate was trained: run `abstain retrain`",
+        )
 
 
 @task(cache_policy=NO_CACHE)
@@ -101,12 +114,7 @@ def promote_candidate(
         "inputs_sha256": inputs_digest(workspace.path / LOCK),
     }
     folder, holdout = workspace.path / paths.APPROVALS, metrics["holdout"]["digest"]
-    if registry.history:
-        since = f"refs/tags/{tag_of(registry.history[0].version)}"  # before it nothing was compared
-        workspace.require_revision(since)
-        of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
-        require_all([*of_versions, *workspace.added_since(since, paths.APPROVALS)], workspace.path)
-    records = read_records(folder)
+    records = read_ledger(workspace, registry)
     accepted = new_holdout
     if accepted is None and registry.prod is not None and registry.prod.holdout != holdout:
         accepted = accepted_before(records, holdout) or refilled_since(records, registry.prod.version, params.split)
@@ -149,6 +157,9 @@ def promote_candidate(
     message = "Record why a candidate was not promoted\n\n" + "\n".join(decision.reasons)
     commit(workspace, message, paths.APPROVALS)
     push(workspace)
+    live = registry.version
+    if before is None and live and takes_rejected(params.shadow, shadow_at(workspace.path, "HEAD"), live):
+        set_shadow(workspace)
     observe("promote", "ran")
     return _rejected(registry, candidate, decision.reasons)
 

@@ -42,6 +42,7 @@ EXPECTED = {
     "abstain_cli.verdict": "pandas",
     "abstain_cli.score": "",
     "abstain_cli.serve": "",
+    "abstain_cli.shadow": "",
     "flows.demo": f"{ONNX} pandas prefect torch",
     "flows.extract": "prefect torch",
     "abstain_cli.import_rows": "",

@@ -33,6 +33,7 @@ from abstain_cli import (
     review,
     score,
     serve,
+    shadow,
     study,
 )
 from abstain_cli.progress_bar import step_progress
@@ -54,6 +55,7 @@ app.add_typer(import_rows.app, name="import")
 app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
+app.add_typer(shadow.app, name="shadow")
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
@@ -137,6 +139,8 @@ def erase_user(
     console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in erasure.removed.items())}")
     trained = [version if certain else f"{version} (?)" for version, certain in erasure.versions.items()]
     console.print(f"versions trained on data that held them: {', '.join(trained) or 'none'}")
+    if erasure.shadow_cleared:
+        console.print("the shadow may have been trained on them: there is none any more")
     for copy in erasure.copies:
         console.print(f"left to you: {copy}", soft_wrap=True)
     console.print("earlier versions of data/ stay in the DVC cache and remote: docs/privacy.md has how to remove them")

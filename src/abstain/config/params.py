@@ -252,6 +252,12 @@ class MonitoringParams(FrozenModel):
     feed_silent_hours: Positive
 
 
+class ShadowParams(FrozenModel):
+    """Which candidates decide beside production without being obeyed, apart from those of `abstain shadow set`."""
+
+    rejected: bool
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -272,6 +278,7 @@ class Params(FrozenModel):
     threshold: ThresholdParams
     gate: GateParams
     monitoring: MonitoringParams
+    shadow: ShadowParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:

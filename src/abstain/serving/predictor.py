@@ -124,9 +124,15 @@ class Predictor:
 
         `given`: results that are there already, of each; the base model is not asked for these.
         """
+        return self.score_read(interactions, given)[0]
+
+    def score_read(
+        self, interactions: Sequence[Interaction], given: Sequence[Given] = ()
+    ) -> tuple[list[Decision], Answers]:
+        """What `score` gives, and the answers with what was read of them."""
         found = self.reader.read(interactions, given)
         with phase("decision"):
-            return self.decide_all(found.answers, found.unreadable, found.forward_tokens)
+            return self.decide_all(found.answers, found.unreadable, found.forward_tokens), found.answers
 
     def decide_all(
         self, answers: Answers, unreadable: Sequence[UnreadableRow | None], forward_tokens: Sequence[float]

@@ -123,7 +123,7 @@ def requires(keys: Keys, role: Role) -> Callable[..., Awaitable[ApiKey]]:
 async def _follow(service: GateService) -> None:
     """Follow the registry until the server ends."""
     while True:
-        await asyncio.to_thread(service.live.refresh)
+        await asyncio.to_thread(service.refresh)
         await asyncio.sleep(service.settings.refresh_s)
 
 
