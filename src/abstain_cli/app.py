@@ -29,6 +29,7 @@ from abstain_cli import (
     perturb,
     plan,
     quarantine,
+    retention,
     review,
     score,
     serve,
@@ -62,6 +63,7 @@ app.command("key")(serve.key)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
+app.command("retention")(retention.retention)
 app.command("score")(score.score)
 app.command("serve")(serve.serve)
 

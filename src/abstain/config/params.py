@@ -240,6 +240,16 @@ class GateParams(FrozenModel):
     max_latency_ms: Positive
 
 
+class RetentionParams(FrozenModel):
+    """How long what accumulates is kept; no stage reads it. `run_days` None: the runs are left to their server."""
+
+    run_days: Count | None
+    decision_days: Count
+    artifact_days: Count
+    feature_days: Count
+    versions: Count
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -259,6 +269,7 @@ class Params(FrozenModel):
     calibration: CalibrationParams
     threshold: ThresholdParams
     gate: GateParams
+    retention: RetentionParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
