@@ -57,6 +57,13 @@ class Workspace:
     def git(self, *arguments: str) -> str:
         return git(self.path, *arguments)
 
+    def remote_folder(self) -> Path | None:
+        """The folder of the default DVC remote where it is in the home; None where it is elsewhere."""
+        name = self.dvc("config", "core.remote").strip()
+        url = self.dvc("config", f"remote.{name}.url").strip()
+        folder, home = (self.path / ".dvc" / url).resolve(), load_settings().home.resolve()
+        return folder if "://" not in url and folder.is_relative_to(home) else None
+
     def require_revision(self, name: str) -> None:
         """Raises `AbstainError` where this history has no such tag or commit."""
         if not succeeds(self.path, "git", "rev-parse", "--quiet", "--verify", f"{name}^{{commit}}"):
@@ -133,18 +140,19 @@ def ensure_origin(root: Path, settings: Settings) -> str:
 def origin_snapshot() -> tuple[Path, str]:
     """A repository to read the origin's state from, and the revision to read: takes no lock, changes no file.
 
-    A machine that only scores clones the origin here. Raises `AbstainError` before the first run.
+    A machine that only scores, and a home that was restored, clone the origin here. Raises `AbstainError` before the
+    first run.
     """
     root, settings = project_root(), load_settings()
-    path = settings.home.resolve() / "workspace"
+    path, bare = (settings.home.resolve() / name for name in ("workspace", "origin.git"))
     if not path.is_dir():
-        if settings.origin is None:
+        if settings.origin is None and not bare.is_dir():
             raise AbstainError(
                 Code.NO_VERSION,
                 f"no run has been made from {root} yet: run `abstain retrain` first; what `abstain demo` made is in "
                 f"{settings.home / 'demo'}",
             )
-        _clone(settings.origin, path, settings)
+        _clone(settings.origin or str(bare), path, settings)
     git(path, "fetch", "-q", "--tags", "--force", "origin")
     return path, f"origin/{BRANCH}"
 

@@ -19,6 +19,7 @@ from abstain.core.filesystem import name_at, redacted_url
 from abstain.core.scorer_names import PROBE
 from abstain.core.terminal import visible
 from abstain_cli import (
+    backup,
     cache,
     explain,
     familiarity,
@@ -54,6 +55,7 @@ app.add_typer(import_rows.app, name="import")
 app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
+app.command("backup")(backup.backup)
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
@@ -63,6 +65,7 @@ app.command("key")(serve.key)
 app.command("latency")(latency.time_scorers)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
+app.command("restore")(backup.restore)
 app.command("retention")(retention.retention)
 app.command("score")(score.score)
 app.command("serve")(serve.serve)

@@ -48,7 +48,7 @@ def needed_versions(registry: Registry, newest: int) -> set[str]:
 
 def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool) -> Expired:
     """The files of the DVC cache and of the home's own remote that no tag, no branch and no commit since names."""
-    has_own_remote = _remote(workspace).is_relative_to(load_settings().home.resolve())
+    has_own_remote = workspace.remote_folder() is not None
     since = f"{now - timedelta(days=days):%Y-%m-%d}"
     kept = ["--workspace", "--all-branches", "--all-tags", "--date", since]
     command = ["gc", *kept, "--force", *(["--cloud"] if has_own_remote else [])]
@@ -59,10 +59,3 @@ def clear_objects(workspace: Workspace, days: int, now: datetime, *, apply: bool
         workspace.dvc(*command)
     elsewhere = "" if has_own_remote else "the DVC remote is outside of the home: nothing is deleted there"
     return Expired("files in the DVC cache and remote", len(gone), size, elsewhere)
-
-
-def _remote(workspace: Workspace) -> Path:
-    """The folder of the default DVC remote; of a URL, a path that is nowhere."""
-    name = workspace.dvc("config", "core.remote").strip()
-    url = workspace.dvc("config", f"remote.{name}.url").strip()
-    return (workspace.path / ".dvc" / url).resolve()

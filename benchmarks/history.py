@@ -1,0 +1,165 @@
+"""What commands take after a year of nights, beside what they take early on: CPU time, and work that is counted.
+
+    python -m benchmarks.history .abstain/demo
+
+The project, as `abstain demo` leaves it, is copied twice: one copy gets 10 versions in 70 nights, the other 52 versions
+in 365 nights with about a hundred records (benchmarks/simulated_history.py). Each command runs in both by turns. CPU
+time is of the command with all processes that it has waited for; the calls of git and DVC are those of tasks/shell.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COMMANDS = (
+    ("plan", ("plan",)),
+    ("retrain, nothing new", ("retrain",)),
+    ("promote, nothing new", ("promote",)),
+    ("promote, judged", ("promote", "--accept-new-holdout", "a year of nights")),
+    ("status", ("status",)),
+    ("score", ("score", "--question", "What is the charge?", "--answer", "2 euros.", "--context", "It is 2 euros.")),
+    ("serve, until it is open", ("--open",)),
+    ("review export", ("review", "export", "-o", "{scratch}/reviews.xlsx", "--since", "2026-01-01", "-n", "20")),
+    ("kb search", ("kb", "search", "What is the charge?")),
+    ("quarantine list", ("quarantine", "list")),
+    ("ingest, nothing new", ("ingest",)),
+    ("rollback", ("rollback", "--reason", "a benchmark")),
+    ("erase-user", ("erase-user", "nobody")),
+    ("retention", ("retention",)),
+)
+ROOT = Path(__file__).resolve().parents[1]
+COUNTS = "ABSTAIN_BENCH_COUNTS"
+HISTORIES = {"few": (70, 10, 10), "many": (365, 52, 48)}
+"""Nights, versions and rejected candidates."""
+
+
+@dataclass
+class Taken:
+    """What the runs of a command took: seconds of CPU of each, and the calls that the last one made."""
+
+    seconds: list[float] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("project", type=Path, help="a project after `abstain demo`")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of commands")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        pristine = {name: copy_with_history(options.project, Path(folder) / name, name) for name in HISTORIES}
+        print("| command | CPU, 10 versions | CPU, 52 versions | ratio | calls |\n| --- | --: | --: | --: | --- |")
+        for name, command in COMMANDS:
+            if options.only and name not in options.only:
+                continue
+            taken = {which: Taken() for which in HISTORIES}
+            for _ in range(options.rounds):
+                for which, project in pristine.items():
+                    measure(project, command, taken[which])
+            print(line(name, taken["few"], taken["many"]), flush=True)
+
+
+def line(name: str, few: Taken, many: Taken) -> str:
+    """A row of the table: medians."""
+    low, high = statistics.median(few.seconds), statistics.median(many.seconds)
+    calls = {
+        which: ", ".join(f"{count} {one}" for one, count in sorted(taken.calls.items()))
+        for which, taken in (("few", few), ("many", many))
+    }
+    same = calls["few"] if calls["few"] == calls["many"] else f"{calls['few']} -> {calls['many']}"
+    return f"| {name} | {low:.1f} s | {high:.1f} s | {high / low:.2f} | {same} |"
+
+
+def copy_with_history(project: Path, copy: Path, which: str) -> Path:
+    """A copy of the project, its home in it, that has had `HISTORIES[which]`."""
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("workspace", "releases"))
+    nights, versions, rejected = HISTORIES[which]
+    make = (
+        "from benchmarks.simulated_history import simulate; from tasks.workspace import open_workspace\n"
+        f"with open_workspace() as workspace: simulate(workspace, {nights}, {versions}, {rejected})"
+    )
+    subprocess.run([sys.executable, "-P", "-c", make], cwd=copy, env=environment(copy), check=True)
+    return copy
+
+
+def environment(project: Path) -> dict[str, str]:
+    return os.environ | {
+        "ABSTAIN_HOME": str(project / ".abstain"),
+        "PREFECT_HOME": str(project / ".abstain" / "prefect"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
+
+
+def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
+    """Run `abstain COMMAND` in a copy of the project's git state, which it may change."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("origin.git", "workspace"):
+            shutil.copytree(project / ".abstain" / name, Path(scratch) / name, symlinks=True)
+        counts = Path(scratch) / "counts.json"
+        words = [word.format(scratch=scratch) for word in command]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from benchmarks.history import run_counted; run_counted()", *words],
+            cwd=project,
+            env=environment(project) | {COUNTS: str(counts)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit(f"abstain {' '.join(words)} failed:\n{printed[-2000:]}")
+        taken.seconds.append(usage.ru_utime + usage.ru_stime)
+        taken.calls = json.loads(counts.read_text())
+        for name in ("origin.git", "workspace"):
+            shutil.rmtree(project / ".abstain" / name)
+            shutil.move(Path(scratch) / name, project / ".abstain" / name)
+
+
+def run_counted() -> None:
+    """`abstain` with the arguments of this process, its calls of git and DVC written to the file that COUNTS names."""
+    from abstain_cli.app import main as abstain
+    from tasks import shell
+
+    calls: Counter[str] = Counter()
+    execute = shell._execute
+
+    def counting(command, *rest):  # type: ignore[no-untyped-def]
+        calls[command[0]] += 1
+        return execute(command, *rest)
+
+    shell._execute = counting
+    try:
+        if sys.argv[1:] == ["--open"]:
+            _open_release()
+        else:
+            abstain()
+    finally:
+        Path(os.environ[COUNTS]).write_text(json.dumps(calls))
+
+
+def _open_release() -> None:
+    """What `abstain serve` does before it answers: find, fetch and smoke-test the version in production."""
+    from tasks.live_release import OriginReleases
+
+    releases = OriginReleases()
+    live = releases.live()
+    assert live is not None
+    releases.fetch(live)
+
+
+if __name__ == "__main__":
+    main()
