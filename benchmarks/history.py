@@ -19,23 +19,27 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+OPEN, OTHER = "--open", "--other-candidate"
+"""Words that `run_counted` takes: open what is served; have another candidate than production's judged."""
 COMMANDS = (
     ("plan", ("plan",)),
     ("retrain, nothing new", ("retrain",)),
     ("promote, nothing new", ("promote",)),
-    ("promote, judged", ("promote", "--accept-new-holdout", "a year of nights")),
+    ("promote, judged", (OTHER, "promote", "--accept-new-holdout", "a year of nights")),
     ("status", ("status",)),
     ("score", ("score", "--question", "What is the charge?", "--answer", "2 euros.", "--context", "It is 2 euros.")),
-    ("serve, until it is open", ("--open",)),
-    ("review export", ("review", "export", "-o", "{scratch}/reviews.xlsx", "--since", "2026-01-01", "-n", "20")),
+    ("serve, until it is open", (OPEN,)),
+    ("review export", ("review", "export", "-o", "{scratch}/reviews.xlsx", "--since", "{since}", "-n", "20")),
     ("kb search", ("kb", "search", "What is the charge?")),
     ("quarantine list", ("quarantine", "list")),
     ("ingest, nothing new", ("ingest",)),
     ("rollback", ("rollback", "--reason", "a benchmark")),
-    ("erase-user", ("erase-user", "nobody")),
+    ("erase-user", ("erase-user", "{user}")),
     ("retention", ("retention",)),
+    ("backup", ("backup", "{scratch}/backup")),
 )
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = "ABSTAIN_BENCH_COUNTS"
@@ -102,12 +106,14 @@ def environment(project: Path) -> dict[str, str]:
 
 
 def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
-    """Run `abstain COMMAND` in a copy of the project's git state, which it may change."""
+    """Run `abstain COMMAND`, which may change the git state and finds no bundle fetched; then restore the state."""
+    shutil.rmtree(project / ".abstain" / "releases", ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name in ("origin.git", "workspace"):
             shutil.copytree(project / ".abstain" / name, Path(scratch) / name, symlinks=True)
         counts = Path(scratch) / "counts.json"
-        words = [word.format(scratch=scratch) for word in command]
+        since = f"{datetime.now(UTC) - timedelta(days=80):%Y-%m-%d}"
+        words = [word.format(scratch=scratch, since=since, user=some_user(project)) for word in command]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", "from benchmarks.history import run_counted; run_counted()", *words],
             cwd=project,
@@ -129,11 +135,20 @@ def measure(project: Path, command: tuple[str, ...], taken: Taken) -> None:
             shutil.move(Path(scratch) / name, project / ".abstain" / name)
 
 
+def some_user(project: Path) -> str:
+    """A user with a thumb in the data."""
+    file = next((project / ".abstain" / "workspace" / "data" / "feedback").glob("*.jsonl"))
+    return str(json.loads(file.read_text().partition("\n")[0])["user"])
+
+
 def run_counted() -> None:
     """`abstain` with the arguments of this process, its calls of git and DVC written to the file that COUNTS names."""
     from abstain_cli.app import main as abstain
     from tasks import shell
 
+    if sys.argv[1] == OTHER:
+        del sys.argv[1]
+        _have_another_candidate()
     calls: Counter[str] = Counter()
     execute = shell._execute
 
@@ -143,12 +158,28 @@ def run_counted() -> None:
 
     shell._execute = counting
     try:
-        if sys.argv[1:] == ["--open"]:
+        if sys.argv[1:] == [OPEN]:
             _open_release()
         else:
             abstain()
     finally:
         Path(os.environ[COUNTS]).write_text(json.dumps(calls))
+
+
+def _have_another_candidate() -> None:
+    """Let what is in production have been made by another candidate than the workspace's."""
+    from abstain.core import paths
+    from abstain.release.registry import load_registry
+    from tasks.git_commit import commit, push
+    from tasks.workspace import open_workspace
+
+    with open_workspace() as workspace:
+        file = workspace.path / paths.REGISTRY
+        registry = load_registry(file)
+        live = registry.history[-1].model_copy(update={"candidate": "0" * 64})
+        file.write_text(registry.model_copy(update={"history": (*registry.history[:-1], live)}).to_json())
+        commit(workspace, "Another candidate", paths.REGISTRY)
+        push(workspace)
 
 
 def _open_release() -> None:

@@ -13,9 +13,10 @@ Notes:
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,21 @@ class Workspace:
         url = self.dvc("config", f"remote.{name}.url").strip()
         folder, home = (self.path / ".dvc" / url).resolve(), load_settings().home.resolve()
         return folder if "://" not in url and folder.is_relative_to(home) else None
+
+    def tracked_data(self, revision: str, tables: Sequence[str]) -> list[tuple[str, Path]] | None:
+        """Table and file of `tables` (folders of data/) as `revision` records them, read from the DVC cache.
+
+        None where one of them is not in the cache, or a table has no file.
+        """
+        objects = load_settings().home.resolve() / "dvc-cache" / "files" / "md5"
+        digest = digest_of(self.git("show", f"{revision}:{DATA_POINTER}"))
+        listed = objects / digest[:2] / digest[2:]
+        if not listed.is_file():
+            return None
+        entries = [(one["relpath"].partition("/")[0], one["md5"]) for one in json.loads(listed.read_bytes())]
+        found = [(table, objects / md5[:2] / md5[2:]) for table, md5 in entries if table in tables]
+        is_whole = {table for table, _ in found} == set(tables) and all(file.is_file() for _, file in found)
+        return found if is_whole else None
 
     def require_revision(self, name: str) -> None:
         """Raises `AbstainError` where this history has no such tag or commit."""
