@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from abstain.config.params import load_params
 from abstain.config.settings import decision_log_url, load_settings
 from abstain.core import paths
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.expiry import count_expired, delete_expired
-from abstain.llm.features.maintenance import prune, stats
 from abstain.release.registry import load_registry
 from tasks.retention.expired import Expired
 from tasks.retention.releases import clear_objects, clear_releases
@@ -29,13 +29,13 @@ def clear(now: datetime, *, apply: bool) -> list[Expired]:
             clear_releases(registry, policy.versions, now, apply=apply),
             clear_objects(workspace, policy.artifact_days, now, apply=apply),
         ]
-    result.append(_clear_decisions(policy.decision_days, registry.version, now, apply=apply))
+    result.append(clear_decisions(policy.decision_days, registry.version, now, apply=apply))
     result += clear_runs(policy.run_days, now, apply=apply)
-    result.append(_clear_features(policy.feature_days, apply=apply))
+    result.append(clear_features(policy.feature_days, apply=apply))
     return result
 
 
-def _clear_decisions(days: int, live: str | None, now: datetime, *, apply: bool) -> Expired:
+def clear_decisions(days: int, live: str | None, now: datetime, *, apply: bool) -> Expired:
     database = LogDatabase.existing(decision_log_url(load_settings()))
     if database is None:
         return Expired("rows of the decision log", 0, None)
@@ -46,14 +46,15 @@ def _clear_decisions(days: int, live: str | None, now: datetime, *, apply: bool)
     return Expired("rows of the decision log", count, None)
 
 
-def _clear_features(days: int, *, apply: bool) -> Expired:
+def clear_features(days: int, *, apply: bool) -> Expired:
     """Of a cache outside of the home, which other projects may fill, nothing."""
     kind, settings = "files of the feature cache", load_settings()
     if settings.features_url is not None:
         return Expired(kind, 0, 0, "ABSTAIN_FEATURES may be shared: `abstain cache prune` deletes there")
-    if not stats(settings.features):
+    if not Path(settings.features).is_dir():
         return Expired(kind, 0, 0)
-    from tasks.cache import needed_keys  # torch and the models
+    from abstain.llm.features.maintenance import prune  # torch
+    from tasks.cache import needed_keys
 
     gone = prune(settings.features, needed_keys(), timedelta(days=days), dry_run=not apply)
     return Expired(kind, len(gone.names), gone.bytes)

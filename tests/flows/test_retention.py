@@ -98,6 +98,7 @@ def project(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -
     for name in ("dvc-cache", "dvc-remote"):
         (copy.home / name).unlink()
         shutil.copytree(trained[0].home / name, copy.home / name)
+    (copy.home / "features").unlink()  # `abstain cache prune` has tests of its own; which are needed, torch has to say
     printed(copy, NIGHTS)
     return copy
 
@@ -112,18 +113,14 @@ def output_of(night: int) -> str:
 
 
 def test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere(project: Project, tmp_path: Path) -> None:
-    assert printed(project, OPEN).split() == ["v1.2.0"]
     before = objects(project.home / "dvc-remote")
     assert {output_of(0), output_of(5)} <= before
-    said = succeeds(project, "retention")
-    assert "`abstain retention --apply` deletes it" in said and objects(project.home / "dvc-remote") == before
-    succeeds(project, "retention", "--apply")
+    said = succeeds(project, "retention", "--apply")
     after = objects(project.home / "dvc-remote")
-    assert output_of(0) not in after, "only a commit of 205 days ago names it"
+    assert "deleted" in said and output_of(0) not in after, "only a commit of 205 days ago names it"
     assert output_of(5) in after, "a tag names it"
-    for fetched in ("releases", "dvc-cache"):
-        shutil.rmtree(project.home / fetched)
-    assert printed(project, OPEN).split() == ["v1.2.0"]
+    shutil.rmtree(project.home / "dvc-cache")
+    assert printed(project, OPEN).split() == ["v1.2.0"], "what is live is served"
     assert "in production: probe v1.1.0" in succeeds(project, "rollback", "--reason", "a test")
 
     succeeds(project, "backup", str(tmp_path / "backup"))
@@ -132,8 +129,6 @@ def test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere(proje
     project.git("clone", "-q", str(tmp_path / "backup" / "home" / "origin.git"), str(elsewhere.root))
     succeeds(elsewhere, "restore", str(tmp_path / "backup"))
     assert succeeds(elsewhere, "status") == succeeds(project, "status")
-    assert printed(elsewhere, OPEN).split() == ["v1.1.0"]
-    (elsewhere.home / "models").symlink_to(project.home / "models")
     assert "features          cached" in succeeds(elsewhere, "plan"), "data and outputs are there"
 
 

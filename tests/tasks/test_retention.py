@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from abstain.release.registry import Event, Registry
+from tasks.retention.policy import clear_features
 from tasks.retention.releases import clear_releases
 from tasks.retention.runs import FLOWS
 from tests.conftest import ROOT
@@ -70,3 +71,13 @@ def test_runs_of_every_flow_of_the_project_are_known() -> None:
         if isinstance(node, ast.FunctionDef) and any("flow" in ast.unparse(one) for one in node.decorator_list)
     }
     assert set(FLOWS) == found
+
+
+def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path / "shared"))
+    shard = tmp_path / "shared" / "0123456789abcdef" / ("0" * 32 + ".safetensors")
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"a shard that nobody can read")
+    os.utime(shard, (0, 0))
+    said = clear_features(30, apply=True)
+    assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.kept
