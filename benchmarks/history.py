@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -54,6 +55,10 @@ class Taken:
     seconds: list[float] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -61,22 +66,28 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of commands")
     options = parser.parse_args(arguments)
+    print("| command | CPU, 10 versions | CPU, 52 versions | ratio | calls |\n| --- | --: | --: | --: | --- |")
+    for name, few, many in compare(options.project, options.only or dict(COMMANDS), options.rounds):
+        print(line(name, few, many), flush=True)
+
+
+def compare(project: Path, names: Collection[str], rounds: int) -> Iterator[tuple[str, Taken, Taken]]:
+    """What each command takes after few versions and after many, measured by turns."""
     with tempfile.TemporaryDirectory() as folder:
-        pristine = {name: copy_with_history(options.project, Path(folder) / name, name) for name in HISTORIES}
-        print("| command | CPU, 10 versions | CPU, 52 versions | ratio | calls |\n| --- | --: | --: | --: | --- |")
+        copies = {which: copy_with_history(project, Path(folder) / which, which) for which in HISTORIES}
         for name, command in COMMANDS:
-            if options.only and name not in options.only:
+            if name not in names:
                 continue
             taken = {which: Taken() for which in HISTORIES}
-            for _ in range(options.rounds):
-                for which, project in pristine.items():
-                    measure(project, command, taken[which])
-            print(line(name, taken["few"], taken["many"]), flush=True)
+            for _ in range(rounds):
+                for which, copy in copies.items():
+                    measure(copy, command, taken[which])
+            yield name, taken["few"], taken["many"]
 
 
 def line(name: str, few: Taken, many: Taken) -> str:
     """A row of the table: medians."""
-    low, high = statistics.median(few.seconds), statistics.median(many.seconds)
+    low, high = few.median, many.median
     calls = {
         which: ", ".join(f"{count} {one}" for one, count in sorted(taken.calls.items()))
         for which, taken in (("few", few), ("many", many))

@@ -17,6 +17,8 @@ AREAS = {
     "security",
     "familiarity",
     "decision log",
+    "retention",
+    "backup",
 }
 
 

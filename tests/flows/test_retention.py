@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import history
 from tests.conftest import Project, copy_of
 
 pytestmark = pytest.mark.slow
@@ -140,3 +141,19 @@ def test_old_runs_go_but_open_ones_the_last_ones_and_those_of_others(
     assert found["same"] and found["left"] == found["artifacts"] == found["pages"] == stay
     assert found["runs"][0] >= 2 and found["runs"][1] >= 2000
     assert found["again"] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.soak(twin="test_what_is_live_or_tagged_survives_retention_and_a_restore_elsewhere")
+def test_a_year_of_nights_makes_no_command_slow(
+    trained: tuple[Project, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = trained[0]
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    found = {name: (few, many) for name, few, many in history.compare(project.root, dict(history.COMMANDS), rounds=3)}
+    assert {
+        name: many.median / few.median for name, (few, many) in found.items() if many.median > 1.5 * few.median
+    } == {}
+    assert found["retrain, nothing new"][1].median <= 20
+    differs = {name for name, (few, many) in found.items() if few.calls != many.calls}
+    assert differs <= {"erase-user"}, "which looks at every version"
