@@ -18,6 +18,8 @@ AREAS = {
     "security",
     "familiarity",
     "decision log",
+    "retention",
+    "backup",
 }
 
 

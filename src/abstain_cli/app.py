@@ -19,6 +19,7 @@ from abstain.core.filesystem import name_at, redacted_url
 from abstain.core.scorer_names import PROBE
 from abstain.core.terminal import visible
 from abstain_cli import (
+    backup,
     cache,
     explain,
     familiarity,
@@ -30,6 +31,7 @@ from abstain_cli import (
     perturb,
     plan,
     quarantine,
+    retention,
     review,
     score,
     serve,
@@ -56,6 +58,7 @@ app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
 app.add_typer(shadow.app, name="shadow")
+app.command("backup")(backup.backup)
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
 app.command("familiarity")(familiarity.show_familiarity)
@@ -66,6 +69,8 @@ app.command("latency")(latency.time_scorers)
 app.command("monitor")(monitor.monitor)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
+app.command("restore")(backup.restore)
+app.command("retention")(retention.retention)
 app.command("score")(score.score)
 app.command("serve")(serve.serve)
 

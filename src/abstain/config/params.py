@@ -258,6 +258,16 @@ class ShadowParams(FrozenModel):
     rejected: bool
 
 
+class RetentionParams(FrozenModel):
+    """How long what accumulates is kept; no stage reads it. `run_days` None: the runs are left to their server."""
+
+    run_days: Count | None
+    decision_days: Count
+    artifact_days: Count
+    feature_days: Count
+    versions: Count
+
+
 class Params(FrozenModel):
     """The whole of `params.yaml`."""
 
@@ -279,6 +289,7 @@ class Params(FrozenModel):
     gate: GateParams
     monitoring: MonitoringParams
     shadow: ShadowParams
+    retention: RetentionParams
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
