@@ -23,6 +23,7 @@ LABELS = LabelParams(
     thumb_model="agreement",
     min_agreement=30,
     user_shrinkage=20,
+    max_user_share=0.05,
     refusals=("[Unanswerable", "I don't know"),
 )
 BY_GROUP = SplitParams(

@@ -139,6 +139,7 @@ def dataset() -> dict[str, Any]:
                     "reviewers_agree": {"value": 0.8154, "low": 0.7, "high": 0.9, "effective": 38.0},
                 }
             ],
+            "largest_share": {"users": 120, "limit": 0.05, "before": 0.31, "after": 0.05},
         },
         "conflicts": {
             "rule": "latest",

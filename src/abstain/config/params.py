@@ -80,6 +80,7 @@ class LabelParams(FrozenModel):
     thumb_model: Literal["agreement", "dawid_skene"]
     min_agreement: Count
     user_shrinkage: Positive
+    max_user_share: Annotated[float, Field(gt=0, le=1)]
     refusals: tuple[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)], ...]
 
 

@@ -204,7 +204,7 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
 
 
 def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
-    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000}))
+    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
     assert summary["thumbs"]["weights"] == "fixed"
     assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["why"]
@@ -213,6 +213,20 @@ def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
     by_thumb = known[known["source"] == "thumb"]
     assert set(by_thumb.loc[by_thumb["split"] == "holdout", "weight"]) == {0.4}
     assert by_thumb.loc[by_thumb["split"] == "train", "weight"].nunique() > 5
+
+
+def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
+    rows, given, judged = crowd()
+    given["user"] = np.where(np.arange(len(given)) % 3 == 0, "u1", given["user"])
+    free, _ = table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
+    frame, summary = table((rows, given, judged))
+    largest = summary["thumbs"]["largest_share"]
+    assert largest["before"] > 0.2 and largest["after"] == largest["limit"] == 0.05
+    both = frame.merge(free, on="interaction_id", suffixes=("", "_free"))
+    assert len(both) == len(frame) == len(free)
+    cut = both["weight"] < both["weight_free"]
+    assert cut.any() and (both.loc[cut, "source"] == "thumb").all() and (both.loc[cut, "split"] == "train").all()
+    assert (both["weight"] <= both["weight_free"]).all() and (both["correct"] == both["correct_free"]).all()
 
 
 def test_thumbs_without_meaning_are_left_out_and_counted() -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 from abstain.config.params import LabelParams
 from abstain.data.labels.reliability import DOWN, UP, Agreement, Reliability, Share
 from abstain.data.labels.reviewers import LISTED, reviewer_agreement
+from abstain.data.labels.user_share import LargestShare
 
 JUDGED = ("train", "validation", "holdout", "newest")
 QUANTILES = (0.05, 0.5, 0.95)
@@ -25,6 +26,7 @@ def data_card(
     last: pd.DataFrame,
     pool: Agreement,
     known: Reliability | None,
+    largest: LargestShare,
     params: LabelParams,
 ) -> dict[str, Any]:
     """The summary of a training table.
@@ -37,6 +39,7 @@ def data_card(
         last: each reviewer's last review of each answer.
         pool: these thumbs against reviewers.
         known: the estimated reliability of thumbs, or None where there is too little data for one.
+        largest: the largest share of one user in the weight of the training labels by thumbs.
     """
     used = answers["split"] != "excluded"
     by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "review"
@@ -70,7 +73,7 @@ def data_card(
                 for name in ("holdout", "validation")
             },
         },
-        "thumbs": _thumbs(votes, weights, pool, known, params),
+        "thumbs": _thumbs(votes, weights, pool, known, largest, params),
         "conflicts": {
             "rule": params.conflicts,
             "answers": conflicts.tolist()[:LISTED],
@@ -91,7 +94,12 @@ def _counts(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _thumbs(
-    votes: pd.DataFrame, weights: np.ndarray, pool: Agreement, known: Reliability | None, params: LabelParams
+    votes: pd.DataFrame,
+    weights: np.ndarray,
+    pool: Agreement,
+    known: Reliability | None,
+    largest: LargestShare,
+    params: LabelParams,
 ) -> dict[str, Any]:
     """Thumbs against reviewers on the training rows, and the resulting weights and user reliabilities."""
     incorrect, correct = (round(effective, 1) for effective in pool.effective)
@@ -118,6 +126,12 @@ def _thumbs(
             "reliability": _quantiles(known.of_users(votes) if known else np.array([])),
         },
         "label_weight": _quantiles(weights),
+        "largest_share": {
+            "users": largest.users,
+            "limit": round(largest.limit, 3),
+            "before": round(largest.before, 3),
+            "after": round(largest.after, 3),
+        },
     }
 
 

@@ -6,6 +6,7 @@ Notes:
   count by majority with a fixed weight, because the estimated reliability of thumbs changes as reviews come in.
 * That reliability is estimated on training rows alone, so that no verdict on the validation split, the hold-out or the
   newest window leaks into training.
+* No user's thumbs weigh more than `labels.max_user_share` of all on the training rows, the ones whose weights count.
 * The table does not depend on the order of rows: it is sorted by batch, moment and id.
 """
 
@@ -28,6 +29,7 @@ from abstain.data.labels.data_card import data_card
 from abstain.data.labels.near_duplicates import TWINS, find_twins
 from abstain.data.labels.reliability import compare, estimate
 from abstain.data.labels.twin_splits import split_rows, twin_in_training
+from abstain.data.labels.user_share import limit_users
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import check_splits, since
@@ -129,8 +131,13 @@ def training_table(
     known = estimate(*learnt, pool, len(names), labels)
     balance = np.bincount(votes["row"], np.where(votes["up"], 1, -1), len(asked))
     by_thumb = pd.DataFrame({"label": balance > 0, "weight": labels.thumb_weight})
+    evidence = np.where(votes["up"], 1.0, -1.0)
     if known:
         by_thumb = by_thumb.where(asked["split"] == "holdout", known.labels(votes, len(asked), labels))
+        evidence = known.of_votes(votes)
+    weighs = train & (balance != 0) & ~asked.index.isin(verdicts.index)
+    weight, largest = limit_users(votes, evidence, by_thumb[weighs], labels.max_user_share)
+    by_thumb.loc[weighs, "weight"] = weight
 
     answers = asked.join(label_rows(_shown_with(asked), verdicts, balance, by_thumb, labels))
     answers["reviews_disagree"] = asked.index.isin(disagreed(judged, labels))
@@ -141,7 +148,7 @@ def training_table(
     table = answers.loc[labelled, list(COLUMNS)].reset_index(drop=True)
     check_splits(table["split"], table["correct"] == 1, split.by)
     counted = answers[list(ON_CARD)].assign(balance=balance, thumbs=np.bincount(votes["row"], minlength=len(asked)))
-    return table, data_card(counted, learnt[0], last, pool, known, labels)
+    return table, data_card(counted, learnt[0], last, pool, known, largest, labels)
 
 
 def _shown_with(asked: pd.DataFrame) -> pd.Series:

@@ -122,7 +122,9 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
     """How far thumbs can be trusted, and what reviewers disagree about."""
     thumbs, conflicts = dataset["thumbs"], dataset["conflicts"]
     disagreeing = len(conflicts["answers"]) + conflicts["more"]
-    blocks = [paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}).")]
+    blocks = [
+        paragraph(f"Weights of thumbs: {thumbs['weights']} ({thumbs['why']}). {_largest(thumbs['largest_share'])}")
+    ]
     rows = [
         (row["thumb"], f"{row['correct']:,}", f"{row['incorrect']:,}", _share(row["reviewers_agree"]))
         for row in thumbs.get("agreement", ())
@@ -135,6 +137,19 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
         f"reviewers on {conflicts['thumbs_against_reviewers']:,}."
     )
     return [*blocks, paragraph(text)]
+
+
+def _largest(largest: Mapping[str, Any]) -> str:
+    """The user whose thumbs weigh most in training."""
+    if not largest["users"]:
+        return "No training label is by thumbs."
+    text = (
+        f"Of {count(largest['users'], 'user')} whose thumbs make training labels, the one with most has "
+        f"{percent(largest['before'])} of their weight"
+    )
+    if largest["before"] <= largest["limit"]:
+        return f"{text}, at most {percent(largest['limit'])} allowed (labels.max_user_share)."
+    return f"{text}, cut to {percent(largest['after'])} (labels.max_user_share)."
 
 
 def _share(rate: Mapping[str, float]) -> str:
