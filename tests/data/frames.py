@@ -59,8 +59,9 @@ def thumbs(rows: Iterable[Feedback]) -> pd.DataFrame:
     return _frame((row.model_dump() for row in rows), FEEDBACK)
 
 
-def reviews(rows: Iterable[Review]) -> pd.DataFrame:
-    return _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
+def reviews(rows: Iterable[Review], batch: str = "000001") -> pd.DataFrame:
+    frame = _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
+    return frame.assign(batch=batch)
 
 
 def votes(*rows: tuple[int, int, bool]) -> pd.DataFrame:

@@ -147,6 +147,7 @@ def dataset() -> dict[str, Any]:
             "more": 2,
             "thumbs_against_reviewers": 11,
         },
+        "contradicting": {"judged": 3, "named": []},
     }
 
 
@@ -162,6 +163,7 @@ def _threshold(metric: str, target: float, guaranteed: bool, heuristic: bool) ->
         "void": "void if handbook, model or questions change",
         "icc": 0.04,
         "n_eff": 90,
+        "largest_reviewer": {"reviewer": "r-0123456789abcdef0123", "share": 0.34, "reviewers": 4},
         "guaranteed": guaranteed,
     }
     tuned = {

@@ -220,6 +220,7 @@ class ThresholdParams(FrozenModel):
     confidence: OpenFraction
     on_infeasible: Literal["fail", "heuristic"]
     min_shown: Count
+    max_reviewer_share: Annotated[float, Field(gt=0, le=1)] | None
 
 
 class GateParams(FrozenModel):

@@ -69,6 +69,7 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
             "correct": said | (rng.random(len(at)) < 0.3),
             "truthful": True,
             "inclusion_probability": rng.choice([0.2, 0.5, np.nan], len(at)),
+            "batch": np.where(np.arange(len(at)) < len(at) // 2, "000001", "000002"),
         }
     )
     return rows, given, judged

@@ -1,7 +1,7 @@
 """The data card, for JSON: sources and counts of labels, and the agreement of reviewers and users. Pure.
 
-It stays small for any amount of data: counts, shares and quantiles; users are never named, and lists of answers and of
-reviewers are cut at `LISTED` entries, with the total number beside them.
+It stays small for any amount of data: counts, shares and quantiles; users are not named, but for those who contradict
+the others, and lists of answers and of reviewers are cut at `LISTED` entries, with the total number beside them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import LabelParams
+from abstain.data.labels.contradictions import Contradictions
 from abstain.data.labels.reliability import DOWN, UP, Agreement, Reliability, Share
 from abstain.data.labels.reviewers import LISTED, reviewer_agreement
 from abstain.data.labels.user_share import LargestShare
@@ -27,6 +28,7 @@ def data_card(
     pool: Agreement,
     known: Reliability | None,
     largest: LargestShare,
+    contradicting: Contradictions,
     params: LabelParams,
 ) -> dict[str, Any]:
     """The summary of a training table.
@@ -40,6 +42,7 @@ def data_card(
         pool: these thumbs against reviewers.
         known: the estimated reliability of thumbs, or None where there is too little data for one.
         largest: the largest share of one user in the weight of the training labels by thumbs.
+        contradicting: those whose judgements contradict the others' beyond chance.
     """
     used = answers["split"] != "excluded"
     by_thumb, by_reviewer = answers["source"] == "thumb", answers["source"] == "review"
@@ -81,6 +84,7 @@ def data_card(
             "thumbs_against_reviewers": int(answers["thumbs_disagree"].sum()),
         },
         "reviewers": reviewer_agreement(last, params),
+        "contradicting": contradicting.to_dict(),
     }
 
 

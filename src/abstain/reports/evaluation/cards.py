@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.config.params import ProbeParams
-from abstain.core.markdown import heading, labelled, paragraph, points, table
+from abstain.core.codes import Code
+from abstain.core.markdown import heading, labelled, list_section, paragraph, points, table
 from abstain.reports.evaluation.evaluated import Evaluated
 from abstain.reports.formatting import count, figure, listed, percent, share
 
@@ -136,7 +137,16 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
         f"Reviews disagree on {count(disagreeing, 'answer')} (rule: {conflicts['rule']}); thumbs contradict the "
         f"reviewers on {conflicts['thumbs_against_reviewers']:,}."
     )
-    return [*blocks, paragraph(text)]
+    return [*blocks, paragraph(text), *_contradicting(dataset["contradicting"])]
+
+
+def _contradicting(found: Mapping[str, Any]) -> list[str]:
+    """Who contradicts the others beyond chance."""
+    if found["named"]:
+        title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance"
+        return list_section(title, [one["message"] for one in found["named"]])
+    enough = f"{found['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
+    return [paragraph(f"Nobody contradicts the others beyond chance, of {enough}.")]
 
 
 def _largest(largest: Mapping[str, Any]) -> str:
