@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from abstain.config.params import LabelParams, SplitParams
-from abstain.core.contracts import ImportedInteraction
+from abstain.core.contracts import VERDICTS, ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.data.labels.training_table import COLUMNS, training_table
 from abstain.data.labels.twin_splits import split_rows
@@ -379,3 +379,19 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
     ):
         assert share["low"] <= expected <= share["high"]
         assert share["value"] == pytest.approx(expected, abs=0.04)
+
+
+@pytest.mark.slow
+def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_named(sample: Tables) -> None:
+    rows, given, judged = (frame.copy() for frame in sample)
+    judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
+    _, before = training_table(rows, given, judged, LABELS, BY_GROUP)
+    assert before["contradicting"]["named"] == [] and before["contradicting"]["judged"] >= 8
+    turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
+    judged.loc[turned, list(VERDICTS)] = ~judged.loc[turned, list(VERDICTS)]
+    theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]
+    given.loc[theirs, "thumb"] = given["thumb"].map({"up": "down", "down": "up"})
+    given.loc[theirs, "user"] = "u-0123456789abcdef0123"
+    _, after = training_table(rows, given, judged, LABELS, BY_GROUP)
+    named = {(one["person"], one["batch"]) for one in after["contradicting"]["named"]}
+    assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}
