@@ -136,6 +136,7 @@ def promote_candidate(
         **decision.to_dict(),
         "version": version if decision.approved else None,
         **now,
+        "largest_reviewer": tuned["largest_reviewer"],
         "look": (taken or looks).taken or None,  # sums: a later record may take this one's file
         "spent": (taken or looks).spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -66,6 +66,7 @@ def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     live = workspace.on_origin().prod
     assert live is not None and not live.guaranteed and live.more_reviews == 500 and frozen == []
     assert carried_guarantee(workspace) == {"guaranteed": False, "message": f"none yet: {WHY}", "more_reviews": 500}
+    assert approval(workspace, "v1.0.0")["largest_reviewer"] == {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
     first_candidates.write(1.4, drop=20, unguaranteed=WHY)  # the hold-out has grown, and is no rival's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word

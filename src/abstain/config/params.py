@@ -80,6 +80,7 @@ class LabelParams(FrozenModel):
     thumb_model: Literal["agreement", "dawid_skene"]
     min_agreement: Count
     user_shrinkage: Positive
+    max_user_share: Annotated[float, Field(gt=0, le=1)]
     refusals: tuple[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)], ...]
 
 
@@ -219,6 +220,7 @@ class ThresholdParams(FrozenModel):
     confidence: OpenFraction
     on_infeasible: Literal["fail", "heuristic"]
     min_shown: Count
+    max_reviewer_share: Annotated[float, Field(gt=0, le=1)] | None
 
 
 class GateParams(FrozenModel):
