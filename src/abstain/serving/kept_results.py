@@ -38,7 +38,7 @@ _log = logging.getLogger("abstain.serve")
 
 
 @dataclass
-class _Waiting:
+class _ToKeep:
     """The results for one answer, each with its source and its key."""
 
     since: float
@@ -54,7 +54,7 @@ class KeptResults:
     def __init__(self, logged: Callable[[Sequence[str]], Mapping[str, Interaction]], most_a_day: int) -> None:
         self._logged, self._most = logged, most_a_day
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _ToKeep] = {}
         self._day, self._today = date.min, 0
         self.counts = Counter[str]()
         self._thread = threading.Thread(target=self._run, name="kept results", daemon=True)
@@ -76,7 +76,7 @@ class KeptResults:
                     return
                 if not self._is_within_day():
                     return
-                self._waiting[interaction_id] = _Waiting(time.monotonic())
+                self._waiting[interaction_id] = _ToKeep(time.monotonic())
             self._waiting[interaction_id].results.append((source, key, result))
 
     def _is_within_day(self) -> bool:
@@ -108,7 +108,7 @@ class KeptResults:
             _log.warning("what was read for %d decisions is not kept: %s", len(taken), error.coded)
 
     def _rows(
-        self, taken: Mapping[str, _Waiting]
+        self, taken: Mapping[str, _ToKeep]
     ) -> tuple[dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]], int]:
         """What is to be written, by cache space, and of how many answers it is."""
         rows: dict[CacheNamespace, tuple[FeatureSource, dict[str, Tensor]]] = {}
