@@ -10,6 +10,8 @@ from prefect import flow
 from prefect.states import Completed
 
 from abstain.config.settings import load_settings
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.monitoring.traffic import read_traffic
 from tasks.failures import coded_failures
 from tasks.monitoring import Monitoring, open_log, patiently, read_workspace, run_monitoring
@@ -19,12 +21,13 @@ from tasks.workspace import open_workspace
 
 @flow(validate_parameters=False)
 @coded_failures()
-def monitor(since: datetime | None = None) -> Any:
+def monitor(since: str | None = None) -> Any:
     """Judge the windows of decisions that are not final, and store, publish and report what was found.
 
-    `since`: windows that end later are judged again. The run's state is named after the newest window's alarms.
+    `since`: a day in UTC; windows that end later are judged again. The run's state is named after the newest window's
+    alarms.
     """
-    settings, now = load_settings(), datetime.now(UTC)
+    settings, now, begin = load_settings(), datetime.now(UTC), None if since is None else _day(since)
     database = open_log(settings)
     if database is None:
         return Completed(name="Quiet: no decisions yet", data=None)
@@ -32,6 +35,13 @@ def monitor(since: datetime | None = None) -> Any:
         traffic = patiently(lambda: read_traffic(database, now))
         with open_workspace() as workspace:
             facts = read_workspace(workspace, traffic)
-        result: Monitoring = run_monitoring(database, traffic, facts, settings, now, since)
+        result: Monitoring = run_monitoring(database, traffic, facts, settings, now, begin)
     publish_monitoring(result.windows, result.history)
     return Completed(name=result.headline, data=result)
+
+
+def _day(text: str) -> datetime:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise AbstainError(Code.USAGE, f"since: '{text}' is no day: write one as in 2026-11-01") from None

@@ -9,7 +9,6 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.reports.monitored import history_rows, title, window_markdown
-from abstain.reports.monitored_plot import history_plot
 from tasks.publish import svg_address
 
 HISTORY = "monitoring-history"
@@ -23,6 +22,8 @@ def key_of(window: MonitoredWindow) -> str:
 
 def publish_monitoring(windows: Sequence[MonitoredWindow], history: Sequence[MonitoredWindow]) -> None:
     """Artifacts of `windows`, those that changed, and of the whole history; nothing where there is no window."""
+    from abstain.reports.monitored_plot import history_plot  # matplotlib, which a run does not need before
+
     for window in windows:
         until = [one for one in history if one.end <= window.end]
         create_markdown_artifact(window_markdown(window), key=key_of(window), description=title(window))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +11,7 @@ if TYPE_CHECKING:
     from tasks.monitoring import Monitoring
 
 Since = Annotated[
-    datetime | None,
-    typer.Option(
-        metavar="DATE", formats=["%Y-%m-%d"], help="judge the windows again that end later, such as 2026-11-01"
-    ),
+    str | None, typer.Option(metavar="DAY", help="judge the windows again that end later than 2026-11-01, for instance")
 ]
 
 
@@ -26,7 +22,7 @@ def monitor(since: Since = None) -> None:
     with server_for_run():
         from flows.monitor import monitor as flow
 
-    for line in lines(flow(since and since.replace(tzinfo=UTC))):
+    for line in lines(flow(since)):
         print(line)
 
 

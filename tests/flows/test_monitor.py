@@ -42,7 +42,6 @@ def project(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Pr
     (made.root / "registry.json").write_text(Registry(history=(event,)).to_json())
     assert made.command(["dvc", "cache", "dir", "--local", str(made.home / "dvc-cache")]).returncode == 0
     made.edit_params("  min_reviews: 50 ", "  min_reviews: 1000 ")  # two windows, of five days each
-    made.git("commit", "-qam", "v1.0.0 is live")
     made.git("tag", "probe@v1.0.0")
     return made
 

@@ -92,8 +92,8 @@ def text_drift(reference: SampledAnswers, window: SampledAnswers, embed: Embed, 
         found[name] = drift_of((reference, *before), (window, *now), seed)
     (_, known), (_, asked) = vectors["questions"]
     new = new_share(known, asked, reference.documents, window.documents, seed)
-    figures = {"share": _number(new.share), "expected": _number(new.expected)}
-    found["topics"] = Difference(_number(new.p_value), figures, _ids(window, new.examples))
+    figures = {"share": finite(new.share), "expected": finite(new.expected)}
+    found["topics"] = Difference(finite(new.p_value), figures, _ids(window, new.examples))
     return found
 
 
@@ -118,7 +118,7 @@ def drift_of(
     means, told = permutation_drift(*given), classifier_drift(*given)
     first = min((means, told), key=lambda one: (np.isnan(one.p_value), one.p_value))
     return Difference(
-        _number(one_alarm([means.p_value, told.p_value])), {"auc": _number(told.auc)}, _ids(now, first.examples)
+        finite(one_alarm([means.p_value, told.p_value])), {"auc": finite(told.auc)}, _ids(now, first.examples)
     )
 
 
@@ -128,7 +128,7 @@ def share_drift(name: str, reference: SampledAnswers, window: SampledAnswers, se
     found: DriftResult = permutation_drift(
         sides[0][:, None], sides[1][:, None], reference.documents, window.documents, seed
     )
-    return Difference(_number(found.p_value), {"before": float(sides[0].mean()), "now": float(sides[1].mean())})
+    return Difference(finite(found.p_value), {"before": float(sides[0].mean()), "now": float(sides[1].mean())})
 
 
 def unknown_chunks(window: SampledAnswers, known: Collection[str]) -> Difference:
@@ -175,6 +175,6 @@ def _ids(side: SampledAnswers, indices: Sequence[int]) -> tuple[str, ...]:
     return tuple(side.interactions[at].interaction_id for at in indices[:EXAMPLES])
 
 
-def _number(value: float | None) -> float | None:
-    """JSON has no nan."""
-    return None if value is None or np.isnan(value) else float(value)
+def finite(value: float | None) -> float | None:
+    """`value`, or None where it is not defined: JSON has neither nan nor infinity."""
+    return None if value is None or not np.isfinite(value) else float(value)

@@ -86,25 +86,23 @@ def permutation_drift(
 def _distances(values: np.ndarray, sides: Sides, generator: np.random.Generator) -> Iterable[np.ndarray]:
     """Squared distances of means, (1 + permutations,) each, those of the true labels first."""
     if sides.known.any():
-        labels, centred = sides.permuted_rows(generator), sides.within(values)
-        yield ((labels.astype(np.float32) @ centred) ** 2).sum(axis=1)
-        yield _over_documents(labels, centred, sides)
+        yield from _within_documents(sides.permuted_rows(generator), sides.within(values), sides)
     if len(sides.drawn):
         means, new = sides.of_documents(values)
         yield ((permuted(new, generator).astype(float) @ (means - means.mean(axis=0))) ** 2).sum(axis=1)
 
 
-def _over_documents(labels: np.ndarray, centred: np.ndarray, sides: Sides) -> np.ndarray:
-    """The squared sums of the window's rows of each document over their variance's scale, summed over documents."""
-    rows = np.flatnonzero(sides.known)
-    rows = rows[np.argsort(sides.group[rows], kind="stable")]
-    group = sides.group[rows]
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    size, inside = (np.add.reduceat(part, first) for part in (np.ones(len(rows)), sides.in_window[rows] * 1.0))
-    scale = size / (inside * (size - inside))
-    ordered, columns = centred[rows].astype(np.float32), labels[:, rows]
-    sums = [(np.add.reduceat(ordered * one[:, None], first) ** 2).sum(axis=1) @ scale for one in columns]
-    return np.array(sums)
+def _within_documents(labels: np.ndarray, centred: np.ndarray, sides: Sides) -> tuple[np.ndarray, np.ndarray]:
+    """Of the window's rows, less the means of their documents: the squared sum over all, and the squared sums of each
+    document in units of their variance, summed over documents."""
+    total, squares = np.zeros((len(labels), centred.shape[1])), np.zeros(len(labels))
+    for document in np.unique(sides.group[sides.known]):
+        rows = np.flatnonzero(sides.group == document)
+        sums = labels[:, rows].astype(centred.dtype) @ centred[rows]
+        inside = sides.in_window[rows].sum()
+        total += sums
+        squares += (sums**2).sum(axis=1) * len(rows) / (inside * (len(rows) - inside))
+    return (total**2).sum(axis=1), squares
 
 
 def classifier_drift(
@@ -127,10 +125,8 @@ def classifier_drift(
     scores, p_values = np.zeros(len(sides.group)), []
     for train, test in _halves(sides):
         scores[test] = _scores(compared.vectors, sides.in_window, train, test)
-        half, own = (
-            Sides.of(*(sides.group[test & side] for side in (~sides.in_window, sides.in_window)), generator),
-            scores[test, None],
-        )
+        own, now = scores[test, None], sides.in_window
+        half = Sides.of(sides.group[test & ~now], sides.group[test & now], generator)
         if half.judged:
             p_values.append(p_value(np.stack(list(_differences(own, own, half, generator)), axis=1)))
     auc = float(roc_auc_score(sides.in_window, scores))

@@ -90,7 +90,9 @@ def _cluster_mean(values: np.ndarray, weight: np.ndarray, document: np.ndarray, 
     """The weighted mean of `values` and its standard error by the jackknife over documents; `least`: the least error of
     the weighted sum.
 
-    The degrees of freedom are of as many documents as equally heavy ones would vary as much (Kish 1965).
+    The degrees of freedom are one less than the effective number of documents (Kish 1965): the geometric mean of that
+    by their weights and that by how much they differ, where a few incorrect heavy answers make an error that is small
+    by chance. With the first alone the check raises up to 6 alarms in 100 such windows, with the second 2.
     """
     nan = float("nan")
     if not len(values):
@@ -101,6 +103,8 @@ def _cluster_mean(values: np.ndarray, weight: np.ndarray, document: np.ndarray, 
     if len(names) < 2:
         return _ClusterMean(value, nan, nan)
     without = (sums.sum() - sums) / (whole - weights)
-    error = np.sqrt((len(names) - 1) / len(names) * ((without - value) ** 2).sum())
-    freedom = max(whole**2 / (weights**2).sum() - 1, 1.0)
+    squares = (without - value) ** 2
+    error = np.sqrt((len(names) - 1) / len(names) * squares.sum())
+    effective = [one.sum() ** 2 / max((one**2).sum(), 1e-300) for one in (weights, squares)]
+    freedom = max(float(np.sqrt(np.prod(effective))) - 1, 1.0)
     return _ClusterMean(value, float(max(error, least / whole)), float(freedom))

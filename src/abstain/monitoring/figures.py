@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 
 from abstain.data.validation.drift import stability_index
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
-from abstain.monitoring.comparison import SampledAnswers
+from abstain.monitoring.comparison import SampledAnswers, finite
 from abstain.monitoring.expected_precision import expected_precision
 
 NO_PRODUCT = "none"
@@ -36,14 +37,14 @@ def decision_figures(own: pd.DataFrame, before: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def expected(window: SampledAnswers) -> dict[str, float] | None:
+def expected(window: SampledAnswers) -> dict[str, float | None] | None:
     """The expected precision of the sampled answers that were decided to be shown; None where there are none."""
     is_known = ((window.decisions["decision"] == "show") & window.decisions["probability"].notna()).to_numpy(bool)
     shown = window.those(is_known)
     if not shown.interactions:
         return None
     found = expected_precision(shown.decisions["probability"].to_numpy(float), shown.documents)
-    return {"value": float(found.value), "low": float(found.low), "high": float(found.high)}
+    return {name: finite(value) for name, value in asdict(found).items()}
 
 
 def reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:

@@ -108,7 +108,7 @@ def test_promise(batches: Sequence[ReviewBatch], promise: Promise, level: float 
     """
     totals = totals_of(batches, promise)
     e_values = np.exp(log_capital(totals, promise.tolerated, +1))
-    alarms = np.flatnonzero((e_values >= 1 / level) & more_than_documents_vary(totals, promise.tolerated, level))
+    alarms = days_of_alarm(batches, promise, level)
     estimate, low, high = _loss(totals, level)
     if promise.metric == "precision":
         estimate, low, high = 1 - estimate, 1 - high, 1 - low
@@ -123,6 +123,13 @@ def test_promise(batches: Sequence[ReviewBatch], promise: Promise, level: float 
         low=low,
         high=high,
     )
+
+
+def days_of_alarm(batches: Sequence[ReviewBatch], promise: Promise, level: float = 0.05) -> np.ndarray:
+    """The indices of the batches after which the evidence is enough, int (alarms,)."""
+    totals = totals_of(batches, promise)
+    enough = log_capital(totals, promise.tolerated, +1) >= -np.log(level)
+    return np.flatnonzero(enough & more_than_documents_vary(totals, promise.tolerated, level))
 
 
 def totals_of(batches: Sequence[ReviewBatch], promise: Promise) -> Totals:

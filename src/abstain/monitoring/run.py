@@ -25,7 +25,7 @@ from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.data.store.splits import by_how_chosen
 from abstain.monitoring import comparison, figures
 from abstain.monitoring.alarms import WindowFindings, alarms_of
-from abstain.monitoring.comparison import EXAMPLES, Difference, SampledAnswers
+from abstain.monitoring.comparison import EXAMPLES, Difference, SampledAnswers, finite
 from abstain.monitoring.expected_precision import calibration_check
 from abstain.monitoring.feed import silence
 from abstain.monitoring.promise_test import Promise, test_promise
@@ -198,7 +198,7 @@ class _OneVersion:
             return None
         found = test_promise(batches, promise, self._params.level)
         broken_on = None if found.broken_at is None else f"{self._batches[found.broken_at][0]:%Y-%m-%d}"
-        numbers = {name: _finite(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")}
+        numbers = {name: finite(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")}
         counts = {"reviews": found.reviews, "documents": found.documents}
         return {**asdict(promise), **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
 
@@ -217,7 +217,7 @@ def _calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
     if len(rows) < figures.MIN_JUDGED or rows["document"].nunique() < comparison.MIN_DOCUMENTS:
         return None
     columns = (rows[name].to_numpy() for name in ("probability", "correct", "weight", "document"))
-    found = {name: _finite(value) for name, value in asdict(calibration_check(*columns)).items()}
+    found = {name: finite(value) for name, value in asdict(calibration_check(*columns)).items()}
     return None if found["p_value"] is None else {**found, "reviews": len(rows)}
 
 
@@ -231,8 +231,3 @@ def _examples(own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, 
         "unavailable": own.index[own["decision"] == "unavailable"][-EXAMPLES:],
     }
     return {name: tuple(map(str, ids)) for name, ids in found.items()}
-
-
-def _finite(value: float) -> float | None:
-    """JSON has neither nan nor infinity."""
-    return float(value) if np.isfinite(value) else None
