@@ -17,6 +17,7 @@ AREAS = {
     "security",
     "familiarity",
     "decision log",
+    "automations",
 }
 
 
