@@ -20,6 +20,7 @@ AREAS = {
     "decision log",
     "retention",
     "backup",
+    "automations",
 }
 
 
