@@ -34,7 +34,16 @@ from tasks.shell import git, run, succeeds
 BRANCH = "main"
 READ_BY_RUNS = (
     *("src", "flows", "tasks", "data.dvc", "dvc.yaml", "dvc.lock", "params.yaml", "registry.json", "release.dvc"),
-    *("sources.yaml", "requirements.lock", "approvals", ".dvc", ".dvcignore", ".gitignore"),
+    *(
+        "shadow.json",
+        "shadow.dvc",
+        "sources.yaml",
+        "requirements.lock",
+        "approvals",
+        ".dvc",
+        ".dvcignore",
+        ".gitignore",
+    ),
 )
 """What a run reads of a checkout: other changes, such as an export or a page of the documentation, stop no command."""
 SHIPPED_REMOTE = "url = ../.abstain/dvc-remote"

@@ -27,6 +27,7 @@ from abstain_cli import (
     init,
     kb,
     latency,
+    monitor,
     perturb,
     plan,
     quarantine,
@@ -34,6 +35,7 @@ from abstain_cli import (
     review,
     score,
     serve,
+    shadow,
     study,
 )
 from abstain_cli.progress_bar import step_progress
@@ -55,6 +57,7 @@ app.add_typer(import_rows.app, name="import")
 app.add_typer(kb.app, name="kb")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(review.app, name="review")
+app.add_typer(shadow.app, name="shadow")
 app.command("backup")(backup.backup)
 app.command("experiment")(study.run_study)
 app.command("explain")(explain.explain)
@@ -63,6 +66,7 @@ app.command("init")(init.init)
 app.command("generate")(score.generate)
 app.command("key")(serve.key)
 app.command("latency")(latency.time_scorers)
+app.command("monitor")(monitor.monitor)
 app.command("perturb")(perturb.perturb_text)
 app.command("plan")(plan.plan)
 app.command("restore")(backup.restore)
@@ -140,6 +144,8 @@ def erase_user(
     console.print(f"removed: {', '.join(f'{count:,} {table}' for table, count in erasure.removed.items())}")
     trained = [version if certain else f"{version} (?)" for version, certain in erasure.versions.items()]
     console.print(f"versions trained on data that held them: {', '.join(trained) or 'none'}")
+    if erasure.shadow_cleared:
+        console.print("the shadow may have been trained on them: there is none any more")
     for copy in erasure.copies:
         console.print(f"left to you: {copy}", soft_wrap=True)
     console.print("earlier versions of data/ stay in the DVC cache and remote: docs/privacy.md has how to remove them")
@@ -304,7 +310,7 @@ def _prepare() -> None:
 
     prepare_environment()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency"}:
+    if sys.argv[1] in {"ingest", "retrain", "promote", "rollback", "plan", "latency", "monitor"}:
         ensure_origin(project_root(), load_settings())  # report a missing git or a dirty tree before a server starts
 
 

@@ -173,7 +173,9 @@ class Candidates:
         scores.to_parquet(root / paths.SCORES)
         digest = holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
-        tuned = {"precision": 0.8, "more_reviews": 500, "drawn": volunteers is not None, **guarantee}
+        largest = {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
+        drawn = volunteers is not None
+        tuned = {"precision": 0.8, "more_reviews": 500, "drawn": drawn, "largest_reviewer": largest, **guarantee}
         (root / paths.THRESHOLD).write_text(json.dumps(tuned))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)

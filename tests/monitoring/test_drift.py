@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abstain.monitoring.drift import ROWS, classifier_drift, new_share, one_alarm, permutation_drift
+from abstain.monitoring.exchangeable import Sides
+from benchmarks.monitoring import ALARMS, SHIFTS, Traffic, drift_alarms
+
+TESTS = [permutation_drift, classifier_drift, new_share]
+REWRITTEN, NEW_TOPIC = SHIFTS[1:]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("recurring", ["all", "none"])
+def test_windows_like_those_before_raise_few_alarms(recurring: str) -> None:
+    # 5 % are at most 4 of 20 in 997 of 1,000 such tests.
+    assert (drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 4, 5) <= 4 / 20).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recurring", ["all", "half"])
+def test_a_rewritten_handbook_of_one_of_ten_products_is_noticed(recurring: str) -> None:
+    shares = drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 2)  # type: ignore[arg-type]
+    assert dict(zip(ALARMS, shares, strict=True))["inputs (both)"] == 1
+
+
+def test_questions_about_a_topic_of_no_document_are_new_and_shown_as_examples() -> None:
+    traffic = Traffic()
+    before, groups = traffic.rows(1500, 0)
+    now, own = traffic.rows(400, 1, new_topic=0.1)
+    found = new_share(before, now, groups, own, 0)
+    assert found.p_value <= 0.05 and found.share > found.expected + 0.03
+    assert all(example < 40 for example in found.examples) and found.examples
+
+
+def test_what_recurs_is_not_new() -> None:
+    before, groups = Traffic().rows(1000, 0)
+    assert new_share(before, before[:300], groups, groups[:300], 0).share < 0.05
+
+
+def test_the_rows_that_moved_are_the_examples() -> None:
+    before, groups = Traffic().rows(600, 0)
+    now, own = Traffic().rows(300, 1, rewritten=2.0)
+    assert {own[one] // 10 for one in permutation_drift(before, now, groups, own, 0).examples} == {0}
+
+
+def test_a_document_that_is_asked_about_more_often_has_not_drifted() -> None:
+    # Its rows are as they were: documents are compared with themselves.
+    generator = np.random.default_rng(0)
+    groups, own = np.repeat([0, 1], [300, 30]), np.repeat([0, 1], [30, 300])
+    before, now = (10.0 * of[:, None] + generator.standard_normal((330, 5)) for of in (groups, own))
+    assert permutation_drift(before, now, groups, own, 0).p_value > 0.05
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_one_document_is_compared_with_itself(test) -> None:  # type: ignore[no-untyped-def]
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((200, 8))
+    found = test(rows, generator.standard_normal((100, 8)), np.zeros(200), np.zeros(100), 0)
+    assert np.isnan(found.p_value) or found.p_value > 0.05
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    rows, groups = np.ones((20, 4)), np.arange(20)
+    for test in TESTS:
+        for before, now in ((20, 0), (0, 20), (0, 0)):
+            found = test(rows[:before], rows[:now], groups[:before], groups[:now], 0)
+            assert np.isnan(found.p_value) and found.examples == []
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_equal_arguments_give_equal_results(test) -> None:  # type: ignore[no-untyped-def]
+    (before, groups), (now, own) = Traffic().rows(200, 0), Traffic().rows(100, 1)
+    assert test(before, now, groups, own, 5) == test(before, now, groups, own, 5)
+
+
+def test_long_vectors_and_many_rows_are_reduced() -> None:
+    generator = np.random.default_rng(0)
+    before = generator.standard_normal((ROWS + 500, 700)).astype(np.float32)
+    now = generator.standard_normal((ROWS + 500, 700)).astype(np.float32) + 0.2
+    groups = np.arange(ROWS + 500) % 50
+    found = permutation_drift(before, now, groups, groups, 0)
+    assert found.p_value < 0.05 and max(found.examples) < ROWS + 500
+
+
+def test_new_documents_stand_with_as_many_rows_as_each_other() -> None:
+    generator = np.random.default_rng(0)
+    sides = Sides.of(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
+    assert set(sides.group[sides.known]) == {2}
+    assert np.bincount(sides.group[sides.drawn]).tolist() == [2, 2, 2, 2, 2]
+
+
+def test_several_tests_of_one_alarm() -> None:
+    assert one_alarm([0.02, 0.5]) == 0.04
+    assert one_alarm([0.02, float("nan")]) == 0.02
+    assert one_alarm([0.9, 0.8]) == 1.0
+    assert np.isnan(one_alarm([])) and np.isnan(one_alarm([float("nan")]))
