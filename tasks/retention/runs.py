@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import Artifact, FlowRun
 
-FLOWS = ("extract", "ingest", "promote", "retention", "retrain", "retry", "study")
+FLOWS = ("extract", "ingest", "monitor", "notify", "promote", "retention", "retrain", "retry", "study")
 PAGE = 100
 """Runs and artifacts of one request; the server allows 200."""
 
