@@ -28,6 +28,10 @@ def test_days_are_joined_until_they_hold_enough_and_the_rest_waits() -> None:
     assert windows({0: 299, 1: 1, 2: 300, 3: 10, 9: 290}, {}) == [(0, 2), (2, 3), (3, 10)]
 
 
+def test_a_window_begins_where_the_one_before_it_ended_whatever_came_then() -> None:
+    assert windows({0: 300, 3: 300}, {}) == [(0, 1), (1, 4)]
+
+
 def test_reviews_alone_make_a_window_too_even_of_no_decision() -> None:
     assert windows({0: 300}, {1: 49, 4: 1}) == [(0, 1), (1, 5)]
 

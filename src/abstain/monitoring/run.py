@@ -9,6 +9,7 @@ Notes:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from abstain.monitoring.alarms import WindowFindings, alarms_of
 from abstain.monitoring.comparison import EXAMPLES, Difference, SampledAnswers, finite
 from abstain.monitoring.expected_precision import calibration_check
 from abstain.monitoring.feed import silence
-from abstain.monitoring.promise_test import Promise, test_promise
+from abstain.monitoring.promise_test import Promise, ReviewBatch, test_promise
 from abstain.monitoring.reviewed import review_batches, shown_that_count
 from abstain.monitoring.traffic import Traffic
 from abstain.monitoring.windows import DayRange, cut
@@ -137,7 +138,9 @@ class _OneVersion:
         else:
             before = self._decisions[self._decisions["decided_at"] < days.start]
             told, compared = self._of_decisions(own, before)
-        told |= self._of_reviews(days, own, arrived, is_newest=is_newest) | {"record": figures.record_of(earlier)}
+        promise = self._promise(None if is_newest else days.end, known.figures["promise"] if known else None)
+        told |= {"promise": promise, "feed": self._feed() if is_newest else {}, "record": figures.record_of(earlier)}
+        told |= self._of_reviews(days, own, arrived)
         told |= {"compared": {name: asdict(one) for name, one in compared.items()}}
         alarms = alarms_of(WindowFindings(told, compared, _examples(own, arrived)), self._params)
         as_stored = json.loads(json.dumps(told, allow_nan=False))
@@ -173,33 +176,32 @@ class _OneVersion:
         except AbstainError as error:
             return Difference(note=f"not judged: {error.coded}")
 
-    def _of_reviews(
-        self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame, *, is_newest: bool
-    ) -> dict[str, Any]:
-        """What reviews say: of the promise so far, of those that arrived in these days, and of these decisions."""
+    def _of_reviews(self, days: DayRange, own: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
+        """What reviews say: those that arrived in these days, and those of these decisions."""
         judged = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
         return {
             "reviews": len(arrived),
             "left_out": self._apart,
             "volunteers": int((~self._counted["drawn"]).sum()),
-            "promise": self._promise(None if is_newest else days.end),
             "precision": figures.reviewed_precision(self._counted[days.of(self._counted["arrived"])]),
             "calibration": _calibration(judged),
             "came_of_it": figures.reviewed_precision(self._counted[self._counted.index.isin(own.index)]),
-            "feed": self._feed() if is_newest else {},
         }
 
-    def _promise(self, until: datetime | None) -> dict[str, Any] | None:
+    def _promise(self, until: datetime | None, known: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """The test of the promise by all reviews that arrived before `until`; None where nothing was promised, or no
-        review came."""
+        review came. `known`: a former result, which is taken where it is of the same reviews: each costs a second."""
         promise = self._version.promise
         batches = [batch for day, batch in self._batches if until is None or day < until]
         if promise is None or not batches:
             return None
+        inputs = _digest(batches, promise, self._params.level)
+        if known and known["inputs"] == inputs:
+            return dict(known)
         found = test_promise(batches, promise, self._params.level)
         broken_on = None if found.broken_at is None else f"{self._batches[found.broken_at][0]:%Y-%m-%d}"
         numbers = {name: finite(getattr(found, name)) for name in ("e_value", "peak", "estimate", "low", "high")}
-        counts = {"reviews": found.reviews, "documents": found.documents}
+        counts = {"reviews": found.reviews, "documents": found.documents, "inputs": inputs}
         return {**asdict(promise), **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
 
     def _feed(self) -> dict[str, Any]:
@@ -210,6 +212,12 @@ class _OneVersion:
         sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.replies["recorded_at"]}
         found = {name: silence(moments, self._now) for name, moments in sides.items()}
         return {name: asdict(one) for name, one in found.items() if one}
+
+
+def _digest(batches: Sequence[ReviewBatch], promise: Promise, level: float) -> str:
+    """16 hex digits that differ where the test of the promise may."""
+    told = [(one.correct.tolist(), one.weight.tolist(), one.document.tolist(), one.coverage) for one in batches]
+    return hashlib.sha256(repr((told, promise, level)).encode()).hexdigest()[:16]
 
 
 def _calibration(rows: pd.DataFrame) -> dict[str, Any] | None:

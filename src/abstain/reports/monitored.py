@@ -77,8 +77,8 @@ def _of_decisions(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_reviews(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    apart = f", {figures['left_out']:,} of the version chose their answers themselves and are left out"
-    volunteers = f", {count(figures['volunteers'], 'review')} of the version chose the answer and counts as it is"
+    apart = f"; {figures['left_out']:,} of the version chose their answers themselves and are left out"
+    volunteers = f"; {figures['volunteers']:,} of the version chose their answers themselves and count as they are"
     said = apart if figures["left_out"] else volunteers if figures["volunteers"] else ""
     yield "reviews", f"{figures['reviews']:,} arrived{said}"
     if found := figures["precision"]:
