@@ -7,7 +7,7 @@ from typing import Any
 
 from abstain.config.params import ProbeParams
 from abstain.core.codes import Code
-from abstain.core.markdown import heading, labelled, list_section, paragraph, points, table
+from abstain.core.markdown import heading, labelled, paragraph, points, table
 from abstain.reports.evaluation.evaluated import Evaluated
 from abstain.reports.formatting import count, figure, listed, percent, share
 
@@ -143,8 +143,8 @@ def _thumbs(dataset: Mapping[str, Any]) -> list[str]:
 def _contradicting(found: Mapping[str, Any]) -> list[str]:
     """Who contradicts the others beyond chance."""
     if found["named"]:
-        title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance"
-        return list_section(title, [one["message"] for one in found["named"]])
+        title = f"{Code.CONTRADICTS_OTHERS} Judgements that contradict the others' beyond chance:"
+        return [paragraph(title), points(one["message"] for one in found["named"])]
     enough = f"{found['judged']:,} users, reviewers and reviewers' batches with answers enough to tell"
     return [paragraph(f"Nobody contradicts the others beyond chance, of {enough}.")]
 
