@@ -28,6 +28,7 @@ from tasks.publish import publish_artifacts, publish_validation
 from tasks.run_params import commit_params
 from tasks.site_choice import choose_site, wants_choice
 from tasks.stopping import stopping_together
+from tasks.waiting_runs import supersede_waiting
 from tasks.workspace import Workspace, open_workspace
 
 BEFORE_THE_CHOICE = "dataset"
@@ -63,6 +64,7 @@ def retrain(
     its groups that were asked since it was frozen. Fails while production was trained on erased rows, the
     candidate without them is worse, and no decision is recorded.
     """
+    supersede_waiting()
     with open_workspace() as workspace:
         require_unblocked(workspace.path / paths.DATA)
         before, ran_already = None, {}

@@ -1,8 +1,30 @@
 """The events that the flows emit to Prefect, by name: automations are triggered by them."""
 
+from __future__ import annotations
+
+from typing import Any
+
 # An alarm of the monitoring. Payload: `code`, `kind`, `text`, `version` and `window`, the day on which that began.
 ALARM = "abstain.alarm"
 # The questions, answers, contexts or hidden states drifted, or new topics came. Payload: `version`, and `codes`.
 DRIFT = "abstain.drift"
 # Once a run of the monitoring. Payload: `count`, the reviews that came since the last promotion, and `version`.
+# The resource `abstain.reviews.VERSION.N` of an ingest says that the N-th portion is full: a retrain is due.
 REVIEWS = "abstain.reviews"
+# An ingest has accepted rows: payload `rows`.
+INGESTED = "abstain.ingested"
+# The gate has rejected a candidate, or did before: payload `code` and `text`; the resource has its sha256.
+REFUSED = "abstain.refused"
+
+
+def emit(name: str, resource: str = "", **payload: Any) -> None:
+    """Emit the event `name` about `resource`, by default one of the same name; a run on no server emits nothing.
+
+    Within a run, Prefect adds the flow run and its flow as related resources.
+    """
+    from prefect.events import emit_event
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value() is None:  # else Prefect starts a server for it
+        return
+    emit_event(name, resource={"prefect.resource.id": resource or name}, payload=payload)

@@ -85,6 +85,13 @@ class Code(StrEnum):
         "A file, row or document exceeds a limit that keeps one of them from taking a machine's memory or hours.",
         "Divide it, or leave out what is not needed: the message names the limit, and docs/sources.md lists all.",
     )
+    CONTRADICTS_OTHERS = (
+        "A112",
+        "One user's thumbs or one reviewer's verdicts contradict those of the others beyond chance: a slip, another "
+        "understanding of the question, or intent.",
+        "Read some of these answers. Have others review them again (with `labels.conflicts: latest` that decides), and "
+        "erase a user who does harm with `abstain erase-user`.",
+    )
     NO_MODEL = (
         "A201",
         "A model cannot be found, or its files cannot be loaded.",

@@ -23,16 +23,24 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Table, delete, func, select
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Feedback, Review
+from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import one_line
 from abstain.data.decision_log import erasure, queries
 from abstain.data.decision_log.calls import CallContent, call_row
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import LoggedDecision, Redact, Shares, decision_row, feedback_row
+from abstain.data.decision_log.decisions import (
+    LoggedDecision,
+    Redact,
+    ShadowDecision,
+    Shares,
+    decision_row,
+    feedback_row,
+    shadow_row,
+)
 from abstain.data.decision_log.monitored import MonitoredWindow, read_windows
 from abstain.data.decision_log.queries import DecisionsInStep, FoundDecision
-from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK
+from abstain.data.decision_log.schema import CALLS, DECISIONS, FEEDBACK, SHADOWS
 from abstain.data.store.record_keys import microseconds
 
 Recorded = Literal["recorded", "known"]
@@ -128,6 +136,13 @@ class DecisionLog:
         """
         return self._put(FEEDBACK, lambda: feedback_row(feedback_id, row, self._redact, datetime.now(UTC)))
 
+    def shadow(self, decision: ShadowDecision) -> Future[Recorded]:
+        """Record what a candidate would have decided, once for each answer; not about one whose texts were erased.
+
+        The future raises `AbstainError` where the database is away. Raises `LogFull` where too many rows wait.
+        """
+        return self._put(SHADOWS, lambda: shadow_row(decision))
+
     def remember(self, call_id: str, content: CallContent, ttl_s: float) -> Future[Recorded]:
         """Remember what the answer of a call will rest on, for `ttl_s` seconds; the last content of a call counts.
 
@@ -153,6 +168,10 @@ class DecisionLog:
     def find(self, interaction_id: str) -> FoundDecision | None:
         """See `queries.find`."""
         return queries.find(self._database, interaction_id)
+
+    def interactions(self, interaction_ids: Sequence[str]) -> Mapping[str, Interaction]:
+        """See `queries.interactions`."""
+        return queries.interactions(self._database, interaction_ids)
 
     def newest_withheld(self, limit: int) -> list[LoggedDecision]:
         """See `queries.newest_withheld`."""
@@ -272,14 +291,21 @@ class DecisionLog:
         empty = _empty(connection, known[DECISIONS])
         were_empty = frozenset(empty)
         erased = erasure.erased_users(connection, {str(row["user"]) for _, row in made if row.get("user")})
-        gone = _erased_answers(connection, _column(made, FEEDBACK, "interaction_id"))
+        gone = _erased_answers(
+            connection, [key for table in (FEEDBACK, SHADOWS) for key in _column(made, table, "interaction_id")]
+        )
         new: dict[Table, dict[str, dict[str, Any]]] = {DECISIONS: {}, FEEDBACK: {}}
         calls: dict[str, dict[str, Any] | None] = {}
+        shadows: list[dict[str, Any]] = []
         outcomes: list[Recorded | AbstainError] = []
         for waiting, row in made:
             table = waiting.table
             if table is CALLS:
                 calls[row["call_id"]] = None if erased.get(row["user"]) else row
+                outcomes.append("recorded")
+                continue
+            if table is SHADOWS:
+                shadows.append(row)
                 outcomes.append("recorded")
                 continue
             key = row[keys[table]]
@@ -307,6 +333,8 @@ class DecisionLog:
                 connection.execute(table.insert(), list(new[table].values()))
         if calls:
             _remember(connection, calls)
+        if shadows:
+            _add_shadows(connection, [row for row in shadows if row["interaction_id"] not in gone])
         return outcomes
 
 
@@ -357,6 +385,16 @@ def _remember(connection: Connection, calls: Mapping[str, dict[str, Any] | None]
     newest = connection.scalar(select(func.max(CALLS.c.seq))) or 0
     is_over = (CALLS.c.expires_at <= microseconds(datetime.now(UTC))) | (CALLS.c.seq <= newest - CALLS_KEPT)
     connection.execute(delete(CALLS).where(is_over))
+
+
+def _add_shadows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write those of `rows` that are not there yet; the first of an answer and a candidate stays."""
+    own = SHADOWS.c
+    asked = own.interaction_id.in_([row["interaction_id"] for row in rows])
+    known = {tuple(row) for row in connection.execute(select(own.interaction_id, own.candidate).where(asked))}
+    new = {(row["interaction_id"], row["candidate"]): row for row in reversed(rows)}
+    if fresh := [row for key, row in new.items() if key not in known]:
+        connection.execute(SHADOWS.insert(), fresh)
 
 
 def _conflict(table: Table, key: str) -> AbstainError:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Row, and_, case, func, literal, select
 from abstain.core.contracts import Feedback, Interaction, Review
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, Texts, read_decision, read_feedback
-from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
+from abstain.data.decision_log.schema import DECISIONS, FEEDBACK, SHADOWS
 from abstain.data.store.record_keys import microseconds, moment_of
 
 DECISION_KINDS = ("show", "abstain", "unavailable")
@@ -105,6 +105,46 @@ def reviews_of_shown(database: LogDatabase, version: str, since: datetime) -> li
     with database.reading() as connection:
         found = [read_feedback(row.kind, row.content) for row in connection.execute(rows)]
     return [one for one in found if isinstance(one, Review)]
+
+
+@dataclass(frozen=True)
+class DecidedByBoth:
+    """An answer that production showed or withheld, and that a shadow had a confidence of, too."""
+
+    interaction_id: str
+    shown: bool
+    confidence: float
+    probability: float | None
+    threshold: float
+    would_show: bool
+    shadow_confidence: float
+    shadow_probability: float | None
+    shadow_threshold: float
+
+
+def decided_by_both(database: LogDatabase, candidate: str, version: str) -> list[DecidedByBoth]:
+    """What `version` has decided in production, and `candidate` as its shadow, in the order of the log.
+
+    `unavailable` decisions and answers without a confidence of either are left out.
+    """
+    own, other = DECISIONS.c, SHADOWS.c
+    columns = [own.interaction_id, (own.decision == "show").label("shown"), own.confidence, own.probability]
+    columns += [own.threshold, other.would_show, other.confidence.label("shadow_confidence")]
+    columns += [other.probability.label("shadow_probability"), other.threshold.label("shadow_threshold")]
+    rows = (
+        select(*columns)
+        .select_from(DECISIONS.join(SHADOWS, own.interaction_id == other.interaction_id))
+        .where(
+            other.candidate == candidate,
+            own.version == version,
+            own.decision != "unavailable",
+            own.confidence.is_not(None),
+            other.confidence.is_not(None),
+        )
+        .order_by(own.seq)
+    )
+    with database.reading() as connection:
+        return [DecidedByBoth(**row._mapping) for row in connection.execute(rows)]
 
 
 def count(database: LogDatabase, since: datetime | None = None) -> Mapping[str, int]:

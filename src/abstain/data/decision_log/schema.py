@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     inspect,
     select,
 )
@@ -116,14 +117,43 @@ WINDOWS = Table(
 """What the monitoring found in each window of time: no texts."""
 
 
+SHADOWS = Table(
+    "decision_log_shadows",
+    _TABLES,
+    Column("seq", _NUMBER, primary_key=True, autoincrement=True),
+    Column("interaction_id", Text, nullable=False),
+    Column("candidate", Text, nullable=False),
+    Column("decided_at", BigInteger, nullable=False, index=True),
+    Column("would_show", Boolean, nullable=False),
+    Column("confidence", Float(53)),
+    Column("probability", Float(53)),
+    Column("threshold", Float(53), nullable=False),
+    UniqueConstraint("interaction_id", "candidate"),
+    sqlite_autoincrement=True,
+)
+"""What a candidate would have decided that is not obeyed."""
+
+
 def make_tables(connection: Connection) -> None:
-    """Make the tables that are not there, of a log of this layout. Other writers have to wait meanwhile."""
+    """Make the tables that are not there. Other writers have to wait meanwhile."""
     version = version_of(connection)
-    if version in (None, VERSION):
-        _TABLES.create_all(connection)
+    if version not in (None, VERSION) or is_complete(connection):
+        return
+    _TABLES.create_all(connection)
     if version is None:
         rows = {"version": VERSION, "id": secrets.token_hex(16)}
         connection.execute(PROPERTIES.insert(), [{"name": name, "content": content} for name, content in rows.items()])
+
+
+def is_complete(connection: Connection) -> bool:
+    """Whether all tables are there: a log that an earlier release of this layout wrote may lack some."""
+    return set(_TABLES.tables) <= set(inspect(connection).get_table_names())
+
+
+def renew_id(connection: Connection) -> None:
+    """Make it another log for its readers, which then read it from the start."""
+    own = PROPERTIES.c.name == "id"
+    connection.execute(PROPERTIES.update().where(own).values(content=secrets.token_hex(16)))
 
 
 def version_of(connection: Connection) -> str | None:
