@@ -56,6 +56,11 @@ def plot_tables(
 
 def draw(name: str, table: pd.DataFrame) -> bytes:
     """The plot called `name` (a key of `PLOTS`) of its table of `plot_tables`, as SVG."""
+    return paint(PLOTS[name], table)
+
+
+def paint(plot: Callable[[Axes, pd.DataFrame], None], table: pd.DataFrame) -> bytes:
+    """What `plot` draws of `table`, as SVG."""
     with rc_context(STYLE), warnings.catch_warnings():
         figure = Figure(figsize=(4.5, 3.6), layout="constrained")
         axes = figure.add_subplot()
@@ -63,7 +68,7 @@ def draw(name: str, table: pd.DataFrame) -> bytes:
             axes.set_axis_off()
             axes.text(0.5, 0.5, "not defined for these answers", ha="center", color=LIGHT["soft"])
         else:
-            PLOTS[name](axes, table)
+            plot(axes, table)
         buffer = io.StringIO()
         warnings.filterwarnings("ignore", "Glyph .* missing")  # text is drawn by who shows it, in fonts of its own
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
