@@ -95,7 +95,7 @@ def wanted(
             "lost-run",
             f"mark a run as crashed that has given no sign of life for {heartbeat * MISSED_HEARTBEATS:g} s",
             ChangeFlowRunState(state=StateType.CRASHED, message="its process gives no sign of life"),
-            after={"prefect.flow-run.heartbeat"},
+            after={"prefect.flow-run.Running", "prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.*"},
             match_related=of_ours,
             for_each=each,
