@@ -9,16 +9,16 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 
-from abstain.config.params import load_params
 from abstain.core.contracts import Context, Interaction, Review
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import IngestedBatch
 from abstain.sample.handbook import build_handbook
 from abstain.sample.write import AnsweredQuestion, answered_questions
-from tests.checkout import ROOT
+from tests.checkout import shipped_params
 from tests.data.decision_log.builders import decision, open_log
 
-PARAMS = load_params(ROOT / "params.yaml").monitoring.model_copy(update={"min_decisions": 300, "min_reviews": 1000})
+PARAMS = shipped_params().monitoring.model_copy(update={"min_reviews": 1000})
+"""A window is of 300 decisions, however many reviews there are."""
 REWRITTEN = "cards"
 SHOWN, CORRECT, REVIEWED = 0.7, 0.95, 0.5
 ASKED = 150
