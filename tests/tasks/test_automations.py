@@ -129,9 +129,9 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     """Reviews, drift, a rejected candidate, a feed without rows and a run without a sign of life."""
     from prefect.states import Crashed
 
-    shipped = load_params(ROOT / "params.yaml").monitoring
-    params = shipped.model_copy(update={"retrain_after_reviews": 200, "feed_silent_hours": 10 / 3600})
-    monkeypatch.setattr(automation_sync, "load_params", lambda _: type("P", (), {"monitoring": params}))
+    params = load_params(ROOT / "params.yaml")
+    soon = params.monitoring.model_copy(update={"feed_silent_hours": 10 / 3600})
+    monkeypatch.setattr(automation_sync, "load_params", lambda _: params.model_copy(update={"monitoring": soon}))
     automation_sync.apply(URL, heartbeat=10 / 3)
 
     server.emit(INGESTED, INGESTED)
