@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
-from uuid import NAMESPACE_URL, uuid5
 
 import pandas as pd
 import yaml
-from prefect.events import emit_event
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from abstain.config.params import LLMParams, Params, ThresholdParams, load_params
@@ -28,7 +26,7 @@ from abstain.monitoring.reviewed import reviewed_answers
 from abstain.monitoring.run import MonitoringInputs, WatchedVersion, monitor
 from abstain.monitoring.traffic import Traffic
 from abstain.release.registry import Registry, load_registry, tag_of
-from tasks.events import ALARM, DRIFT, REVIEWS
+from tasks.events import ALARM, DRIFT, emit
 from tasks.shell import succeeds
 from tasks.workspace import Workspace
 
@@ -72,7 +70,6 @@ class WorkspaceFacts:
     reviewed: pd.DataFrame
     known_chunks: frozenset[str] | None
     versions: dict[str, WatchedVersion]
-    new_reviews: int
 
 
 def patiently(ask: Callable[[], T]) -> T:
@@ -101,14 +98,12 @@ def read_workspace(workspace: Workspace, traffic: Traffic) -> WorkspaceFacts:
     store = DataStore(workspace.path / paths.DATA)
     params, registry = load_params(workspace.path / paths.PARAMS), load_registry(workspace.path / paths.REGISTRY)
     chunks = frozenset(chunk.chunk_id for chunk in store.chunks())
-    promoted = max((event.at for event in registry.history if event.action == "promote"), default=None)
     return WorkspaceFacts(
         params,
         registry,
         reviewed_answers(store, traffic, params.labels),
         chunks or None,
         {name: _version(workspace, registry, name) for name in map(str, traffic.decisions["version"].unique())},
-        sum(one.rows.get("reviews", 0) for one in store.batches() if promoted is None or one.arrived_at > promoted),
     )
 
 
@@ -129,35 +124,30 @@ def run_monitoring(
     raised = [
         (one, alarm) for one in windows for alarm in one.alarms if (one.version, one.start, alarm.code) not in known
     ]
-    emit_events(raised, facts.registry.version, facts.new_reviews)  # told twice, should the next line fail, not never
+    emit_events(raised, facts.registry.version)  # told twice, should the next line fail, not never
     patiently(lambda: write_windows(database, windows))
     history = patiently(lambda: read_windows(database))
     return Monitoring(tuple(one for one in windows if one not in stored), history, tuple(raised))
 
 
-def emit_events(raised: Sequence[Raised], live: str | None, reviews: int) -> None:
-    """Tell Prefect each alarm, whether anything drifted, and how many `reviews` wait under the version that is live.
+def emit_events(raised: Sequence[Raised], live: str | None) -> None:
+    """Tell Prefect each alarm, and whether anything drifted.
 
     The same alarm of the same window is the same event, however often it is told.
     """
     for window, alarm in raised:
-        payload = {
-            "code": alarm.code.value,
-            "kind": alarm.kind,
-            "text": alarm.what,
-            "remedy": alarm.to_do,
-            "version": window.version,
-            "window": f"{window.start:%Y-%m-%d}",
-        }
-        name = f"{ALARM}/{window.version}/{window.start.isoformat()}/{alarm.code}"
-        emit_event(ALARM, resource=_resource(ALARM, alarm.code.value), payload=payload, id=uuid5(NAMESPACE_URL, name))
+        emit(
+            ALARM,
+            told=f"{window.version}/{window.start.isoformat()}/{alarm.code}",
+            code=alarm.code.value,
+            kind=alarm.kind,
+            text=alarm.what,
+            remedy=alarm.to_do,
+            version=window.version,
+            window=f"{window.start:%Y-%m-%d}",
+        )
     if drifted := sorted({alarm.code.value for _, alarm in raised if alarm.code in DRIFTED}):
-        emit_event(DRIFT, resource=_resource(DRIFT), payload={"version": live, "codes": drifted})
-    emit_event(REVIEWS, resource=_resource(REVIEWS), payload={"version": live, "count": reviews})
-
-
-def _resource(name: str, code: str | None = None) -> dict[str, str]:
-    return {"prefect.resource.id": name, **({"abstain.code": code} if code else {})}
+        emit(DRIFT, version=live, codes=drifted)
 
 
 def _version(workspace: Workspace, registry: Registry, name: str) -> WatchedVersion:

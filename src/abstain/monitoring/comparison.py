@@ -98,10 +98,13 @@ def text_drift(reference: SampledAnswers, window: SampledAnswers, embed: Embed, 
 
 
 def state_drift(reference: SampledAnswers, window: SampledAnswers, states: States, seed: int) -> Difference:
-    """The drift of the hidden states, where at least half of either side's are cached."""
+    """The drift of the hidden states, where those of enough answers are cached on either side.
+
+    The gate caches those of the first answers of a day, however many more there are.
+    """
     sides = [(side, *states(side.interactions)) for side in (reference, window)]
-    if any(has.mean() < 0.5 for _, has, _ in sides):
-        return Difference(note="not judged: the states of fewer than half of the answers are cached")
+    if not all(side.those(has).is_enough for side, has, _ in sides):
+        return Difference(note="not judged: the states of too few answers are cached")
     return drift_of(sides[0], sides[1], seed)
 
 
