@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-# An alarm: of the monitoring, or of a person who contradicts the others. Payload: `code`, `kind`, `text`, `remedy`; of the
-# monitoring `version` and `window`, too, the day on which that began.
+# An alarm: of the monitoring, or of a person who contradicts the others. Payload: `code`, `kind`, `text` and `remedy`;
+# that of the monitoring also has `version` and `window`, the day on which that began.
 ALARM = "abstain.alarm"
 # The questions, answers, contexts or hidden states drifted, or new topics came. Payload: `version`, and `codes`.
 DRIFT = "abstain.drift"
