@@ -83,6 +83,14 @@ def test_long_vectors_and_many_rows_are_reduced() -> None:
     assert found.p_value < 0.05 and max(found.examples) < ROWS + 500
 
 
+def test_rows_that_are_drawn_keep_their_documents() -> None:
+    groups = np.repeat(np.arange(50), (ROWS + 500) // 50)
+    before, now = (
+        5.0 * groups[:, None] + np.random.default_rng(seed).standard_normal((len(groups), 4)) for seed in (1, 2)
+    )
+    assert permutation_drift(before, now, groups, groups, 0).p_value > 0.05
+
+
 def test_new_documents_stand_with_as_many_rows_as_each_other() -> None:
     generator = np.random.default_rng(0)
     sides = Sides.of(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
@@ -95,3 +103,12 @@ def test_several_tests_of_one_alarm() -> None:
     assert one_alarm([0.02, float("nan")]) == 0.02
     assert one_alarm([0.9, 0.8]) == 1.0
     assert np.isnan(one_alarm([])) and np.isnan(one_alarm([float("nan")]))
+
+
+def test_permutations_leave_as_many_rows_of_each_document_in_the_window() -> None:
+    generator = np.random.default_rng(0)
+    sides = Sides.of(np.repeat(["a", "b"], [30, 3]), np.repeat(["a", "b", "c"], [2, 20, 5]), generator)
+    labels = sides.permuted_rows(generator)
+    counts = {name: labels[:, sides.group == at].sum(axis=1) for at, name in enumerate("abc")}
+    assert all((counts[name] == expected).all() for name, expected in {"a": 2, "b": 20, "c": 0}.items())
+    assert (labels[0] == (sides.in_window & sides.known)).all() and (labels[1:] != labels[0]).any()

@@ -82,6 +82,12 @@ def test_the_scale_of_weights_does_not_matter() -> None:
     assert tested.test_promise(scaled, PROMISE).e_value == pytest.approx(tested.test_promise(year, PROMISE).e_value)
 
 
+def test_a_bet_is_made_before_its_batch_comes() -> None:
+    heavier = batch([1, 0], [7, 8], [5.0, 5.0])
+    scale = tested.totals_of([batch([1, 0]), batch([1, 1]), heavier, heavier], PROMISE).scale
+    assert scale.tolist() == pytest.approx([1, 1, 1, 1, 1, 1, 14 / 6, 14 / 6])
+
+
 def test_names_of_documents_do_not_matter() -> None:
     year = days(UNEVEN[4.0], 0.87)[:100]
     named = [replace(one, document=np.array([f"d{key}" for key in one.document], object)) for one in year]

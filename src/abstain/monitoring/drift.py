@@ -183,15 +183,18 @@ def new_share(
     sides = compared.sides
     if not sides.judged:
         return NewShare(float("nan"), float("nan"), float("nan"), [])
-    to_all, to_as_many, to_others = (
-        one / np.maximum(np.quantile(one[~sides.in_window], 1 - NEW), 1e-12)
-        for one in _nearest(compared.vectors, sides, generator)
-    )
-    own = np.where(sides.known, to_all, to_others)
+    to_all, to_as_many, to_others = _nearest(compared.vectors, sides, generator)
+    own = np.where(sides.known, *(one / _limit(one[~sides.in_window]) for one in (to_all, to_others)))
     share = float((own > 1)[sides.in_window].mean())
-    known, new = ((one > 1)[:, None].astype(float) for one in (to_as_many, to_others))
+    # The limit of both sides together is the same whichever row is in the window, as a permutation test asks for.
+    known, new = ((one > _limit(one))[:, None].astype(float) for one in (to_as_many, to_others))
     statistics = np.stack(list(_differences(known, new, sides, generator)), axis=1)
     return NewShare(share, NEW, p_value(statistics), compared.most(own))
+
+
+def _limit(distance: np.ndarray) -> float:
+    """The distance that all but `NEW` of the rows stay within; (rows,)."""
+    return max(float(np.quantile(distance, 1 - NEW)), 1e-12)
 
 
 def _nearest(vectors: np.ndarray, sides: Sides, generator: np.random.Generator) -> tuple[np.ndarray, ...]:

@@ -92,7 +92,7 @@ def _cluster_mean(values: np.ndarray, weight: np.ndarray, document: np.ndarray, 
 
     The degrees of freedom are one less than the effective number of documents (Kish 1965): the geometric mean of that
     by their weights and that by how much they differ, where a few incorrect heavy answers make an error that is small
-    by chance. With the first alone the check raises up to 6 alarms in 100 such windows, with the second 2.
+    by chance. With the first alone the check raises up to 6 alarms in 100 such windows, with both at most 5.
     """
     nan = float("nan")
     if not len(values):
