@@ -38,7 +38,7 @@ PREFIX = "abstain-"
 RUN_AGAIN = f"{PREFIX}run-again"
 RETRAIN, NOTIFY = "retrain/nightly", "notify/webhook"
 """The deployments that automations run."""
-FLOWS = ("ingest", "monitor", "retrain")
+FLOWS = ("ingest", "monitor", "retention", "retrain")
 """The flows that are watched: those with a schedule."""
 MISSED_HEARTBEATS = 3
 """A run that was not heard of for so many heartbeats is lost: Prefect's advice."""
