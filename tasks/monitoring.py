@@ -133,12 +133,12 @@ def run_monitoring(
 def emit_events(raised: Sequence[Raised], live: str | None) -> None:
     """Tell Prefect each alarm, and whether anything drifted.
 
-    The same alarm of the same window is the same event, however often it is told.
+    The resource of an alarm is its window and code: by it an automation knows one that is told twice.
     """
     for window, alarm in raised:
         emit(
             ALARM,
-            told=f"{window.version}/{window.start.isoformat()}/{alarm.code}",
+            f"{ALARM}.{window.version}.{window.start:%Y-%m-%d}.{alarm.code}",
             code=alarm.code.value,
             kind=alarm.kind,
             text=alarm.what,

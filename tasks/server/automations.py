@@ -135,9 +135,11 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
         ),
         _automation(
             "alert-alarm",
-            "post the alarms of the monitoring to the webhook",
+            "post each alarm of the monitoring to the webhook, once",
             post(ALARM_TITLE, ALARM_TEXT, EVENT_CODE),
             expect={ALARM},
+            for_each={"prefect.resource.id"},
+            within=ONCE,
         ),
         _automation(
             "alert-rejected",
