@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import pandas as pd
@@ -118,7 +118,8 @@ def run_monitoring(
     """Compute and store the windows. Raises `AbstainError` where the log's database stays away."""
     stored = patiently(lambda: read_windows(database))
     source = LoggedAnswers(database, settings)
-    inputs = MonitoringInputs(traffic, facts.reviewed, facts.known_chunks, facts.versions, source)
+    states_since = now - timedelta(days=facts.params.retention.feature_days)
+    inputs = MonitoringInputs(traffic, facts.reviewed, facts.known_chunks, facts.versions, source, states_since)
     windows = patiently(lambda: monitor(inputs, stored, facts.params.monitoring, now, since))
     known = {(one.version, one.start, alarm.code) for one in stored for alarm in one.alarms}
     raised = [

@@ -62,13 +62,16 @@ class AnswerSource(Protocol):
 
 @dataclass(frozen=True)
 class MonitoringInputs:
-    """`reviewed`: `reviewed_answers` of `traffic`. `known_chunks`: ids; None where no handbook was ingested."""
+    """`reviewed`: `reviewed_answers` of `traffic`. `known_chunks`: ids; None where no handbook was ingested.
+    `states_since`: hidden states of older decisions may be gone from the cache, but for those of answers in data/.
+    """
 
     traffic: Traffic
     reviewed: pd.DataFrame
     known_chunks: frozenset[str] | None
     versions: Mapping[str, WatchedVersion]
     source: AnswerSource
+    states_since: datetime
 
 
 def monitor(
@@ -164,15 +167,18 @@ class _OneVersion:
         else:
             compared["coverage"] = comparison.share_drift("shown", reference, window, SEED)
             compared |= comparison.text_drift(reference, window, source.embed, SEED)
-            compared["states"] = self._states(reference, window)
+            compared["states"] = self._states(before, window)
         return told, compared
 
-    def _states(self, reference: SampledAnswers, window: SampledAnswers) -> Difference:
-        llm = self._version.llm
+    def _states(self, before: pd.DataFrame, window: SampledAnswers) -> Difference:
+        """Of old answers those in data/ alone have states: mostly withheld or disliked ones, which differ by that."""
+        llm, source, since = self._version.llm, self._inputs.source, self._inputs.states_since
         if llm is None:
             return Difference(note="not judged: the base model of this version is not known here")
+        reference = comparison.draw(before[before["decided_at"] >= since], source.interactions)
+        recent = window.those((window.decisions["decided_at"] >= since).to_numpy(bool))
         try:
-            return comparison.state_drift(reference, window, lambda rows: self._inputs.source.states(llm, rows), SEED)
+            return comparison.state_drift(reference, recent, lambda rows: source.states(llm, rows), SEED)
         except AbstainError as error:
             return Difference(note=f"not judged: {error.coded}")
 
