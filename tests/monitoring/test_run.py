@@ -278,6 +278,15 @@ def test_another_writer_and_a_dead_feed_are_alarmed(tmp_path: Path) -> None:
     assert [Code.FEED_DEAD in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
 
 
+def test_a_feed_that_died_before_a_new_version_had_a_window_is_alarmed(tmp_path: Path) -> None:
+    new = traffic(START + timedelta(days=10), 1, version="v1.1.0", seed=3)
+    seen = watched(tmp_path, [*traffic(START, 10, seed=2), *(replace(one, decision=renamed(one)) for one in new)])
+    later = END + timedelta(days=5)
+    windows = monitor(seen.inputs(later), [], PARAMS, later)
+    assert {one.version for one in windows} == {"v1.0.0"}
+    assert [Code.FEED_DEAD in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
+
+
 def by(one: GateAnswer, model: str) -> Interaction:
     assert one.decision.interaction
     return one.decision.interaction.model_copy(update={"model": model})
