@@ -1,4 +1,4 @@
-"""What the monitoring reads of a workspace, and what it tells Prefect: an artifact a window, its history, events."""
+"""What the monitoring reads of a workspace and of the log, what it stores there, and the events that it emits."""
 
 from __future__ import annotations
 
