@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 from abstain.core import paths
@@ -11,9 +12,12 @@ from tasks.workspace import Workspace
 
 
 def alarm_contradictions(workspace: Workspace) -> None:
-    """Raise an alarm where the data card names anybody; the same ones by the same judgements are one alarm."""
-    card = json.loads((workspace.path / paths.DATASET_SUMMARY).read_text())
-    named = [one["message"] for one in card["contradicting"]["named"]]
-    if named:
-        text, code = "; ".join(named), Code.CONTRADICTS_OTHERS
-        emit(ALARM, told=text, code=code.value, kind="contradicts the others", text=text, remedy=code.remedy)
+    """Raise an alarm about each person, or batch of one, that the data card names.
+
+    The resource is of the person and the batch: their figures change with each night's rows, and are no other alarm.
+    """
+    card, code = json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()), Code.CONTRADICTS_OTHERS
+    for one in card["contradicting"]["named"]:
+        who = hashlib.sha256(json.dumps([one["person"], one["batch"]]).encode()).hexdigest()[:12]
+        payload = {"code": code.value, "kind": "contradicts the others", "text": one["message"], "remedy": code.remedy}
+        emit(ALARM, f"{ALARM}.{code.value}.{who}", **payload)

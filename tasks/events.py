@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
 
 # An alarm: of the monitoring, or of a person who contradicts the others. Payload: `code`, `kind`, `text` and `remedy`;
 # that of the monitoring also has `version` and `window`, the day on which that began.
@@ -19,16 +18,14 @@ INGESTED = "abstain.ingested"
 REFUSED = "abstain.refused"
 
 
-def emit(name: str, resource: str = "", told: str | None = None, **payload: Any) -> None:
+def emit(name: str, resource: str = "", **payload: Any) -> None:
     """Emit the event `name` about `resource`, by default one of the same name; a run on no server emits nothing.
 
-    What has the same `told` is the same event, however often it is emitted. Within a run, Prefect adds the flow run and
-    its flow as related resources.
+    Within a run, Prefect adds the flow run and its flow as related resources.
     """
     from prefect.events import emit_event
     from prefect.settings import PREFECT_API_URL
 
     if PREFECT_API_URL.value() is None:  # else Prefect starts a server for it
         return
-    own_id = None if told is None else uuid5(NAMESPACE_URL, f"{name}/{told}")
-    emit_event(name, resource={"prefect.resource.id": resource or name}, payload=payload, id=own_id)
+    emit_event(name, resource={"prefect.resource.id": resource or name}, payload=payload)

@@ -1,10 +1,10 @@
-"""What the monitoring reads of a workspace, and what it tells Prefect: an artifact a window, its history, events."""
+"""What the monitoring reads of a workspace and of the log, what it stores there, and the events that it emits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import pandas as pd
@@ -118,7 +118,8 @@ def run_monitoring(
     """Compute and store the windows. Raises `AbstainError` where the log's database stays away."""
     stored = patiently(lambda: read_windows(database))
     source = LoggedAnswers(database, settings)
-    inputs = MonitoringInputs(traffic, facts.reviewed, facts.known_chunks, facts.versions, source)
+    states_since = now - timedelta(days=facts.params.retention.feature_days)
+    inputs = MonitoringInputs(traffic, facts.reviewed, facts.known_chunks, facts.versions, source, states_since)
     windows = patiently(lambda: monitor(inputs, stored, facts.params.monitoring, now, since))
     known = {(one.version, one.start, alarm.code) for one in stored for alarm in one.alarms}
     raised = [
@@ -133,12 +134,12 @@ def run_monitoring(
 def emit_events(raised: Sequence[Raised], live: str | None) -> None:
     """Tell Prefect each alarm, and whether anything drifted.
 
-    The same alarm of the same window is the same event, however often it is told.
+    The resource of an alarm is its window and code: by it an automation knows one that is told twice.
     """
     for window, alarm in raised:
         emit(
             ALARM,
-            told=f"{window.version}/{window.start.isoformat()}/{alarm.code}",
+            f"{ALARM}.{window.version}.{window.start:%Y-%m-%d}.{alarm.code}",
             code=alarm.code.value,
             kind=alarm.kind,
             text=alarm.what,

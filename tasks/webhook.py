@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -103,6 +104,9 @@ def deliver(url: str, text: str, waits: Sequence[float] = WAITS) -> None:
             is_lasting = error.code < 500 and error.code not in BUSY
         except OSError as error:
             problem = f"it is not reached ({getattr(error, 'reason', error)})"
+            is_lasting = False
+        except HTTPException as error:  # such as a proxy that breaks off
+            problem = f"it does not answer by HTTP ({type(error).__name__})"
             is_lasting = False
         if wait is None or is_lasting:
             raise AbstainError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks.server.automations import FLOWS
 from tests.checkout import ROOT, SHIPPED, is_as_shipped, tracked_files
 
 STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
@@ -213,6 +214,12 @@ def test_what_the_documents_point_to_is_there(name: str) -> None:
         assert ((ROOT / name).parent / link).exists(), link
     for path in re.findall(r"`((?:src|flows|tasks|tests|docs)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_every_flow_with_a_schedule_is_watched() -> None:
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    scheduled = {one["entrypoint"].partition(":")[2] for one in deployments if one.get("schedules")}
+    assert set(FLOWS) == scheduled, "a failed or lost run of it would be noticed by nobody"
 
 
 @pytest.mark.heavy

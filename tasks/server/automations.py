@@ -38,7 +38,7 @@ PREFIX = "abstain-"
 RUN_AGAIN = f"{PREFIX}run-again"
 RETRAIN, NOTIFY = "retrain/nightly", "notify/webhook"
 """The deployments that automations run."""
-FLOWS = ("ingest", "monitor", "retrain")
+FLOWS = ("ingest", "monitor", "retention", "retrain")
 """The flows that are watched: those with a schedule."""
 MISSED_HEARTBEATS = 3
 """A run that was not heard of for so many heartbeats is lost: Prefect's advice."""
@@ -135,9 +135,11 @@ def _alerts(params: MonitoringParams, notify: UUID, of_ours: dict[str, Any]) -> 
         ),
         _automation(
             "alert-alarm",
-            "post the alarms of the monitoring to the webhook",
+            "post each alarm of the monitoring to the webhook, once",
             post(ALARM_TITLE, ALARM_TEXT, EVENT_CODE),
             expect={ALARM},
+            for_each={"prefect.resource.id"},
+            within=ONCE,
         ),
         _automation(
             "alert-rejected",

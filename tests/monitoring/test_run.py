@@ -19,6 +19,7 @@ from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitored import MonitoredWindow
 from abstain.data.store.dataset import DataStore
+from abstain.monitoring.comparison import Difference
 from abstain.monitoring.promise_test import Promise
 from abstain.monitoring.reviewed import reviewed_answers
 from abstain.monitoring.run import YOUNG, MonitoringInputs, WatchedVersion, monitor
@@ -38,11 +39,12 @@ PROMISED = WatchedVersion("v1.0.0", Promise("precision", 0.9), shipped_params().
 @dataclass
 class WordCounts:
     """`run.AnswerSource` of a log. `cached`: the share of the answers whose states are; `moved`: those whose states
-    are elsewhere."""
+    are elsewhere; `pruned_until`: of answers before it those alone are cached."""
 
     database: LogDatabase
     cached: float = 0.0
     moved: frozenset[str] = frozenset()
+    pruned_until: datetime = START
     embedded: list[str] = field(default_factory=list)
 
     def interactions(self, ids: Sequence[str]) -> Mapping[str, Interaction]:
@@ -60,8 +62,10 @@ class WordCounts:
         if not self.cached:
             raise AbstainError(Code.NO_MODEL, "no such model here")
         rng = np.random.default_rng(0)
-        has = rng.random(len(rows)) < self.cached
-        values = rng.normal(size=(len(rows), 8)) + [[3.0 * (row.interaction_id in self.moved)] for row in rows]
+        is_old = np.array([row.asked_at < self.pruned_until for row in rows], bool)
+        is_moved = np.array([row.interaction_id in self.moved for row in rows], bool)
+        has = (rng.random(len(rows)) < self.cached) & (is_moved | ~is_old)
+        values = rng.normal(size=(len(rows), 8)) + 3.0 * is_moved[:, None]
         return has, values[has]
 
 
@@ -72,10 +76,17 @@ class Watched:
     database: LogDatabase
     folder: Path
 
-    def inputs(self, now: datetime = END, known: frozenset[str] | None = None, **source: object) -> MonitoringInputs:
+    def inputs(
+        self,
+        now: datetime = END,
+        known: frozenset[str] | None = None,
+        states_since: datetime = START,
+        **source: object,
+    ) -> MonitoringInputs:
         seen = read_traffic(self.database, now)
         reviewed = reviewed_answers(DataStore(self.folder / "data"), seen, shipped_params().labels)
-        return MonitoringInputs(seen, reviewed, known, {"v1.0.0": PROMISED}, WordCounts(self.database, **source))  # type: ignore[arg-type]
+        words = WordCounts(self.database, **source)  # type: ignore[arg-type]
+        return MonitoringInputs(seen, reviewed, known, {"v1.0.0": PROMISED}, words, states_since)
 
     def windows(self, **changes: object) -> list[MonitoredWindow]:
         return monitor(self.inputs(**changes), [], PARAMS, END)  # type: ignore[arg-type]
@@ -242,6 +253,18 @@ def test_hidden_states_are_judged_where_enough_are_cached(ten_days: Watched) -> 
     assert Code.STATE_DRIFT not in codes(cached=0.02, moved=late)
 
 
+def test_old_answers_of_which_the_cache_keeps_some_alone_are_no_drift(ten_days: Watched) -> None:
+    pruned = START + timedelta(days=4)
+    others = frozenset(f"i-{number:05}" for number in range(0, 700, 3))
+
+    def states(since: datetime) -> Difference:
+        inputs = ten_days.inputs(cached=1.0, moved=others, pruned_until=pruned, states_since=since)
+        return Difference.from_json(monitor(inputs, [], PARAMS, END)[-1].figures["compared"]["states"])
+
+    assert (states(pruned).p_value or 0) > PARAMS.level
+    assert (states(START).p_value or 1) < PARAMS.level, "what is compared with them is"
+
+
 def test_another_writer_and_a_dead_feed_are_alarmed(tmp_path: Path) -> None:
     answers = [
         one if number % 700 < 350 else replace(one, decision=replace(one.decision, interaction=by(one, "m@2")))
@@ -252,6 +275,15 @@ def test_another_writer_and_a_dead_feed_are_alarmed(tmp_path: Path) -> None:
     assert "m@2" in alarm.what and alarm.examples[-1] == "i-00699"
     later = END + timedelta(days=3)
     windows = monitor(seen.inputs(later), [], PARAMS, later)
+    assert [Code.FEED_DEAD in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
+
+
+def test_a_feed_that_died_before_a_new_version_had_a_window_is_alarmed(tmp_path: Path) -> None:
+    new = traffic(START + timedelta(days=10), 1, version="v1.1.0", seed=3)
+    seen = watched(tmp_path, [*traffic(START, 10, seed=2), *(replace(one, decision=renamed(one)) for one in new)])
+    later = END + timedelta(days=5)
+    windows = monitor(seen.inputs(later), [], PARAMS, later)
+    assert {one.version for one in windows} == {"v1.0.0"}
     assert [Code.FEED_DEAD in {alarm.code for alarm in one.alarms} for one in windows] == [False, True]
 
 

@@ -47,12 +47,10 @@ def at(hours: float, key: str, **changes: object) -> LoggedDecision:
 def test_decisions_are_in_the_order_of_time_though_the_clock_went_back(tmp_path: Path) -> None:
     traffic = logged(tmp_path, [at(-3, "a"), at(-1, "b"), at(-2, "c"), at(-1.999, "d"), at(-2, "e")])
     assert traffic.decisions.index.tolist() == ["a", "c", "e", "d", "b"]
-    assert traffic.turned_back == 1  # b to c; d to e is less than a minute
 
 
 def test_a_decision_of_the_future_is_of_now(tmp_path: Path) -> None:
     traffic = logged(tmp_path, [at(48, "a"), at(-1, "b")])
-    assert traffic.ahead == 1
     assert traffic.decisions["decided_at"].tolist() == [NOW - timedelta(hours=1), NOW]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes messages, but answers the first requests with `statuses`."""
+    """Takes messages, but answers the first requests with `statuses`; 0: with what is no HTTP."""
 
     def __init__(self, port: int = 0, statuses: list[int] | None = None) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
@@ -31,11 +31,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert isinstance(self.server, Receiver)
-        if self.server.statuses:
-            self.send_response(self.server.statuses.pop(0))
-        else:
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        if not status:
+            self.wfile.write(b"no status line\r\n\r\n")
+            return
+        if status == 200:
             self.server.alerts.append(json.loads(body))
-            self.send_response(200)
+        self.send_response(status)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.core.errors import AbstainError
-from tasks.events import DRIFT, INGESTED, REFUSED, REVIEWS
+from tasks.events import ALARM, DRIFT, INGESTED, REFUSED, REVIEWS
 from tasks.server import automation_sync
 from tasks.server.automations import NOTIFY, PREFIX, RETRAIN
 from tests.checkout import ROOT
@@ -126,7 +126,7 @@ def test_server_without_the_deployments_is_one_line(server: OnServer) -> None:
 
 
 def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reviews, drift, a rejected candidate, a feed without rows and a run without a sign of life."""
+    """Reviews, drift, an alarm, a rejected candidate, a feed without rows and a run without a sign of life."""
     from prefect.states import Crashed
 
     params = load_params(ROOT / "params.yaml")
@@ -141,9 +141,10 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     server.emit("prefect.flow-run.heartbeat", f"prefect.flow-run.{lost.id}", [of_flow])
     for _ in range(3):
         server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.1")
-        server.emit(REVIEWS, REVIEWS)  # the count of the monitoring, each day
+        server.emit(REVIEWS, REVIEWS)  # of no portion that is full
         server.emit(DRIFT, DRIFT)
         server.emit(REFUSED, f"{REFUSED}.0123", code="A401", text="probe: not better")
+        server.emit(ALARM, f"{ALARM}.v1.0.0.2026-11-01.A701", code="A701", kind="promise broken", text="it is")
     server.emit(REVIEWS, f"{REVIEWS}.v1.0.0.2")
 
     def titles() -> list[str]:
@@ -153,8 +154,9 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     assert server.state(lost) == "Crashed"
     forced = [run for run in server.runs(RETRAIN) if run.parameters == {"force": True}]
     assert len(forced) == 2, "the lost run and one in its place; the others for 200 reviews, the next ones, and drift"
-    wait_until(lambda: len(titles()) == 3, 3)
+    wait_until(lambda: len(titles()) == 4, 3)
     assert titles() == [
+        "monitoring: promise broken",
         "no rows come in",
         f"retrain: run {lost.name} has crashed",
         "the gate has rejected a candidate",
@@ -164,7 +166,7 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
 
     (second,) = (run for run in forced if run.id != lost.id)
     server.client.set_flow_run_state(second.id, Crashed(), force=True)
-    wait_until(lambda: len(titles()) == 4, 20)
+    wait_until(lambda: len(titles()) == 5, 20)
     assert len(server.runs(RETRAIN)) == 5, "it is not run a third time"
 
 

@@ -119,7 +119,7 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
     for _ in range(3):
         made.emit("abstain.reviews", "abstain.reviews.v1.0.0.1")
     wait_until(lambda: len(made.pids()) == 1, 60)
-    made.emit("abstain.reviews", "abstain.reviews")  # what the monitoring counts starts nothing
+    made.emit("abstain.reviews", "abstain.reviews")  # of no portion that is full: it starts nothing
     made.emit("abstain.reviews", "abstain.reviews.v1.0.0.2")
     made.emit("abstain.drift", "abstain.drift")
     wait_until(lambda: len(made.runs("retrain")) == 3, 20)

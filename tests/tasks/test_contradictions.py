@@ -14,18 +14,40 @@ from tasks import contradictions
 from tasks.events import ALARM
 from tasks.workspace import Workspace
 
+Emitted = list[tuple[str, str, dict[str, Any]]]
+NAMES = ("person", "batch", "message")
 
-@pytest.mark.parametrize("named", [[], ["r-1 in batch 7: 30 of 31 answers are judged the other way by others"]])
-def test_whoever_is_named_on_the_data_card_is_an_alarm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
-) -> None:
-    emitted: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(contradictions, "emit", lambda name, **more: emitted.append((name, more)))
-    card = {"contradicting": {"judged": 5, "named": [{"message": one} for one in named]}}
-    file = tmp_path / paths.DATASET_SUMMARY
-    file.parent.mkdir(parents=True)
+
+@pytest.fixture
+def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
+    found: Emitted = []
+    monkeypatch.setattr(contradictions, "emit", lambda *what, **more: found.append((*what, more)))
+    return found
+
+
+def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
+    """Of persons, batches and messages."""
+    card = {"contradicting": {"judged": 5, "named": [dict(zip(NAMES, one, strict=True)) for one in named]}}
+    file = folder / paths.DATASET_SUMMARY
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(card))
-    contradictions.alarm_contradictions(Workspace(tmp_path, lock=0))
-    assert [(name, more["code"], more["text"]) for name, more in emitted] == [
-        (ALARM, Code.CONTRADICTS_OTHERS.value, one) for one in named
-    ]
+    contradictions.alarm_contradictions(Workspace(folder, lock=0))
+
+
+def test_whoever_is_named_on_the_data_card_is_an_alarm(tmp_path: Path, emitted: Emitted) -> None:
+    alarm(tmp_path)
+    assert emitted == []
+    alarm(tmp_path, ("r-1", "000007", "30 of 31 answers are judged the other way by others"))
+    ((name, _, told),) = emitted
+    assert (name, told["code"]) == (ALARM, Code.CONTRADICTS_OTHERS.value)
+    assert told["text"] == "30 of 31 answers are judged the other way by others"
+
+
+def test_more_judgements_of_one_person_are_the_same_alarm_and_another_person_is_another(
+    tmp_path: Path, emitted: Emitted
+) -> None:
+    alarm(tmp_path, ("r-1", None, "30 of 31 answers"), ("r-1", "000007", "9 of 9 answers"), ("u-2", None, "8 of 8"))
+    alarm(tmp_path, ("r-1", None, "31 of 33 answers"))
+    first, *others, again = [resource for _, resource, _ in emitted]
+    assert first == again and len({first, *others}) == 3
+    assert not any("r-1" in resource or "u-2" in resource for resource in (first, *others))

@@ -14,8 +14,8 @@ from tests.tasks.receiver import Receiver, free_address
 
 
 def test_broken_receiver_gets_one_message_later() -> None:
-    with Receiver(statuses=[500, 429, 503]) as webhook:
-        deliver(webhook.url, "hello", waits=(0, 0, 0))
+    with Receiver(statuses=[500, 429, 0, 503]) as webhook:
+        deliver(webhook.url, "hello", waits=(0, 0, 0, 0))
         assert webhook.texts == ["hello"] and webhook.statuses == []
         webhook.shutdown()
 

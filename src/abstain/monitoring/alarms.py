@@ -9,7 +9,7 @@ from typing import Any
 from abstain.config.params import MonitoringParams
 from abstain.core.codes import Code
 from abstain.data.decision_log.monitored import Alarm
-from abstain.monitoring.comparison import TEXTS, Difference
+from abstain.monitoring.comparison import RARE, TEXTS, Difference
 from abstain.monitoring.drift import one_alarm
 
 COMMON, FEW = 0.05, 0.01
@@ -127,8 +127,10 @@ def _changed_model(found: WindowFindings) -> tuple[str, Sequence[str]] | None:
     """What is said of another model or layout, and examples of it."""
     figures, writers = found.figures, found.compared.get("writers")
     if writers and writers.figures["new"] >= COMMON:
-        new = [name for name in writers.figures["now"] if name not in writers.figures["before"]]
-        return f"{writers.figures['new']:.1%} of the answers are by {', '.join(new)}, not seen before", writers.examples
+        before = writers.figures["before"]
+        new = ", ".join(name for name in writers.figures["now"] if before.get(name, 0.0) < RARE)
+        said = f"{writers.figures['new']:.1%} of the answers are by {new}, less than {RARE:.0%} each before"
+        return said, writers.examples
     misfits = {code: count for code, count in figures["unavailable_codes"].items() if code in OTHER_SPEC}
     if figures["decisions"] and sum(misfits.values()) >= max(1, FEW * figures["decisions"]):
         said = ", ".join(f"{code} {count:,}" for code, count in misfits.items())

@@ -62,13 +62,16 @@ class AnswerSource(Protocol):
 
 @dataclass(frozen=True)
 class MonitoringInputs:
-    """`reviewed`: `reviewed_answers` of `traffic`. `known_chunks`: ids; None where no handbook was ingested."""
+    """`reviewed`: `reviewed_answers` of `traffic`. `known_chunks`: ids; None where no handbook was ingested.
+    `states_since`: hidden states of older decisions may be gone from the cache, but for those of answers in data/.
+    """
 
     traffic: Traffic
     reviewed: pd.DataFrame
     known_chunks: frozenset[str] | None
     versions: Mapping[str, WatchedVersion]
     source: AnswerSource
+    states_since: datetime
 
 
 def monitor(
@@ -82,9 +85,11 @@ def monitor(
 
     `since`: windows that end later are computed again, final or not.
     """
-    found = []
-    for name in pd.unique(inputs.traffic.decisions["version"]):
-        found += _OneVersion(inputs, str(name), stored, params, now, since).windows()
+    names = map(str, pd.unique(inputs.traffic.decisions["version"]))
+    versions = [_OneVersion(inputs, name, stored, params, now, since) for name in names]
+    ranges = [days for one in versions for days in one.ranges]
+    newest = max(ranges, key=lambda days: (days.end, days.start), default=None)
+    found = [window for one in versions for window in one.windows(newest)]
     return sorted(found, key=lambda window: (window.end, window.start))
 
 
@@ -109,14 +114,14 @@ class _OneVersion:
         self._counted, self._apart = shown_that_count(self._reviewed)
         self._calibrating, _ = by_how_chosen(self._reviewed)
         self._batches = review_batches(self._counted, self._decisions)
+        self.ranges = cut(name, self._decisions["day"], self._reviewed["arrived"], params, now)
 
-    def windows(self) -> list[MonitoredWindow]:
-        ranges = cut(self._version.name, self._decisions["day"], self._reviewed["arrived"], self._params, self._now)
+    def windows(self, with_feed: DayRange | None) -> list[MonitoredWindow]:
         found: list[MonitoredWindow] = []
-        for days in filter(self._is_wanted, ranges):
+        for days in filter(self._is_wanted, self.ranges):
             earlier = {(one.version, one.start): one for one in (*self._others, *self._stored.values(), *found)}
             ended = [one.figures for one in earlier.values() if one.end <= days.start]
-            found.append(self._window(days, ended, is_newest=days is ranges[-1]))
+            found.append(self._window(days, ended, self._feed() if days is with_feed else {}))
         return found
 
     def _is_wanted(self, days: DayRange) -> bool:
@@ -128,7 +133,7 @@ class _OneVersion:
     def _is_asked_for(self, days: DayRange) -> bool:
         return self._since is not None and days.end > self._since
 
-    def _window(self, days: DayRange, earlier: Sequence[Mapping[str, Any]], *, is_newest: bool) -> MonitoredWindow:
+    def _window(self, days: DayRange, earlier: Sequence[Mapping[str, Any]], feed: Mapping[str, Any]) -> MonitoredWindow:
         own = self._decisions[days.of(self._decisions["decided_at"])]
         arrived = self._reviewed[days.of(self._reviewed["arrived"])]
         known = self._stored.get((days.start, days.end))
@@ -138,8 +143,9 @@ class _OneVersion:
         else:
             before = self._decisions[self._decisions["decided_at"] < days.start]
             told, compared = self._of_decisions(own, before)
-        promise = self._promise(None if is_newest else days.end, known.figures["promise"] if known else None)
-        told |= {"promise": promise, "feed": self._feed() if is_newest else {}, "record": figures.record_of(earlier)}
+        until = None if days is self.ranges[-1] else days.end
+        promise = self._promise(until, known.figures["promise"] if known else None)
+        told |= {"promise": promise, "feed": feed, "record": figures.record_of(earlier)}
         told |= self._of_reviews(days, own, arrived)
         told |= {"compared": {name: asdict(one) for name, one in compared.items()}}
         alarms = alarms_of(WindowFindings(told, compared, _examples(own, arrived)), self._params)
@@ -164,15 +170,18 @@ class _OneVersion:
         else:
             compared["coverage"] = comparison.share_drift("shown", reference, window, SEED)
             compared |= comparison.text_drift(reference, window, source.embed, SEED)
-            compared["states"] = self._states(reference, window)
+            compared["states"] = self._states(before, window)
         return told, compared
 
-    def _states(self, reference: SampledAnswers, window: SampledAnswers) -> Difference:
-        llm = self._version.llm
+    def _states(self, before: pd.DataFrame, window: SampledAnswers) -> Difference:
+        """Of old answers those in data/ alone have states: mostly withheld or disliked ones, which differ by that."""
+        llm, source, since = self._version.llm, self._inputs.source, self._inputs.states_since
         if llm is None:
             return Difference(note="not judged: the base model of this version is not known here")
+        reference = comparison.draw(before[before["decided_at"] >= since], source.interactions)
+        recent = window.those((window.decisions["decided_at"] >= since).to_numpy(bool))
         try:
-            return comparison.state_drift(reference, window, lambda rows: self._inputs.source.states(llm, rows), SEED)
+            return comparison.state_drift(reference, recent, lambda rows: source.states(llm, rows), SEED)
         except AbstainError as error:
             return Difference(note=f"not judged: {error.coded}")
 
@@ -205,10 +214,8 @@ class _OneVersion:
         return {**asdict(promise), **numbers, **counts, "broken": found.broken, "broken_on": broken_on}
 
     def _feed(self) -> dict[str, Any]:
-        """The silence of decisions and of feedback, whatever the version; nothing of one that was replaced."""
+        """The silence of decisions and of feedback, whatever the version: a new one may have no window yet."""
         traffic = self._inputs.traffic
-        if traffic.decisions["version"].iloc[-1] != self._version.name:
-            return {}
         sides = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.replies["recorded_at"]}
         found = {name: silence(moments, self._now) for name, moments in sides.items()}
         return {name: asdict(one) for name, one in found.items() if one}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -28,8 +28,6 @@ COLUMNS: dict[str, Any] = {
     "texts": "category",
 }
 NO_VERSION = "none"
-CLOCK_TOLERANCE = timedelta(minutes=1)
-"""Decisions that are under way together are logged in another order than they were taken."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,13 @@ class Traffic:
 
     Attributes:
         decisions: by interaction_id, in the order of `decided_at`: `day` (midnight, UTC) and `COLUMNS`. A decision that
-            was taken while nothing was live is of the version before.
+            was taken while nothing was live is of the version before. One from after that moment, by a clock that was
+            wrong, is taken to be of that moment.
         replies: interaction_id, recorded_at, kind (thumb or review), in the order in which they came.
-        turned_back: how often the clock of the servers went back by more than `CLOCK_TOLERANCE`.
-        ahead: decisions from after that moment, by a clock that was wrong: they are taken to be of that moment.
     """
 
     decisions: pd.DataFrame
     replies: pd.DataFrame
-    turned_back: int
-    ahead: int
 
 
 def read_traffic(database: LogDatabase, now: datetime) -> Traffic:
@@ -56,15 +51,13 @@ def read_traffic(database: LogDatabase, now: datetime) -> Traffic:
     decisions = pd.concat(blocks) if blocks else _block([])
     for name, dtype in COLUMNS.items():  # blocks that differ in their categories become objects
         decisions[name] = decisions[name].astype(dtype)
-    turned_back = int((decisions["decided_at"].diff() < -CLOCK_TOLERANCE).sum())
-    is_ahead = decisions["decided_at"] > now
-    decisions["decided_at"] = decisions["decided_at"].where(~is_ahead, now)
+    decisions["decided_at"] = decisions["decided_at"].where(decisions["decided_at"] <= now, now)
     decisions = decisions.sort_values(["decided_at", "seq"], kind="stable")
     decisions["version"] = decisions["version"].ffill().bfill().fillna(NO_VERSION)
     decisions["day"] = decisions["decided_at"].dt.floor("D")
     replies = pd.DataFrame(queries.replies(database), columns=["interaction_id", "recorded_at", "kind"])
     replies["recorded_at"] = _moments(replies["recorded_at"])
-    return Traffic(decisions, replies, turned_back, int(is_ahead.sum()))
+    return Traffic(decisions, replies)
 
 
 def _block(rows: Sequence[Row[Any]]) -> pd.DataFrame:
